@@ -71,7 +71,7 @@ class Timed(Runner):
 def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict[str, Any]:
     """Replay a window; the time of its decisions, and whether the account is the backtest's."""
     settings = read_settings(data)
-    whole, _ = make_market(settings)
+    whole = make_market(settings)
     market = whole.split().test
     chosen = EnvSettings.model_validate({"num_envs": 1, **env})
     layout = ObservationLayout.of(

@@ -121,7 +121,7 @@ def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
     is_open = kinds[-1] is Ellipsis
 
     def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or not (is_open or len(value) == len(readers)):
+        if not isinstance(value, list | tuple) or not (is_open or len(value) == len(readers)):
             raise _wrong(value, "a list" if is_open else f"a list of {len(readers)}")
         by_place = readers * len(value) if is_open else readers
         return tuple(_each(enumerate(zip(by_place, value, strict=True))).values())

@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fintrader.errors import MarketError
+from fintrader.market.description import MarketDescription
+from fintrader.market.market_file import parse_header
+from fintrader.records import RecordError
 from fintrader.results.figures import timezone_of
 from fintrader.results.folders import (
     DamagedFileError,
@@ -22,7 +26,6 @@ from fintrader.results.folders import (
     UnsafePathError,
 )
 
-FORMAT = "fintrader-market-2"
 MAX_HEADER_BYTES = 64 << 20
 _KINDS = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
 _ARRAYS = (
@@ -44,20 +47,20 @@ class Market:
 
     path: Path
     content_hash: str
-    header: dict[str, Any]
+    description: MarketDescription
     arrays: dict[str, np.ndarray[Any, Any]] = field(repr=False)
 
     @property
     def symbols(self) -> list[str]:
-        return [str(symbol) for symbol in self.header["symbols"]]
+        return list(self.description.symbols)
 
     @property
     def feature_names(self) -> list[str]:
-        return [str(name) for name in self.header["feature_names"]]
+        return list(self.description.feature_names)
 
     @property
     def context_names(self) -> list[str]:
-        return [str(name) for name in self.header["context_names"]]
+        return list(self.description.context_names)
 
     @property
     def times(self) -> pd.DatetimeIndex:
@@ -65,14 +68,9 @@ class Market:
         return pd.DatetimeIndex(self.arrays["minutes"].astype("datetime64[ns]")).tz_localize("UTC")
 
     @property
-    def meta(self) -> dict[str, Any]:
-        meta = self.header.get("meta")
-        return meta if isinstance(meta, dict) else {}
-
-    @property
     def timezone(self) -> str:
-        """The market's own time zone, an IANA name; UTC where its file does not say."""
-        return timezone_of(self.meta)
+        """The market's own time zone, an IANA name; UTC where its file names none."""
+        return timezone_of({"timezone": self.description.provenance.timezone})
 
     def days(self) -> pd.Series[int]:
         """First bar of each session, indexed by the session's day in the market's own time zone."""
@@ -164,9 +162,7 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
                 raise ValueError("its header is too long")
             table = json.loads(file.read(length))
             metadata = table.get("__metadata__", {})
-            header = json.loads(metadata.get("header", "{}"))
-            if header.get("format") != FORMAT:
-                raise ValueError("it is no market file of this version")
+            description = parse_header(metadata.get("header", "{}"))
             size = signature[1]
             arrays = {}
             for key in _ARRAYS:
@@ -183,7 +179,11 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
                     else np.zeros(shape, kind)
                 )
             bars, assets = arrays["close"].shape
-            if len(header["symbols"]) != assets or arrays["minutes"].shape != (bars,) or bars == 0:
+            if (
+                len(description.symbols) != assets
+                or arrays["minutes"].shape != (bars,)
+                or bars == 0
+            ):
                 raise ValueError("its parts do not fit together")
         except (
             ValueError,
@@ -192,8 +192,11 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
             struct.error,
             RecursionError,
             AttributeError,
+            MarketError,
+            RecordError,
         ) as error:
             raise DamagedFileError(
                 f"the market file {name} is damaged ({error}); delete it and build it again"
             ) from None
-    return Market(root.joinpath(*parts), str(metadata.get("content_hash", "")), header, arrays)
+    content = str(metadata.get("content_hash", ""))
+    return Market(root.joinpath(*parts), content, description, arrays)

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias, TypedDict
 
 from fintrader.agents.checkpoint import Json
 from fintrader.errors import CheckpointError
-from fintrader.market.scaling import statistics_hash
 from fintrader.market.tensors import MarketTensors
+from fintrader.records import to_json
 
 EnsembleMode = Literal["mean", "weighted", "vote"]
 
@@ -28,14 +28,14 @@ class MarketIdentity:
     @classmethod
     def of(cls, market: MarketTensors) -> MarketIdentity:
         """Identify a market."""
-        scales = market.meta.get("normalisation")
+        scales = market.normalisation
         return cls(
             symbols=list(market.symbols),
             feature_names=list(market.feature_names),
             context_names=list(market.context_names),
             bar_minutes=market.bar_minutes,
-            normalisation=scales,
-            normalisation_hash=statistics_hash(scales),
+            normalisation=None if scales is None else to_json(scales),
+            normalisation_hash=None if scales is None else scales.digest,
         )
 
     def to_json(self) -> Json:

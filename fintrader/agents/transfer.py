@@ -120,7 +120,7 @@ def check_transfer(
     if there is None or own is None:
         whose = "the policy's market" if there is None else "this market"
         raise CheckpointError(
-            f"{whose} does not say how its rows were standardised (meta['normalisation']), so the"
+            f"{whose} does not say how its rows were standardised (normalisation), so the"
             " policy cannot be given rows standardised as its own; build it with load_market"
         )
     for name in sorted({*there, *own} - set(_COLUMNS)):

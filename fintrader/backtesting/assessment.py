@@ -269,7 +269,9 @@ def _optimistic(settings: EnvSettings) -> list[str]:
 
 def _implausible(alpha: AlphaTest | None, windows: Sequence[MarketTensors] | None) -> list[str]:
     """Real markets do not pay this much; a made-up one may."""
-    made_up = windows is not None and any(window.meta.get("planted") for window in windows)
+    made_up = windows is not None and any(
+        window.provenance.planted_drift or window.provenance.planted_signal for window in windows
+    )
     if made_up or alpha is None or alpha.ratio < IMPLAUSIBLE:
         return []
     return [

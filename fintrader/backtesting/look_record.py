@@ -20,8 +20,7 @@ def bars_of(markets: Sequence[MarketTensors]) -> Window:
         np.concatenate([getattr(market, name).cpu().numpy() for market in markets])
         for name in ("minutes", "close")
     )
-    made_up = (first.meta.get("source") or {}).get("kind") == "synthetic"
-    return Window.of(first.symbols, minutes, close, made_up)
+    return Window.of(first.symbols, minutes, close, first.provenance.is_synthetic)
 
 
 def look_at(

@@ -39,9 +39,12 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
             session, create_numpy_generator(seed, "information-free", k)
         )
     order = torch.from_numpy(rows).to(market.device)
-    meta = {**market.meta, "information_free": {"seed": seed}}
+    change = f"features of other sessions, seed {seed}"
     return replace(
-        market, features=market.features[order], context=market.context[order], meta=meta
+        market,
+        features=market.features[order],
+        context=market.context[order],
+        provenance=market.provenance.changed(change),
     )
 
 

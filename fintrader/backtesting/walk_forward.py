@@ -87,9 +87,9 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     windows = Windows(
         *((a - start, b - start) for a, b in (fold.train, fold.validation, fold.test))
     )
-    meta = {**market.meta, "fold": {"number": fold.number, "bars": [start, stop]}}
+    provenance = market.provenance.changed(f"fold {fold.number}, bars [{start}, {stop})")
     bars = market.window(start, stop)
-    return replace(bars, windows=windows, meta=meta, cut_from=market.cut_from)
+    return replace(bars, windows=windows, provenance=provenance, cut_from=market.cut_from)
 
 
 def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> BacktestResult:

@@ -38,9 +38,9 @@ from fintrader.envs.settings import EnvSettings
 from fintrader.errors import CheckpointError, ConfigError, DeployError
 from fintrader.files import dump_json, hash_file, seal, unseal, write_bytes
 from fintrader.market.planted_in import PlantedInSettings
-from fintrader.market.scaling import statistics_hash
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
+from fintrader.records import to_json
 from fintrader.storage.objects import ObjectStore, read_whole
 
 FORMAT = "fintrader-bundle-1"
@@ -173,7 +173,12 @@ def freeze(
     """
     module = _loaded(policy, market)
     data = data.effective()
-    _refuse_what_is_not_live(data, env, market)
+    _refuse_what_is_not_live(data, env)
+    normalisation = market.normalisation
+    if normalisation is None:
+        raise DeployError(
+            "the market does not say by what its rows were scaled; build it again with this version"
+        )
     parity = parity_vectors(module, market, env)
     if env.clock == "episode" and _reads_the_clock(module, parity["obs"]):
         raise DeployError(
@@ -183,7 +188,7 @@ def freeze(
     home = ObjectStore(folder)
     parts: dict[str, bytes] = {
         POLICY: Path(policy).read_bytes(),
-        NORMALISATION: (json.dumps(market.meta["normalisation"], sort_keys=True) + "\n").encode(),
+        NORMALISATION: (json.dumps(to_json(normalisation), sort_keys=True) + "\n").encode(),
         PARITY: save_tensors(parity),
     }
     values = json.loads(data.model_dump_json())
@@ -204,9 +209,8 @@ def freeze(
         "data": values,
         "env": env.model_dump(mode="json"),
         "symbols": list(market.symbols),
-        "companies": dict(market.meta.get("companies", {})),
-        "normalisation_hash": statistics_hash(market.meta["normalisation"]),
-        "calendar": market.meta["calendar"],
+        "normalisation_hash": normalisation.digest,
+        "calendar": market.provenance.calendar,
         "window": [int(market.minutes[0]), int(market.minutes[-1])],
         # Of a symbol that is gone, 1: nobody looks at it, and it has ended before the first
         # decision.
@@ -258,14 +262,10 @@ def _loaded(policy: Path, market: MarketTensors) -> PolicyModule:
         raise DeployError(f"{policy}: {error}") from None
 
 
-def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings, market: MarketTensors) -> None:
+def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
     if isinstance(data.source, PlantedInSettings):
         raise DeployError(
             "its rows hold a planted signal, which no live bar has: there is nothing to trade on"
-        )
-    if market.meta.get("normalisation") is None:
-        raise DeployError(
-            "the market does not say by what its rows were scaled; build it again with this version"
         )
     if env.fill == "close":
         raise DeployError(

@@ -198,7 +198,7 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
             market = MarketTensors.load(make_market(config, manifest)).split().test
     policy = run.policy_path(settings.policy, folds[-1] if folds else None)
     name = settings.name or f"{config.name}{settings.suffix}"
-    last = session_date(market.meta["calendar"], int(market.minutes[-1]))
+    last = session_date(config.data.calendar, int(market.minutes[-1]))
     companies = ReplayFeed(
         config.data.effective(), market.symbols, cache=config.cache, until=last
     ).companies

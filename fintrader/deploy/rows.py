@@ -243,17 +243,16 @@ class RecentMarket:
         """Whole sessions of bars that must have been received before the first decision."""
         return max(self.sessions, self.daily_sessions)
 
-    def at(self, grid: SessionGrid, bar: int) -> tuple[MarketTensors, int, dict[str, Any]]:
-        """The market whose newest closed bar is `bar` of `grid`, the bar's row in it, and what was
-        repaired.
+    def at(self, grid: SessionGrid, bar: int) -> tuple[MarketTensors, int]:
+        """The market whose newest closed bar is `bar` of `grid`, and the bar's row in it.
 
         Raises DeployError when the received bars do not reach back far enough, DataError for bars
         that are none.
         """
-        market, row, report = self._window(grid, bar, self.sessions)
+        market, row = self._window(grid, bar, self.sessions)
         if self.daily_sessions:
             market = self._with_turbulence(market, grid, bar, row)
-        return market, row, report
+        return market, row
 
     def take(self, rows: Sequence[Sequence[Any]]) -> int:
         """Take in bars as a journal keeps them; returns the start of the newest, 0 where there are
@@ -285,12 +284,10 @@ class RecentMarket:
             int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last)
         )
         sessions = int(grid.session[stop] - grid.session[start]) + self.history_sessions
-        market, row, _ = self._window(grid, stop, min(sessions, int(grid.session[stop])))
+        market, row = self._window(grid, stop, min(sessions, int(grid.session[stop])))
         return market.window(row - (stop - start), row + 1)
 
-    def _window(
-        self, grid: SessionGrid, bar: int, sessions: int
-    ) -> tuple[MarketTensors, int, dict[str, Any]]:
+    def _window(self, grid: SessionGrid, bar: int, sessions: int) -> tuple[MarketTensors, int]:
         session = int(grid.session[bar])
         first = session - sessions
         if first < 0:
@@ -303,14 +300,14 @@ class RecentMarket:
         asked = self._asked.model_copy(update={"start": start, "end": end})
         opened = int(grid.minutes[grid.first_bar[first]])
         stop = int(grid.minutes[bar]) + self.settings.bar_minutes * MINUTE_NS
-        market, report = assemble(asked, _Recent(self, opened, stop))
+        market = assemble(asked, _Recent(self, opened, stop))
         if market.symbols != self.symbols:
             absent = ", ".join(sorted(set(self.symbols) - set(market.symbols)))
             raise DeployError(
                 f"no bars were received of {absent}, which the policy was trained on; see the feed"
             )
         row = bar - int(grid.first_bar[first])
-        return market, row, report
+        return market, row
 
     def _with_turbulence(
         self, market: MarketTensors, grid: SessionGrid, bar: int, row: int
@@ -326,7 +323,7 @@ class RecentMarket:
             number = first + session
             if number not in self._turbulence:
                 opening = min(int(grid.first_bar[number]), bar)
-                wide, at, _ = self._window(grid, opening, self.daily_sessions)
+                wide, at = self._window(grid, opening, self.daily_sessions)
                 self._turbulence[number] = float(wide.context[at, column])
             context[market.session == session, column] = self._turbulence[number]
         return replace(market, context=context, trusted=True)

@@ -368,12 +368,12 @@ class Runner:
 
     def _decide(self, bar: int, now: int) -> None:
         self._morning(bar, now)
-        market, row, report = self.recorder.rows.at(self.grid, bar)
+        market, row = self.recorder.rows.at(self.grid, bar)
         today = str(self.grid.dates[self.grid.session[bar]])
         if odd := [
-            f"{fault['kind']} of {fault['symbol']}"
-            for fault in report["waived"]
-            if fault["day"] == today
+            f"{fault.kind} of {fault.symbol}"
+            for fault in market.provenance.waived
+            if fault.day == today
         ]:
             self._news(
                 "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
@@ -462,7 +462,7 @@ class Runner:
     def _mark(self, bar: int, now: int) -> None:
         """What the account is worth at a session's last close."""
         if self.window is None:
-            market, row, _ = self.recorder.rows.at(self.grid, bar)
+            market, row = self.recorder.rows.at(self.grid, bar)
             equity = self.accounts.at(market, row, now).equity
         else:
             equity = self.accounts.between(now)

@@ -25,9 +25,9 @@ def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]
     where they come from."""
     if asked != "auto":
         return asked
-    source = market.meta.get("source")
-    real = bool(source) and (not isinstance(source, dict) or source.get("kind") != "synthetic")
-    return "equal_weight" if real else "cash"
+    provenance = market.provenance
+    is_real = provenance.source is not None and not provenance.is_synthetic
+    return "equal_weight" if is_real else "cash"
 
 
 def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

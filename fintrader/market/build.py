@@ -36,21 +36,22 @@ from fintrader.files import seal
 from fintrader.market import features as ft
 from fintrader.market.bar_source import open_feed
 from fintrader.market.columns import ColumnStore, Sheet
+from fintrader.market.description import (
+    BuildRecord,
+    MarketDescription,
+    MarketSource,
+    Normalisation,
+    Provenance,
+    SourceFile,
+)
 from fintrader.market.draft import Draft, Scaling
 from fintrader.market.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.market.market_file import stored_hash
 from fintrader.market.planted_in import PlantedInSettings, plant
 from fintrader.market.reading import Reader, candidates_of, read_all
-from fintrader.market.scaling import (
-    known_columns,
-    read_statistics,
-    standardise,
-    statistics,
-    statistics_hash,
-)
-from fintrader.market.settings import DataSettings, planted_description, raw_features
+from fintrader.market.scaling import match_scales, name_scales, read_statistics, standardise
+from fintrader.market.settings import DataSettings, describe_drift, raw_features
 from fintrader.market.universe import (
-    describe,
     load_membership,
     load_shares,
     member_days,
@@ -59,6 +60,7 @@ from fintrader.market.universe import (
     survivorship,
 )
 from fintrader.progress import Progress
+from fintrader.records import to_json
 from fintrader.storage.mirror import Markets
 from fintrader.storage.objects import ObjectStore, read_whole
 
@@ -69,7 +71,7 @@ log = logging.getLogger("fintrader.market")
 
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
-BUILD_VERSION = 8
+BUILD_VERSION = 9
 """Goes into every address; raised when the same settings would give other numbers, or files of
 another form."""
 
@@ -117,13 +119,11 @@ def build_market(
         folder.remove_temporaries()
         if markets is not None and markets.fetch(path.parent.name, path.parent):
             return path
-        with _drafted(settings, feed, path.parent, progress) as (draft, report):
-            record = {
-                "settings": portable(settings),
-                "inputs": inputs_of(settings, feed),
-                "version": BUILD_VERSION,
-            }
-            folder.put(RECORD, seal(record | report, indent=2))
+        with _draft(settings, feed, path.parent, progress) as draft:
+            record = BuildRecord(
+                portable(settings), draft.description.provenance, draft.description.normalisation
+            )
+            folder.put(RECORD, seal(to_json(record), indent=2))
             draft.write(path)  # last: once it is there, everything is
         return _shared(path, markets)
 
@@ -137,16 +137,17 @@ def _shared(path: Path, markets: Markets | None) -> Path:
 
 
 def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
-    """Where the market of these (effective) settings and bars lies, built or not."""
-    text = json.dumps(
-        [BUILD_VERSION, portable(settings), inputs_of(settings, feed)], sort_keys=True
-    )
+    """Return the path of the market of these (effective) settings and bars, built or not."""
+    source = to_json(identify_source(settings, feed))
+    text = json.dumps([BUILD_VERSION, portable(settings), source], sort_keys=True)
     return Path(cache) / hashlib.sha256(text.encode()).hexdigest()[:16] / "market.safetensors"
 
 
-def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
-    """What the market is made from, without any path: kind, and the content of every file."""
-    inputs = dict(feed.inputs)
+def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
+    """Identify what the market is made from: the kind of source and the content of every file."""
+    identity = {**feed.inputs}
+    kind = identity.pop("kind")
+    files = identity.pop("files", ())
     daily = [(f"features.daily.{name}", path) for name, path in settings.features.daily.items()]
     for name, path, setting in (
         ("benchmark", settings.benchmark.path, "data.benchmark.path"),
@@ -160,57 +161,51 @@ def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
         *((name, path, f"data.{name}") for name, path in daily),
     ):
         if path is not None:
-            inputs[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
+            identity[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
     if settings.universe.membership is None and settings.universe.index is not None:
-        inputs["members"] = index_digest(settings.universe.index)
+        identity["members"] = index_digest(settings.universe.index)
     if settings.features.normalisation is not None:
-        inputs["normalisation"] = statistics_hash(read_statistics(settings.features.normalisation))
-    return inputs
+        identity["normalisation"] = read_statistics(settings.features.normalisation).digest
+    return MarketSource(kind, tuple(SourceFile(**file) for file in files), identity)
 
 
 def portable(settings: DataSettings) -> dict[str, Any]:
-    """Settings as JSON with file names instead of paths: where a file lies changes nothing."""
+    """Write settings as JSON without any path: where a file lies changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
     del values["store"]
     for part in (values["source"], values["benchmark"], values["adjust"]):
         if part.get("path"):
-            part["path"] = None  # its content counts, see `inputs_of`
+            part["path"] = None  # its content counts, see `identify_source`
     values["universe"]["membership"] = values["universe"]["shares_outstanding"] = None
     values["features"]["normalisation"] = None
     values["features"]["daily"] = sorted(values["features"]["daily"])
     return values
 
 
-def make_market(
-    settings: DataSettings, *, progress: Progress | None = None
-) -> tuple[MarketTensors, dict[str, Any]]:
-    """Build in memory, without store or cache; also what was repaired and left out."""
+def make_market(settings: DataSettings, *, progress: Progress | None = None) -> MarketTensors:
+    """Build a market in memory, without store or cache."""
     settings = settings.effective()
     return assemble(settings, open_feed(settings, None), progress=progress)
 
 
 def assemble(
     settings: DataSettings, feed: Feed, *, progress: Progress | None = None
-) -> tuple[MarketTensors, dict[str, Any]]:
-    """Bars to a market in memory; each symbol is read once. Equal inputs give equal tensors, to the
-    bit."""
-    with _drafted(settings, feed, None, progress) as (draft, report):
-        return draft.tensors(), report
+) -> MarketTensors:
+    """Build a market in memory from a feed, of which each symbol is read once. Equal inputs give
+    equal tensors, to the bit."""
+    with _draft(settings, feed, None, progress) as draft:
+        return draft.tensors()
 
 
 @contextlib.contextmanager
-def _drafted(
+def _draft(
     settings: DataSettings, feed: Feed, scratch: Path | None, progress: Progress | None
-) -> Iterator[tuple[Draft, dict[str, Any]]]:
-    """The market, and what was repaired and left out; its symbols' columns lie in a file of the
-    `scratch` folder."""
+) -> Iterator[Draft]:
+    """Build all of a market but its big arrays; its symbols' columns lie in a file of the `scratch`
+    folder until the context ends."""
     feed.prepare(progress)
-    inputs = inputs_of(settings, feed)
-    begin, end = (
-        exchange_days(settings.calendar, np.array(feed.span())).astype("datetime64[D]").tolist()
-    )
-    span = settings.start or begin, settings.end or end
-    grid = session_grid(settings.calendar, *span, settings.bar_minutes, settings.hours)
+    source = identify_source(settings, feed)
+    grid = _lay_grid(settings, feed)
     reader = Reader(settings, feed, grid)
     windows = make_windows(settings.windows, grid)
     membership = load_membership(settings.universe)
@@ -224,30 +219,12 @@ def _drafted(
             settings, reader, candidates, windows.train, names, columns, progress
         )
         reader.evidence.judge()
-        passed = reader.gate.verdict(symbols)
-        left_out |= dropped
-        for line in reader.contradictions:
-            log.warning("%s", line)
-        repairs = {
-            kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS
-        }
-        for kind, count in repairs.items():
-            if count:
-                log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
-        ended = [symbol for symbol in symbols if symbol in reader.ended]
-        events = sorted(
-            (bar, column, split, dividend)
-            for column, name in enumerate(symbols)
-            for bar, split, dividend in reader.events[name]
-        )
+        waived, doubtful = reader.gate.judge(symbols)
         close = columns.adjusted("close")
-        first = grid.first_bar
-        day_close = np.column_stack(
-            [columns.adjusted_close(slot)[first[1:] - 1] for slot in columns.slots]
-        )
-        day_close = day_close.astype(np.float64)
+        day_close = _stack_day_closes(columns, grid)
         days = member_days(symbols, membership, grid.dates, aliases)
-        benchmark, benchmark_name, foreign = _benchmark(settings, feed, close, grid, days)
+        benchmark, benchmark_name, is_foreign = _benchmark(settings, feed, close, grid, days)
+        ended = tuple(symbol for symbol in symbols if symbol in reader.ended)
         survivors = survivorship(
             ended,
             day_close,
@@ -256,93 +233,146 @@ def _drafted(
                 *(feed.symbols, membership, grid.dates, aliases),
                 dict(zip(symbols, np.isfinite(day_close).T, strict=True)),
             ),
-            index=benchmark[first[1:] - 1] if foreign else None,
+            index=benchmark[grid.first_bar[1:] - 1] if is_foreign else None,
             index_name=benchmark_name,
             sessions_a_year=sessions_a_year(settings.calendar),
         )
-        report: dict[str, Any] = {
-            "repairs": repairs,
-            "left_out": left_out,
-            "ended": ended,
-            "survivorship": survivors,
-        }
-        report |= passed
-        if reader.contradictions:
-            report["actions"] = reader.contradictions
-        if words := describe(survivors):
-            log.log(logging.WARNING if survivors["survivors_only"] else logging.INFO, "%s", words)
-        chosen = settings.features
         member = Sheet(
             close.shape, lambda start, stop: days[grid.session[start:stop]], columns.block(1)
         )
         _market_features(columns, names, close, member)
-        planted = planted_description(settings, len(symbols))
-        if isinstance(
-            settings.source, PlantedInSettings
-        ):  # it correlates whole windows, so it needs them in memory
+        signal = None
+        if isinstance(settings.source, PlantedInSettings):
+            # it correlates whole windows, so it needs them in memory
             opens = columns.adjusted("open")[:]
-            signal, planted = plant(settings.source, opens, member[:], windows, tuple(symbols))
-            for slot, values in zip(columns.slots, signal.T, strict=True):
+            planted, signal = plant(settings.source, opens, member[:], windows, tuple(symbols))
+            for slot, values in zip(columns.slots, planted.T, strict=True):
                 columns.put_feature(slot, names.index(settings.source.column), values)
-        shares = load_shares(settings.universe)
-        context_names = (*chosen.context, *chosen.daily)
-        table = ft.context_features(
-            chosen.context,
-            benchmark=benchmark,
-            session=grid.session,
-            day_close=day_close,
-            day_member=days,
-            turbulence_days=chosen.turbulence_days,
-        )
-        context = np.column_stack(
-            [table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())]
-        )
-        stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
-        scaling = Scaling.of(
-            chosen, columns.table(), names, np.isin(names, raw), windows.train, stored
-        )
-        common = np.full(len(context_names), chosen.standardise)
-        known = known_columns(
-            stored, "context", context_names, common, (chosen.clip, chosen.cross_sectional)
-        )
-        scales = {
-            "features": statistics(names, scaling.mean, scaling.spread),
-            "context": standardise(
-                context[:, None, :], context_names, windows.train, common, chosen.clip, known
-            ),
-            "clip": chosen.clip,
-            "cross_sectional": chosen.cross_sectional,
-        }
-        header = {
-            "symbols": tuple(symbols),
-            "feature_names": names,
-            "context_names": context_names,
-            "benchmark_name": benchmark_name,
-            "bar_minutes": settings.bar_minutes,
-            "windows": windows,
-            "meta": {
-                "source": inputs,
-                "calendar": settings.calendar,
-                "timezone": timezone_of(settings.calendar),
-                "sessions_a_year": sessions_a_year(settings.calendar),
-                "hours": settings.hours,
-                "normalisation": scales,
-                "normalisation_hash": statistics_hash(scales),
-                "planted": planted,
-                **report,
+        provenance = Provenance(
+            source=source,
+            calendar=settings.calendar,
+            timezone=timezone_of(settings.calendar),
+            sessions_a_year=sessions_a_year(settings.calendar),
+            hours=settings.hours,
+            build_version=BUILD_VERSION,
+            planted_drift=describe_drift(settings, len(symbols)),
+            planted_signal=signal,
+            repairs={
+                kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS
             },
-        }
-        whole = {
+            left_out=left_out | dropped,
+            ended=ended,
+            survivorship=survivors,
+            waived=waived,
+            doubtful=doubtful,
+            contradictions=tuple(reader.contradictions),
+        )
+        _log_provenance(provenance)
+        context_names = (*settings.features.context, *settings.features.daily)
+        context = _stack_context(settings, grid, benchmark, day_close, days)
+        scaling, normalisation = _fit_scales(
+            settings, columns, names, context, context_names, windows.train
+        )
+        description = MarketDescription(
+            symbols=tuple(symbols),
+            feature_names=names,
+            context_names=context_names,
+            benchmark_name=benchmark_name,
+            bar_minutes=settings.bar_minutes,
+            windows=windows,
+            normalisation=normalisation,
+            provenance=provenance,
+        )
+        common = {
             "context": context.astype(np.float32),
             "session": grid.session,
             "minutes": grid.minutes,
+            "benchmark": benchmark,
         }
-        whole["benchmark"] = benchmark
-        by_day = None if shares is None else share_days(symbols, shares, grid.dates)
-        yield (
-            Draft(header, whole, events, columns, days, by_day, scaling),
-            report | {"normalisation": scales},
+        events = sorted(
+            (bar, column, split, dividend)
+            for column, name in enumerate(symbols)
+            for bar, split, dividend in reader.events[name]
         )
+        shares = load_shares(settings.universe)
+        by_day = None if shares is None else share_days(symbols, shares, grid.dates)
+        yield Draft(description, common, events, columns, days, by_day, scaling)
+
+
+def _lay_grid(settings: DataSettings, feed: Feed) -> SessionGrid:
+    """Lay the grid from the first day to the last, by the settings or else by the bars."""
+    begin, end = (
+        exchange_days(settings.calendar, np.array(feed.span())).astype("datetime64[D]").tolist()
+    )
+    return session_grid(
+        settings.calendar,
+        settings.start or begin,
+        settings.end or end,
+        settings.bar_minutes,
+        settings.hours,
+    )
+
+
+def _stack_day_closes(columns: ColumnStore, grid: SessionGrid) -> Array:
+    """`[S, N]` float64: each symbol's adjusted close at the end of each session."""
+    last = grid.first_bar[1:] - 1
+    closes = np.column_stack([columns.adjusted_close(slot)[last] for slot in columns.slots])
+    return closes.astype(np.float64)
+
+
+def _stack_context(
+    settings: DataSettings, grid: SessionGrid, benchmark: Array, day_close: Array, days: Array
+) -> Array:
+    """`[T, M]` float64: the columns common to all symbols, unscaled."""
+    chosen = settings.features
+    table = ft.context_features(
+        chosen.context,
+        benchmark=benchmark,
+        session=grid.session,
+        day_close=day_close,
+        day_member=days,
+        turbulence_days=chosen.turbulence_days,
+    )
+    levels = (daily_level(name, path, grid) for name, path in chosen.daily.items())
+    return np.column_stack([table, *levels])
+
+
+def _fit_scales(
+    settings: DataSettings,
+    columns: ColumnStore,
+    names: Sequence[str],
+    context: Array,
+    context_names: Sequence[str],
+    train: tuple[int, int],
+) -> tuple[Scaling, Normalisation]:
+    """Fit the scales of features and context on the training window, or take stored ones; context
+    `[T, M]` is scaled in place."""
+    chosen = settings.features
+    stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
+    is_raw = np.isin(names, raw_features(settings))
+    scaling = Scaling.of(chosen, columns.table(), names, is_raw, train, stored)
+    scaled = np.full(len(context_names), chosen.standardise)
+    rules = (chosen.clip, chosen.cross_sectional)
+    known = match_scales(stored, "context", context_names, scaled, rules)
+    return scaling, Normalisation(
+        features=name_scales(names, scaling.mean, scaling.spread),
+        context=standardise(context[:, None, :], context_names, train, scaled, chosen.clip, known),
+        clip=chosen.clip,
+        cross_sectional=chosen.cross_sectional,
+    )
+
+
+def _log_provenance(provenance: Provenance) -> None:
+    """Log what the user should know of the bars before any result."""
+    for line in provenance.contradictions:
+        log.warning("%s", line)
+    for kind, count in provenance.repairs.items():
+        if count and provenance.source is not None:
+            log.warning("%s: %d %s", provenance.source.kind, count, REPAIRS[kind])
+    survivors = provenance.survivorship
+    if survivors is not None and (sentence := survivors.describe()):
+        level = logging.WARNING if survivors.survivors_only else logging.INFO
+        log.log(level, "%s", sentence)
 
 
 def _market_features(

@@ -96,7 +96,7 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
 
         market = MarketTensors.load(path)
         return Side(path.parent.name, _market_bars(market)), str(
-            market.meta.get("calendar", settings.calendar)
+            market.provenance.calendar or settings.calendar
         )
     if kind_of(what) or path.is_dir() or any(mark in what for mark in "*?["):
         zone = settings.timezone or timezone_of(settings.calendar)

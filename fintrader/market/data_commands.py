@@ -20,7 +20,7 @@ from fintrader.market.inspect import (
     quality_report,
     write_quality,
 )
-from fintrader.market.market_file import stored_header, stored_minutes
+from fintrader.market.market_file import read_description, stored_minutes
 from fintrader.market.settings import DataSettings
 from fintrader.progress import reporter
 from fintrader.results.verify import Check
@@ -39,12 +39,12 @@ def built_market(config: Placed) -> Path:
 def build_data(config: Placed) -> Path:
     """The same; prints what it holds."""
     path = built_market(config)
-    header, content = stored_header(path)
+    market, content = read_description(path)
     minutes = stored_minutes(path)
     first, last = (str(minutes[at].astype("datetime64[ns]"))[:16] for at in (0, -1))
     print(
-        f"{path}: {len(header['symbols'])} symbols x {len(minutes)} bars x"
-        f" {len(header['feature_names'])} features, {first} to {last} UTC, content {content[:12]}"
+        f"{path}: {len(market.symbols)} symbols x {len(minutes)} bars x"
+        f" {len(market.feature_names)} features, {first} to {last} UTC, content {content[:12]}"
     )
     return path
 

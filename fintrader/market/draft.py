@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.market.columns import ColumnStore, Sheet
+from fintrader.market.description import MarketDescription, Normalisation
 from fintrader.market.market_file import (
     ARRAYS,
     EVENT,
@@ -21,7 +22,7 @@ from fintrader.market.market_file import (
     refuse_bad_cells,
     write_market,
 )
-from fintrader.market.scaling import apply_scale, cross_section, known_arrays, known_columns, scale
+from fintrader.market.scaling import apply_scale, cross_section, match_scales, scale, stack_scales
 
 if TYPE_CHECKING:
     from fintrader.market.features import FeatureSettings
@@ -49,7 +50,7 @@ class Scaling:
         names: Sequence[str],
         raw: Array,
         train: tuple[int, int],
-        stored: Mapping[str, Any] | None,
+        stored: Normalisation | None,
     ) -> Scaling:
         """With the statistics of the training window, or with `stored` ones; `raw` `[F]` bool are
         features that stay as they are, the last. Raises DataError where the stored ones do not
@@ -57,9 +58,9 @@ class Scaling:
         relative = 0 if settings.cross_sectional == "none" else int(np.count_nonzero(~raw))
         scaled = ~raw & settings.standardise & (relative == 0)
         rules = settings.clip, settings.cross_sectional
-        known = known_columns(stored, "features", names, scaled, rules)
-        found = scale(table, train, scaled) if known is None else known_arrays(known, names)
-        return cls(settings, relative, scaled, *found)
+        known = match_scales(stored, "features", names, scaled, rules)
+        scales = scale(table, train, scaled) if known is None else stack_scales(known, names)
+        return cls(settings, relative, scaled, *scales)
 
     def apply(self, block: Array, member: Array) -> None:
         """Put `[B, N, F]` on the scale, in place."""
@@ -74,8 +75,7 @@ class Scaling:
 class Draft:
     """A market before it is laid out; `columns` hold its symbols."""
 
-    header: Mapping[str, Any]
-    """What `MarketTensors` holds beside its arrays."""
+    description: MarketDescription
     whole: Mapping[str, Array]
     """The arrays common to all symbols (context, session, minutes, benchmark)."""
     events: list[tuple[int, int, float, float]]
@@ -108,7 +108,7 @@ class Draft:
             StoredArray(name, kind, shapes[name]) for name, kind in kinds.items() if name in shapes
         ]
         return write_market(
-            path, header_text(self.header), entries, {**self.whole, **events}, self.blocks()
+            path, header_text(self.description), entries, {**self.whole, **events}, self.blocks()
         )
 
     def tensors(self) -> MarketTensors:
@@ -124,10 +124,8 @@ class Draft:
                 if name not in arrays:
                     arrays[name] = np.empty((bars, *values.shape[1:]), dtype=values.dtype)
                 arrays[name][first : first + len(values)] = values
-        tensors: dict[str, Any] = {
-            name: torch.from_numpy(values) for name, values in arrays.items()
-        }
-        return MarketTensors(**tensors, **self.header, events=Events.of(self.events))
+        tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        return MarketTensors.of(self.description, tensors, Events.of(self.events))
 
     def blocks(self) -> Iterator[tuple[int, dict[str, Array]]]:
         """The arrays `[T, N]` and `[T, N, F]` in blocks of bars: the first bar and, by name, the

@@ -108,7 +108,7 @@ def _market_of(
         )
     if "bar_minutes" not in values:
         settings = settings.model_copy(update={"bar_minutes": minutes})
-    return assemble(settings, feed)[0]
+    return assemble(settings, feed)
 
 
 # --- bars in pandas -------------------------------------------------------------------------------

@@ -22,9 +22,11 @@ import numpy as np
 from fintrader.bars.bars import Array
 from fintrader.errors import MarketError
 from fintrader.files import atomic_file
+from fintrader.market.description import MarketDescription
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.system import read_at, write_at
 
-FORMAT = "fintrader-market-2"
+FORMAT = "fintrader-market-3"
 ARRAYS = {
     "open": "float32",
     "close": "float32",
@@ -102,10 +104,17 @@ def preamble(order: Sequence[StoredArray], metadata: Mapping[str, str]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def header_text(fields: Mapping[str, Any]) -> str:
-    """Everything of a market but its arrays, as the JSON text that its file and content hash
-    hold."""
-    return json.dumps({**fields, "format": FORMAT}, sort_keys=True, allow_nan=False)
+def header_text(description: MarketDescription) -> str:
+    """Write a description as the JSON text that the market's file and content hash hold."""
+    return json.dumps({**to_json(description), "format": FORMAT}, sort_keys=True, allow_nan=False)
+
+
+def parse_header(text: str) -> MarketDescription:
+    """Read what `header_text` wrote. Raises ValueError or RecordError for anything else."""
+    header = json.loads(text)
+    if header.pop("format", None) != FORMAT:
+        raise MarketError("is no market file of this version; build it again")
+    return from_json(MarketDescription, header)
 
 
 def write_market(
@@ -153,28 +162,38 @@ def write_market(
     return content
 
 
-def stored_header(path: Path | str) -> tuple[dict[str, Any], str]:
-    """Everything of a market but its arrays, and the content hash that its file claims. Raises
-    MarketError."""
+def read_description(path: Path | str) -> tuple[MarketDescription, str]:
+    """Read a market's description and the content hash that its file claims, and no array.
+
+    Raises MarketError when the file is missing, damaged, or of another format.
+    """
     try:
         with Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(_LONGEST_HEADER, Path(path).stat().st_size):
                 raise ValueError("its header is cut short")
             metadata = json.loads(file.read(length))["__metadata__"]
-        header = json.loads(metadata["header"])
         content = str(metadata["content_hash"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not content:
+            raise ValueError("it holds no content hash")
+        return parse_header(metadata["header"]), content
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise MarketError(
+            f"{path} does not exist; build it with `fintrader data build CONFIG`"
+        ) from None
+    except PermissionError as error:
+        raise MarketError(
+            f"{path} cannot be read ({error.strerror}); check its folder's rights"
+        ) from None
+    except MarketError as error:
+        raise MarketError(f"{path} {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecordError) as error:
         raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
-    if not content or header.pop("format", None) != FORMAT:
-        raise MarketError(f"{path} is no market file of this version; build it again")
-    return header, content
 
 
 def stored_hash(path: Path | str) -> str:
-    """The content hash that a market file claims, without reading its arrays. Raises
-    MarketError."""
-    return stored_header(path)[1]
+    """Read the content hash that a market file claims, and no array. Raises MarketError."""
+    return read_description(path)[1]
 
 
 def stored_minutes(path: Path | str) -> Array:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fintrader.bars.bars import Array
 from fintrader.errors import DataError
-from fintrader.market.planted_in import KIND as IN_REAL
+from fintrader.market.description import PlantedDrift
 from fintrader.market.tensors import MarketTensors
 
 NONE = 0
@@ -123,38 +123,27 @@ def _solve(problem: _Problem, num_bars: int) -> tuple[Array, Array]:
     return value, action
 
 
-def problem_of(planted: Mapping[str, Any], cost_bps: float) -> _Problem:
-    """The problem of a market's `meta["planted"]`. Raises DataError when it is not that of a
-    synthetic market."""
-    if planted.get("kind") == IN_REAL:
-        raise DataError(
-            "a signal planted in real bars has no known optimum; plant one in a synthetic market"
-            " for that"
-        )
-    try:
-        return _Problem(
-            num_assets=int(planted["num_assets"]),
-            drift=1e-4 * float(planted["drift_bps"]),
-            switch=float(planted["switch"]),
-            cost=1e-4 * cost_bps,
-        )
-    except KeyError as error:
-        raise DataError(
-            f"the market's planted description lacks {error}; build the market again"
-        ) from None
+def _pose(planted: PlantedDrift, cost_bps: float) -> _Problem:
+    """Pose the decision problem of a planted drift at these costs."""
+    return _Problem(planted.num_assets, 1e-4 * planted.drift_bps, planted.switch, 1e-4 * cost_bps)
 
 
-def planted_optimum(planted: Mapping[str, Any], cost_bps: float, num_bars: int) -> PlantedOptimum:
-    """The largest expected final wealth over `num_bars` bars at a proportional cost per trade of
-    `cost_bps`.
+def planted_optimum(planted: PlantedDrift | None, cost_bps: float, num_bars: int) -> PlantedOptimum:
+    """Compute the largest expected final wealth over `num_bars` bars at a proportional cost per
+    trade of `cost_bps`.
 
-    `planted` is a market's `meta["planted"]`. An environment over a window of T bars trades T - 1
-    of them (an order fills one bar after it is decided), so `num_bars` is T - 1 for a whole window.
-    States start as often up as down.
+    `planted` is a market's `provenance.planted_drift`. An environment over a window of T bars
+    trades T - 1 of them (an order fills one bar after it is decided), so `num_bars` is T - 1 for a
+    whole window. States start as often up as down. Raises DataError without a planted drift.
     """
     from scipy.stats import binom  # a second of start-up that most commands never need
 
-    problem = problem_of(planted, cost_bps)
+    if planted is None:
+        raise DataError(
+            "only a drift planted in a synthetic market has a known optimum; build one with"
+            " planted.enabled"
+        )
+    problem = _pose(planted, cost_bps)
     if num_bars < 1:
         raise DataError(f"the optimum over {num_bars} bars has no meaning; give at least one")
     value, _ = _solve(problem, num_bars)
@@ -175,13 +164,13 @@ def oracle_policy(
     is stationary long before that. Raises DataError when the market has no planted signal among its
     features.
     """
-    planted = market.meta.get("planted")
-    if not planted or planted["feature"] not in market.feature_names:
+    planted = market.provenance.planted_drift
+    if planted is None or planted.feature not in market.feature_names:
         raise DataError(
             "this market has no planted signal; build a synthetic one with planted.enabled"
         )
-    column = market.feature_names.index(planted["feature"])
-    _, action = _solve(problem_of(planted, cost_bps), horizon)
+    column = market.feature_names.index(planted.feature)
+    _, action = _solve(_pose(planted, cost_bps), horizon)
     table = torch.as_tensor(action)
 
     def policy(obs: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ coefficient of 0 it is noise, the negative control.
 
 Else it looks ahead on purpose, and no further than its window: from the open after bar t (where a
 decision at t fills) over `horizon` bars, or to the last bar of the window where that is nearer. A
-market made so says `planted` in its meta.
+market made so has a `PlantedSignal` in its provenance.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,10 +23,10 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import Windows
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
+from fintrader.market.description import PlantedSignal
 from fintrader.market.scaling import FEWEST, relative
 from fintrader.seeding import create_numpy_generator
 
-KIND = "in-real"
 CLIP = 3.0
 
 
@@ -64,9 +64,8 @@ def plant(
     member: Array,
     windows: Windows,
     symbols: tuple[str, ...],
-) -> tuple[Array, dict[str, Any]]:
-    """The signal `[T, N]` float32 (0 for who is no member, within ±3), and what the market's meta
-    says of it.
+) -> tuple[Array, PlantedSignal]:
+    """Plant the signal `[T, N]` float32 (0 for who is no member, within ±3); also its description.
 
     open_ `[T, N]`: opens adjusted forward, NaN where unlisted; member `[T, N]` bool. With f the
     return ahead and e an AR(1) noise of each symbol, both standardised over the members of the bar,
@@ -109,15 +108,14 @@ def plant(
             f"data.source: no bar has {FEWEST} members with a price {horizon} bars ahead; widen"
             " data.universe"
         )
-    return signal, {
-        "kind": KIND,
-        "feature": settings.column,
-        "ic": settings.ic,
-        "measured_ic": measured,
-        "horizon": horizon,
-        "persistence": settings.phi,
-        "seed": settings.seed,
-    }
+    return signal, PlantedSignal(
+        feature=settings.column,
+        ic=settings.ic,
+        measured_ic=measured,
+        horizon=horizon,
+        persistence=settings.phi,
+        seed=settings.seed,
+    )
 
 
 def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Array, Array]:

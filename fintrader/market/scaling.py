@@ -1,16 +1,15 @@
 """Columns on one scale: across the members at each bar, or by mean and deviation of the training
 window.
 
-A market notes by which statistics it was scaled (`meta["normalisation"]`); a later one can be
-scaled by the same.
+A market holds the statistics by which it was scaled (`Normalisation`); a later one can be scaled
+by the same.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,11 +17,14 @@ from fintrader.bars.bars import Array
 from fintrader.errors import DataError
 from fintrader.files import unseal
 from fintrader.market.columns import Sheet
+from fintrader.market.description import BuildRecord, ColumnScale, Normalisation
+from fintrader.market.market_file import read_description
+from fintrader.records import RecordError, from_json
 from fintrader.storage.objects import read_whole
 
 _BLOCK = 4096
-Known = Mapping[str, Mapping[str, float]]
-"""Column -> mean and std."""
+Scales = Mapping[str, ColumnScale]
+"""By column."""
 FEWEST = 3
 """With fewer members a cross-section says nothing."""
 
@@ -135,10 +137,10 @@ def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: 
     kernels.apply_scale(rows, mean, spread, low, high, clip)
 
 
-def statistics(names: Sequence[str], mean: Array, spread: Array) -> dict[str, dict[str, float]]:
-    """Mean and deviation by name, as a market's `meta["normalisation"]` has them."""
+def name_scales(names: Sequence[str], mean: Array, spread: Array) -> Scales:
+    """Name the means and deviations `[F]` by their columns."""
     return {
-        name: {"mean": float(m), "std": float(s)}
+        name: ColumnScale(float(m), float(s))
         for name, m, s in zip(names, mean, spread, strict=True)
     }
 
@@ -149,98 +151,82 @@ def standardise(
     train: tuple[int, int],
     scaled: Array,
     clip: float,
-    known: Known | None = None,
-) -> dict[str, dict[str, float]]:
+    known: Scales | None = None,
+) -> Scales:
     """In place: `apply_scale` of `[T, N, F]` with the statistics of `scale`, or with `known` ones;
     they are returned by name."""
-    mean, spread = scale(values, train, scaled) if known is None else known_arrays(known, names)
+    mean, spread = scale(values, train, scaled) if known is None else stack_scales(known, names)
     apply_scale(values, mean, spread, scaled, clip)
-    return statistics(names, mean, spread)
+    return name_scales(names, mean, spread)
 
 
-def known_arrays(known: Known, names: Sequence[str]) -> tuple[Array, Array]:
-    """Means and spreads `[F]` of the columns."""
-    mean, spread = (np.array([known[name][part] for name in names]) for part in ("mean", "std"))
-    return mean, spread
+def stack_scales(scales: Scales, names: Sequence[str]) -> tuple[Array, Array]:
+    """Return means and spreads `[F]` of the columns."""
+    chosen = [scales[name] for name in names]
+    return np.array([one.mean for one in chosen]), np.array([one.std for one in chosen])
 
 
-def statistics_hash(normalisation: Mapping[str, Any] | None) -> str | None:
-    """A short name for statistics, equal for equal ones: 16 hex digits; None where there are
-    none."""
-    if normalisation is None:
-        return None
-    return hashlib.sha256(json.dumps(normalisation, sort_keys=True).encode()).hexdigest()[:16]
+def read_statistics(path: str) -> Normalisation:
+    """Read by which statistics a market was scaled.
 
-
-def read_statistics(path: str) -> dict[str, Any]:
-    """By what a market was scaled, as its `meta["normalisation"]` says it.
-
-    path: the market's file, the `build.json` beside it, or a JSON file of `features` and `context`
-    (column -> mean and std), `clip` and `cross_sectional`. Raises DataError when it is no such
-    thing.
+    path: the market's file, the `build.json` beside it, or a JSON file of `Normalisation`. Raises
+    DataError when it is no such thing.
     """
     setting = "data.features.normalisation"
-    found: Any
+    reason: object = "it was scaled by none"
+    found = None
     if path.endswith(".safetensors"):
-        from fintrader.market.tensors import MarketTensors
-
-        found = MarketTensors.load(path).meta.get("normalisation")
+        found = read_description(path)[0].normalisation
     else:
         data = read_whole(path, setting)
         try:
             body = json.loads(data)
             if "sha256" in body:
                 body = unseal(data, DataError(f"{path} is damaged; build its market again"))
-            found = body.get("normalisation", body)
-        except (ValueError, AttributeError, TypeError):
-            raise DataError(f"{path}: no JSON of statistics; see {setting}") from None
-    try:
-        columns = [one for part in ("features", "context") for one in found[part].values()]
-        good = all(
-            np.isfinite(float(one["mean"])) and 0 < float(one["std"]) < np.inf for one in columns
-        )
-        good &= float(found["clip"]) > 0 and isinstance(found["cross_sectional"], str)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        good = False
-    if not good:
+                found = from_json(BuildRecord, body).normalisation
+            else:
+                found = from_json(Normalisation, body)
+        except (ValueError, TypeError, RecordError) as error:
+            reason = error
+    if found is None:
         raise DataError(
-            f"{path} does not say how a market was scaled: give a market file, its build.json, or"
-            " JSON of features and context (column -> mean and std), clip and cross_sectional; see"
-            f" {setting}"
+            f"{path} does not say how a market was scaled ({reason}): give a market file, its"
+            " build.json, or JSON of features and context (column -> mean and std), clip and"
+            f" cross_sectional; see {setting}"
         )
-    return dict(found)
+    return found
 
 
-def known_columns(
-    statistics: Mapping[str, Any] | None,
-    part: str,
+def match_scales(
+    stored: Normalisation | None,
+    part: Literal["features", "context"],
     names: Sequence[str],
     scaled: Array,
     settings: tuple[float, str],
-) -> Known | None:
-    """The stored statistics of these columns of `part` (features or context); None where none are
-    stored.
+) -> Scales | None:
+    """Return the stored statistics of these columns of `part`; None where none are stored.
 
     settings: clip and cross_sectional of the market that is built. Raises DataError where the
     stored statistics are of other columns, or of columns scaled by other rules.
     """
-    if statistics is None:
+    if stored is None:
         return None
+    scales: Scales = getattr(stored, part)
     remedy = "build with the same data.features as the market of data.features.normalisation"
-    lacking = [name for name in names if name not in statistics[part]]
+    lacking = [name for name in names if name not in scales]
     if lacking:
         raise DataError(
             f"the stored statistics say nothing of {', '.join(lacking)} ({part}); {remedy}"
         )
     for name, own in zip(("clip", "cross_sectional"), settings, strict=True):
-        if statistics[name] != own:
+        if getattr(stored, name) != own:
             raise DataError(
-                f"the stored statistics are for {name} {statistics[name]}, not {own}; {remedy}"
+                f"the stored statistics are for {name} {getattr(stored, name)}, not {own}; {remedy}"
             )
     for name, own in zip(names, scaled, strict=True):
-        if not own and statistics[part][name] != {"mean": 0.0, "std": 1.0}:
+        if not own and scales[name] != ColumnScale(0.0, 1.0):
             raise DataError(
                 f"{name} was standardised in the market of the stored statistics and is not here;"
                 f" {remedy}"
             )
-    return {name: statistics[part][name] for name in names}
+    return {name: scales[name] for name in names}

@@ -20,6 +20,7 @@ from fintrader.bars.sources.vendor_settings import (
 )
 from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
 from fintrader.errors import ConfigError
+from fintrader.market.description import PlantedDrift
 from fintrader.market.features import FeatureSettings
 from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.planted_in import PlantedInSettings
@@ -160,17 +161,16 @@ def raw_features(settings: DataSettings) -> tuple[str, ...]:
     return names
 
 
-def planted_description(settings: DataSettings, num_assets: int) -> dict[str, Any] | None:
-    """What a synthetic market's `meta["planted"]` says, None of any other."""
+def describe_drift(settings: DataSettings, num_assets: int) -> PlantedDrift | None:
+    """Describe the drift planted in a synthetic market; None where there is none."""
     source = settings.source
     if not isinstance(source, SyntheticSettings) or not source.planted.enabled:
         return None
     planted = source.planted
-    return {
-        "kind": "markov-drift",
-        "feature": planted.column,
-        "drift_bps": planted.drift_bps,
-        "switch": planted.switch,
-        "num_assets": num_assets,
-        "bar_minutes": settings.bar_minutes,
-    }
+    return PlantedDrift(
+        feature=planted.column,
+        drift_bps=planted.drift_bps,
+        switch=planted.switch,
+        num_assets=num_assets,
+        bar_minutes=settings.bar_minutes,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
@@ -22,11 +21,18 @@ from fintrader.bars.calendar import Windows as Windows
 from fintrader.bars.corporate_actions import is_possible, refuse_event
 from fintrader.errors import MarketError
 from fintrader.market import market_file
-from fintrader.market.market_file import EVENT, FORMAT, StoredArray, header_text, write_market
-from fintrader.metrics import TRADING_DAYS
+from fintrader.market.description import MarketDescription, Normalisation, Provenance
+from fintrader.market.market_file import (
+    EVENT,
+    StoredArray,
+    header_text,
+    read_description,
+    write_market,
+)
 
 _KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
 _OPTIONAL = frozenset({"shares_outstanding"})
+_DESCRIBED = fields(MarketDescription)
 WHOLE = "whole"
 """What a market that was never split is called among the windows."""
 
@@ -174,9 +180,10 @@ class MarketTensors:
     shares_outstanding: Tensor | None = None
     """`[T, N]` float32, shares that exist as known on the bar's day, NaN where unknown; None when
     nobody gave any."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """Plain JSON: where it came from (source, hashes), the exchange's time zone and sessions a
-    year, normalisation statistics, known optimum if planted."""
+    normalisation: Normalisation | None = None
+    """Statistics by which features and context were scaled; None where unknown."""
+    provenance: Provenance = field(default_factory=Provenance)
+    """Where it comes from, the exchange's time zone and sessions a year, and what its build did."""
     cut_from: tuple[str, ...] = ()
     """Windows of the split that its bars lie in, as `("train",)`; a cut of a cut keeps them. Empty
     for a market that was never split, and for bars between its windows."""
@@ -221,13 +228,13 @@ class MarketTensors:
     @property
     def timezone(self) -> str:
         """The exchange's own time zone, an IANA name; UTC where the market does not say."""
-        return str(self.meta.get("timezone", "UTC"))
+        return self.provenance.timezone
 
     @property
     def sessions_a_year(self) -> int:
         """By which rates are annualised: 252, or 365 of a calendar that never rests
         (`calendar.sessions_a_year`)."""
-        return int(self.meta.get("sessions_a_year", TRADING_DAYS))
+        return self.provenance.sessions_a_year
 
     @property
     def window_name(self) -> str:
@@ -309,30 +316,42 @@ class MarketTensors:
     def content_hash(self) -> str:
         """SHA-256 over every array's bytes and all names: equal if and only if the markets are
         equal."""
-        digest = hashlib.sha256(self._header().encode())
+        digest = hashlib.sha256(header_text(self.description).encode())
         for name, tensor in self._stored():
             digest.update(name.encode())
             digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
-    def _header(self) -> str:
-        left_out = {*_KINDS, "events"}
-        if not self.cut_from:  # a market that was never split is the file that it always was
-            left_out.add("cut_from")
-        kept = [one.name for one in fields(self) if one.name not in left_out]
-        return header_text({name: getattr(self, name) for name in kept})
+    @property
+    def description(self) -> MarketDescription:
+        """All fields but the arrays and events."""
+        return MarketDescription(**{one.name: getattr(self, one.name) for one in _DESCRIBED})
+
+    @classmethod
+    def of(
+        cls,
+        description: MarketDescription,
+        rows: Mapping[str, Tensor],
+        events: Events,
+        *,
+        trusted: bool = False,
+    ) -> MarketTensors:
+        """Put a description and the arrays by name together."""
+        values: dict[str, Any] = {one.name: getattr(description, one.name) for one in _DESCRIBED}
+        windows = description.windows
+        values |= {**rows, "windows": None if windows is None else Windows(*windows)}
+        return cls(**values, events=events, trusted=trusted)
 
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds
         too."""
         whole = {name: bytes_of(tensor) for name, tensor in self._stored()}
-        return write_market(path, self._header(), _entries(self._stored()), whole)
+        return write_market(path, header_text(self.description), _entries(self._stored()), whole)
 
     def _preamble(self, content: str) -> bytes:
         """All bytes of the file before its arrays."""
-        return preamble(
-            stored_order(self._stored()), {"header": self._header(), "content_hash": content}
-        )
+        metadata = {"header": header_text(self.description), "content_hash": content}
+        return preamble(stored_order(self._stored()), metadata)
 
     @classmethod
     def load(
@@ -344,30 +363,14 @@ class MarketTensors:
         It also compares the file's own header to the bit. Raises MarketError when the file is
         missing, truncated, of another format, or fails verification.
         """
-        try:
-            there = Path(path).is_file()
-        except OSError as error:
-            raise MarketError(
-                f"{path} cannot be read ({error.strerror or error}); check its folder's rights"
-            ) from None
-        if not there:
-            raise MarketError(f"{path} does not exist; build it with `fintrader data build CONFIG`")
+        description, _ = read_description(path)
         try:
             with safe_open(str(path), framework="pt", device=str(device)) as file:
-                metadata = file.metadata() or {}
-                header = json.loads(metadata.get("header", "{}"))
-                if header.pop("format", None) != FORMAT:
-                    raise MarketError(f"{path} is no market file of this version; build it again")
                 lacking = _OPTIONAL - set(file.keys())
                 rows = {name: file.get_tensor(name) for name in _KINDS if name not in lacking}
                 events = Events(*(file.get_tensor(EVENT + name) for name in Events._fields))
-            windows = header.pop("windows")
-            header.setdefault("cut_from", ())
-            for name in ("symbols", "feature_names", "context_names", "cut_from"):
-                header[name] = tuple(header[name])
-            header["windows"] = Windows(*map(tuple, windows)) if windows else None
-            market = cls(**rows, **header, events=events, trusted=True)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            market = cls.of(description, rows, events, trusted=True)
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise MarketError(
                 f"{path} is damaged ({error}); delete it and build it again"
             ) from None

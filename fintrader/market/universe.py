@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,6 +20,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.companies import Interval, index_companies
 from fintrader.config import PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
+from fintrader.market.description import MOST_ABSENT, Survivorship
 from fintrader.metrics import TRADING_DAYS
 from fintrader.storage.objects import read_csv
 
@@ -237,9 +238,6 @@ def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
 
 _QUARTER = 63
 _FEW = 10
-TOLERATED = 0.05
-"""Share of the member-days without bars from which on a universe is suspect, and its members by
-date unmeasurable."""
 
 
 def missing_members(
@@ -280,8 +278,8 @@ def survivorship(
     index: Array | None = None,
     index_name: str = "index",
     sessions_a_year: int = TRADING_DAYS,
-) -> dict[str, Any]:
-    """Whether a universe looks like one of survivors only, and by how much that flatters it.
+) -> Survivorship:
+    """Judge whether a universe holds survivors only, and by how much that flatters it.
 
     close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each
     session's end. Suspect is a universe of ten names or more over a quarter or more that nobody
@@ -294,7 +292,7 @@ def survivorship(
     """
     sessions, names = close.shape
     missing = missing or {}
-    share = sum(missing.values())
+    share = float(sum(missing.values()))
     dropped = int(np.count_nonzero(member[:-1] & ~member[1:] & np.isfinite(close[1:])))
     exits = len(ended) + dropped
     returns = close[1:] / close[:-1] - 1.0
@@ -309,49 +307,22 @@ def survivorship(
     if index is not None and sessions > 1:
         reference = sessions_a_year * float(np.log(index[-1] / index[0])) / (sessions - 1)
         against = index_name
-    elif exits and share <= TOLERATED:
+    elif exits and share <= MOST_ABSENT:
         reference = by_day
         against = "the members of each day"
-    return {
-        "survivors_only": (
-            share > TOLERATED or (sessions >= _QUARTER and names >= _FEW and exits == 0)
-        ),
-        "sessions": sessions,
-        "ended": len(ended),
-        "left_the_list": dropped,
-        "members_without_bars": list(missing),
-        "member_days_without_bars": share,
-        "survivors_return_per_year": alive,
-        "members_return_per_year": by_day,
-        "bias_against": against,
-        "bias_per_year": None if alive is None or reference is None else alive - reference,
-    }
-
-
-def describe(found: Mapping[str, Any]) -> str:
-    """What `survivorship` found, in a sentence; empty when nothing is suspect and no member's day
-    lacks bars."""
-    names = found.get("members_without_bars", ())
-    share = found.get("member_days_without_bars", 0.0)
-    some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    missing = (
-        f"{len(names)} members lack bars ({share:.2%} of the member-days: {some})" if names else ""
+    is_closed = sessions >= _QUARTER and names >= _FEW and exits == 0
+    return Survivorship(
+        survivors_only=share > MOST_ABSENT or is_closed,
+        sessions=sessions,
+        ended=len(ended),
+        left_the_list=dropped,
+        members_without_bars=tuple(missing),
+        member_days_without_bars=share,
+        survivors_return_per_year=alive,
+        members_return_per_year=by_day,
+        bias_against=against,
+        bias_per_year=None if alive is None or reference is None else alive - reference,
     )
-    if not found["survivors_only"]:
-        return missing
-    if share > TOLERATED:
-        why = missing
-    else:
-        why = "; ".join(filter(None, (f"nobody leaves in {found['sessions']} sessions", missing)))
-    if found["bias_per_year"] is None:
-        size = (
-            "by how much that flatters it is unknown (an index under data.benchmark.path would"
-            " tell)"
-        )
-    else:
-        more = f"{found['bias_per_year']:+.1%} a year against {found['bias_against']}"
-        size = f"in equal weights (which matter too) it grows {more}"
-    return f"a list of survivors? {why}; {size}"
 
 
 def _growth(returns: Array, held: Array, sessions_a_year: int) -> float | None:

@@ -12,12 +12,10 @@ from typing import Any
 
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, read_json
-from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors
-from fintrader.market.universe import describe
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.run_recipe import run_recipe
-from fintrader.report.recipe import data_recipe
+from fintrader.records import to_json
 from fintrader.runs import Manifest, RunFolder
 
 
@@ -120,34 +118,29 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
         ),
         "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
     }
-    planted = first.meta.get("planted") or {}
-    if planted.get("kind") == IN_REAL and planted["ic"] == 0:
-        summary["planted_noise"] = (
-            f"the feature {planted['feature']} is made up and says nothing about the bars"
-        )
-    elif planted.get("kind") == IN_REAL:
+    market = first.provenance
+    signal = market.planted_signal
+    if signal is not None and signal.ic == 0:
+        summary["planted_noise"] = signal.statement
+    elif signal is not None:
         summary["planted_signal"] = (
-            f"the feature {planted['feature']} is made up and knows the future: an information"
-            f" coefficient of {planted['ic']:g} with the return of the next {planted['horizon']}"
-            " bars"
+            f"{signal.statement}: an information coefficient of {signal.ic:g} with the return of"
+            f" the next {signal.horizon} bars"
         )
-    record: dict[str, Any] = {}
-    if (build := path.with_name("build.json")).is_file():
-        record = read_json(build)
-        summary["mended_bars"] = record.get("repairs") or "none"
-        for name in ("waived", "doubtful"):
-            if faults := record.get(name):
-                kinds = Counter(fault["kind"] for fault in faults)
+    if market.source is not None:
+        summary["mended_bars"] = market.repairs
+        for name, faults in (("waived", market.waived), ("doubtful", market.doubtful)):
+            kinds = Counter(fault.kind for fault in faults)
+            if kinds:
                 summary[f"{name}_faults"] = ", ".join(
                     f"{kind}: {count}" for kind, count in sorted(kinds.items())
                 )
-        summary["symbols_left_out"] = len(record.get("left_out") or {})
-        survivors = record.get("survivorship") or {"survivors_only": False}
-        if words := describe(survivors):
-            summary["survivorship" if survivors["survivors_only"] else "members_without_bars"] = (
-                words
-            )
-    found = {"data": summary, "market": data_recipe(first.meta, record)}
+        summary["symbols_left_out"] = len(market.left_out)
+    survivors = market.survivorship
+    if survivors is not None and (sentence := survivors.describe()):
+        key = "survivorship" if survivors.survivors_only else "members_without_bars"
+        summary[key] = sentence
+    found = {"data": summary, "market": to_json(market)}
     if (quality := path.with_name("quality.json")).is_file():
         found["quality"] = read_json(quality)["kinds"]
     return found

@@ -30,7 +30,6 @@ from fintrader.envs.trading import TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import read_json, remove, write_bytes
 from fintrader.market.planted import oracle_policy
-from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
     Repeat,
@@ -461,10 +460,8 @@ def _planted(
     Adds the strategy `oracle`, which knows the planted states and trades them in the same
     environment so as to maximise expected wealth (not the Sharpe ratio).
     """
-    planted = market.meta.get("planted")
     if (
-        planted is None
-        or planted["kind"] == IN_REAL
+        market.provenance.planted_drift is None
         or env.action != "target"
         or env.half_spread_bps
         or env.impact_bps

@@ -28,9 +28,10 @@ from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Split
+from fintrader.records import to_json
 from fintrader.report.html import write_report
 from fintrader.report.luck import luck_rows
-from fintrader.report.recipe import data_recipe, made_by
+from fintrader.report.recipe import made_by
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import is_result, plain_text, table_html, table_text
@@ -206,7 +207,7 @@ class Backtests(Mapping[str, BacktestResult]):
         context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
         context |= {} if trials is None else {"trials": trials}
         context |= {"policy": note} if (note := self[self.name].note) else {}
-        context |= {"recipe": made_by(), "market": data_recipe(self.market.meta)}
+        context |= {"recipe": made_by(), "market": to_json(self.market.provenance)}
         found = analyse(self._results, self.market)
         return write_report(
             Path(path), tabulate(self._results, context, self.honesty(trials), analysis=found)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fintrader.market.planted_in import KIND as IN_REAL
-from fintrader.market.universe import describe
+from fintrader.market.description import Provenance
+from fintrader.records import from_json
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import DASH, missing, number, percent, ratio, statistic, usd
 
@@ -17,60 +17,53 @@ _NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any mar
 def market_notice(context: Mapping[str, Any]) -> str:
     """One sentence where the market is made up, wholly or in part; empty for real bars and where
     nothing is known."""
-    market = _part(context, "market")
-    source = _part(market, "source")
-    planted = _part(market, "planted")
-    if planted.get("kind") == IN_REAL and planted.get("ic") == 0:
-        return (
-            f"Real bars and noise: the feature {planted.get('feature')} is made up and says nothing"
-            " about them."
-        )
-    if planted.get("kind") == IN_REAL:
-        return (
-            f"Real bars with a planted signal: the feature {planted.get('feature')} is made up and"
-            f" knows the future. {_NO_SUCH_MARKET}"
-        )
-    if source.get("kind") != "synthetic" and not planted:
+    market = read_provenance(context)
+    signal = market.planted_signal
+    drift = market.planted_drift
+    if signal is not None and signal.ic == 0:
+        return f"Real bars and noise: {signal.statement}."
+    if signal is not None:
+        return f"Real bars with a planted signal: {signal.statement}. {_NO_SUCH_MARKET}"
+    if not market.is_synthetic and drift is None:
         return ""
-    if not planted:
+    if drift is None:
         return (
             "Synthetic market: the prices are random numbers, with no signal in them."
             f" {_NO_SUCH_MARKET}"
         )
-    drift = ratio(planted.get("drift_bps"), 1)
     return (
         "Synthetic market with a planted signal: the prices are random numbers, and the feature"
-        f" {planted['feature']} says which way each one drifts (by {drift} bps a bar)."
+        f" {drift.feature} says which way each one drifts (by {ratio(drift.drift_bps, 1)} bps a bar)."
         f" {_NO_SUCH_MARKET}"
     )
 
 
 def survivorship_words(context: Mapping[str, Any]) -> str:
     """Whether the universe is one of survivors."""
-    market = _part(context, "market")
-    found = _part(market, "survivorship")
-    if _part(market, "source").get("kind") == "synthetic":
+    market = read_provenance(context)
+    survivorship = market.survivorship
+    if market.is_synthetic:
         return "none: the symbols are made up, and none was chosen by how it did."
-    if not found:
+    if survivorship is None:
         return "not known: nothing is recorded of who else could have been in this universe."
-    told = describe(found)
-    if found.get("survivors_only"):
-        return told
-    gone = int(number(found.get("ended")) or 0) + int(number(found.get("left_the_list")) or 0)
-    more = f" {told}." if told else ""
+    sentence = survivorship.describe()
+    if survivorship.survivors_only:
+        return sentence
+    gone = survivorship.ended + survivorship.left_the_list
+    more = f" {sentence}." if sentence else ""
     if not gone:
         return (
             "too few symbols or sessions to tell: nobody leaves, and nobody may have been left"
             f" out.{more}"
         )
-    bias = number(found.get("bias_per_year"))
+    bias = survivorship.bias_per_year
     size = (
         ""
         if bias is None
         else f"; to know the survivors would have been worth {percent(bias, 1, signed=True)} a year"
     )
     return (
-        f"{gone} symbols end or leave the universe in {found['sessions']} sessions and stay in"
+        f"{gone} symbols end or leave the universe in {survivorship.sessions} sessions and stay in"
         f" until then{size}.{more}"
     )
 
@@ -107,6 +100,12 @@ def cost_words(stored: StoredBacktest, main: str) -> str:
     if not missing("turnover", own):
         told += f"; turnover {ratio(own.turnover, 1)} × equity a year"
     return told + ("." if even == DASH else f", nothing left at {even} a traded dollar.")
+
+
+def read_provenance(context: Mapping[str, Any]) -> Provenance:
+    """Read the provenance of a backtest's market; one that says nothing where none is stored."""
+    stored = context.get("market")
+    return Provenance() if stored is None else from_json(Provenance, stored)
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -3,8 +3,7 @@ without running anything.
 
 `recipe` of a backtest's context says how its result was made: `verb` and `window`, the whole
 configuration (`config`; of a backtest made again with other settings also `backtest`), `commit` and
-`dirty`, `processors`, `versions`. `market` says of what: source, hashes of its files, calendar,
-version of the build. The page holds both beside the metrics, in one `<script>` of JSON.
+`dirty`, `processors`, `versions`. `market` is the `Provenance` of its market. The page holds both beside the metrics, in one `<script>` of JSON.
 """
 
 from __future__ import annotations
@@ -30,21 +29,6 @@ _ESCAPES = {
     "\u2028": "\\u2028",
     "\u2029": "\\u2029",
 }
-
-
-def data_recipe(meta: Mapping[str, Any], build: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Where a market's bars come from, as far as it says: `meta` of the market, `build` the record
-    beside its file."""
-    record = build or {}
-    known = {
-        "source": meta.get("source"),
-        "calendar": meta.get("calendar"),
-        "planted": meta.get("planted"),
-        "survivorship": meta.get("survivorship") or record.get("survivorship"),
-        "waived": meta.get("waived") or None,
-        "build_version": record.get("version"),
-    }
-    return {name: value for name, value in known.items() if value is not None}
 
 
 def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:

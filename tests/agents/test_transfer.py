@@ -18,6 +18,7 @@ from fintrader.agents import (
 )
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, CheckpointError, ConfigError
+from fintrader.market.description import ColumnScale, Normalisation
 from tests.factories import pick_assets, planted_market
 
 
@@ -25,20 +26,21 @@ def restandardise(market, seed):
     """`market` with its features as raw numbers brought to some standardisation of its own, which
     it notes."""
     rng = np.random.default_rng(seed)
-    scales = {"clip": 10.0}
-    for part, names in (("features", market.feature_names), ("context", market.context_names)):
-        scales[part] = {
-            name: {"mean": rng.normal(), "std": rng.uniform(0.5, 2.0)} for name in names
-        }
+    drawn = (
+        {name: ColumnScale(rng.normal(), rng.uniform(0.5, 2.0)) for name in names}
+        for names in (market.feature_names, market.context_names)
+    )
+    scales = Normalisation(*drawn, clip=10.0, cross_sectional="none")
 
     def scaled(values, part):
         mean, std = (
-            torch.tensor([one[key] for one in scales[part].values()]) for key in ("mean", "std")
+            torch.tensor([getattr(one, key) for one in getattr(scales, part).values()])
+            for key in ("mean", "std")
         )
         return ((values.double() - mean) / std).float()
 
     given = {part: scaled(getattr(market, part), part) for part in ("features", "context")}
-    return replace(market, **given, meta={**market.meta, "normalisation": scales})
+    return replace(market, **given, normalisation=scales)
 
 
 RAW = replace(planted_market(120, 4), context=torch.linspace(-1, 1, 120).unsqueeze(1))
@@ -152,11 +154,11 @@ def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path):
     assert "feature names" in refused(path, replace(AWAY, feature_names=("a", "b", "c")))
     assert "bar minutes" in refused(path, replace(AWAY, bar_minutes=5))
     assert "this market does not say how its rows were standardised" in refused(
-        path, replace(AWAY, meta={})
+        path, replace(AWAY, normalisation=None)
     )
-    other = {**AWAY.meta["normalisation"], "clip": 5.0}
+    other = replace(AWAY.normalisation, clip=5.0)
     assert "another rule (clip: 10.0 there, 5.0 here)" in refused(
-        path, replace(AWAY, meta={"normalisation": other})
+        path, replace(AWAY, normalisation=other)
     )
     with pytest.raises(ConfigError, match="give one"):
         load_policy(path, market=HOME, universe=AWAY)

@@ -363,7 +363,7 @@ def given_columns(path):
     """Alarms of a market with columns of its file: no change of the future can show these."""
     extra = ["given_next", "given_noisy", "given_night", "given_noise"]
     features = {"names": list(CLEAN), "extra": extra, "turbulence_days": 5}
-    return implausible(build.make_market(settings_of(path, features=features))[0])
+    return implausible(build.make_market(settings_of(path, features=features)))
 
 
 # --- an environment that peeks --------------------------------------------------------------------

@@ -11,6 +11,7 @@ from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.market.description import Provenance
 from fintrader.report.html import write_report
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
@@ -223,7 +224,7 @@ def test_a_walk_forwards_rows_are_its_folds_put_together():
 
 
 def test_the_sharpe_ratio_is_of_the_markets_own_year():
-    market = replace(make_market(60, 3), meta={"sessions_a_year": 365})
+    market = replace(make_market(60, 3), provenance=Provenance(sessions_a_year=365))
     policy = noisy_policy(3)
     few = {"costs_bps": (), "fills": (), "capitals": (), "start_shifts": (), "stocks": False}
     plain = simulate(policy, market, EnvSettings()).metrics

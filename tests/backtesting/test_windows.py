@@ -13,6 +13,7 @@ from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
+from fintrader.market.description import Provenance
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.looks import Ledger
 from tests.factories import planted_market
@@ -84,7 +85,7 @@ CUTS = {
     "saved and loaded": saved,
     "without information": lambda market, _: information_free(market, 0),
     "with other names": lambda market, _: replace(market, symbols=("A", "B", "C", "D")),
-    "with meta of its own": lambda market, _: replace(market, meta={}),
+    "of another place": lambda market, _: replace(market, provenance=Provenance(hours="extended")),
     "split anew": lambda market, _: replace(market, windows=NARROW).split().test,
 }
 

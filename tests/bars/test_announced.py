@@ -142,7 +142,7 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, mo
     assert market.events.split.tolist() == [1.0, 4.0, 1.0]
     assert market.events.dividend_usd.tolist() == [0.4, 0.0, 0.2]
     assert float(market.close[bar - 1, 0] / market.close[bar, 0]) == pytest.approx(4, rel=0.05)
-    assert "actions" not in market.meta
+    assert market.provenance.contradictions == ()
     mine = [
         {"symbol": "AAA", "day": EX, "split": 4.0},
         {"symbol": "AAA", "day": "2016-01-12", "dividend_usd": 0.5},
@@ -151,7 +151,7 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, mo
     assert again.events.split.tolist() == [1.0, 4.0, 1.0]  # declared and announced is one split
     assert again.events.dividend_usd.tolist() == [0.5, 0.0, 0.2]
     line = "AAA 2016-01-12: dividend_usd 0.5 is declared, the source says 0.4"
-    assert again.meta["actions"] == [line]
+    assert again.provenance.contradictions == (line,)
     assert line in caplog.text
 
 
@@ -237,8 +237,10 @@ def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path):
         BarError, match=r"split of AAA on 2016-01-07 \(no split, and 4 to 1 is declared\)"
     ):
         make_market(wanted)
-    _, report = make_market(wanted.model_copy(update={"waive": ("split:AAA",)}))
-    assert [fault["detail"] for fault in report["waived"]] == ["no split, and 4 to 1 is declared"]
+    market = make_market(wanted.model_copy(update={"waive": ("split:AAA",)}))
+    assert [fault.detail for fault in market.provenance.waived] == [
+        "no split, and 4 to 1 is declared"
+    ]
 
 
 TABLE = minute_table(2, 6)
@@ -270,7 +272,7 @@ def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(tmp_path, row
         found.append(
             make_market(
                 file_settings(path, adjust={"actions": actions}, features=features, waive=STOPPING)
-            )[0]
+            )
         )
     one, two = found
     for name in ("open", "close", "features", "context", "benchmark", "adjusted_close"):

@@ -237,7 +237,7 @@ def test_whatever_is_no_empty_text_is_a_ticker(tmp_path):
     one = minute_table(1, 5)
     table = pd.concat([one.assign(ticker=name) for name in NAMES], ignore_index=True)
     path = write_csv(tmp_path, table)
-    market, _ = make_market(file_settings(path))
+    market = make_market(file_settings(path))
     assert market.symbols == tuple(sorted(NAMES))
     cache = tmp_path / "cache"
     build_market(file_settings(path), cache=cache)
@@ -248,7 +248,7 @@ def test_whatever_is_no_empty_text_is_a_ticker(tmp_path):
         if file.is_file() and cache not in file.parents and file != path
     ]
     for name in ("NA", "TRUE", "BRK.A"):
-        assert make_market(file_settings(path, universe={"symbols": [name]}))[0].symbols == (name,)
+        assert make_market(file_settings(path, universe={"symbols": [name]})).symbols == (name,)
 
 
 def test_a_files_name_keeps_its_dots(tmp_path):

@@ -82,8 +82,7 @@ def build(folder, table, *, waive=None, **source):
     """What was repaired when the table was built as bars of their own length."""
     values = {"source": {"kind": "files", "path": write_csv(folder, table), **source}, **PLAIN}
     values |= {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
-    _, report = make_market(validate(DataSettings, values, "t"))
-    return dict(report["repairs"])
+    return dict(make_market(validate(DataSettings, values, "t")).provenance.repairs)
 
 
 @pytest.mark.parametrize(

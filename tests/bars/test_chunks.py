@@ -38,7 +38,7 @@ def chunk_times(store):
 @pytest.mark.parametrize("order", ["symbol", "time", "shuffled"])
 def test_the_order_of_a_file_does_not_change_the_market(tmp_path, order, monkeypatch):
     table = minute_table(3, 30)
-    expected, _ = make_market(settings(write_csv(tmp_path / "a", table)))
+    expected = make_market(settings(write_csv(tmp_path / "a", table)))
     if order == "time":
         table = table.sort_values(["ts", "ticker"])
     elif order == "shuffled":
@@ -50,7 +50,7 @@ def test_the_order_of_a_file_does_not_change_the_market(tmp_path, order, monkeyp
         build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache")
     )
     assert_same_market(expected, built)
-    assert (built.meta["repairs"]["shuffled_rows"] > 0) == (order == "shuffled")
+    assert (built.provenance.repairs["shuffled_rows"] > 0) == (order == "shuffled")
 
 
 def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(tmp_path, monkeypatch):
@@ -81,7 +81,7 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(tmp_path, monkey
     after = chunk_times(store)
     assert len(after) == 3 * 2
     assert {name: after[name] for name in before} == before
-    whole, _ = make_market(settings(write_csv(tmp_path, table)))
+    whole = make_market(settings(write_csv(tmp_path, table)))
     assert_same_market(whole, MarketTensors.load(path))
 
 
@@ -208,7 +208,7 @@ def test_bars_and_store_may_lie_in_memory(tmp_path):
     fs.pipe_file("/bars-here/bars.csv", table.to_csv(index=False).encode())
     wanted = settings("memory://bars-here/bars.csv", store="memory://store-here")
     path = build_market(wanted, cache=tmp_path / "cache")
-    local, _ = make_market(settings(write_csv(tmp_path, table)))
+    local = make_market(settings(write_csv(tmp_path, table)))
     built = MarketTensors.load(path)
     np.testing.assert_array_equal(built.close.numpy(), local.close.numpy())
     assert build_market(wanted, cache=tmp_path / "cache") == path
@@ -339,19 +339,17 @@ def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
     bars, monkeypatch, choice, block
 ):
     monkeypatch.setattr(columns, "BLOCK_BYTES", block)
-    chosen, report = make_market(choosing(bars, choice))
+    chosen = make_market(choosing(bars, choice))
     assert 0 < chosen.num_assets < 5
-    assert len(report["left_out"]) == 5 - chosen.num_assets
-    listed, again = make_market(
-        choosing(bars, {**choice, "universe": {"symbols": list(chosen.symbols)}})
-    )
+    assert len(chosen.provenance.left_out) == 5 - chosen.num_assets
+    listed = make_market(choosing(bars, {**choice, "universe": {"symbols": list(chosen.symbols)}}))
     assert chosen.symbols == listed.symbols
-    assert report["repairs"] == again["repairs"]
+    assert chosen.provenance.repairs == listed.provenance.repairs
     assert_same_market(listed, chosen)
 
 
 def test_the_highest_turnover_of_the_training_window_is_kept(bars, tmp_path):
-    every, _ = make_market(choosing(bars, {}))
+    every = make_market(choosing(bars, {}))
     first, last = every.windows.train
     table = pd.read_csv(bars)
     days = np.unique(every.timestamps()[first:last].astype("datetime64[D]"))

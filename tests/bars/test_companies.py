@@ -67,20 +67,20 @@ def test_a_company_that_changed_its_ticker_is_one_symbol_and_the_letters_of_othe
     old = ("FB", "2021-12-01", "2022-06-08", 300.0)
     new = ("META", "2022-06-09", "2022-07-29", 180.0)
     table = daily(ALWAYS, FUND, old, new)
-    market, report = built(tmp_path, table)
+    market = built(tmp_path, table)
     assert market.symbols == ("AAPL", "META")
     mine = table[(table.ticker == "FB") | ((table.ticker == "META") & (table.ts >= "2022-06-09"))]
     assert prices(market, "META").tolist() == pytest.approx(mine.close.tolist())
     assert market.member[:, 1].all()
-    assert report["ended"] == []
+    assert market.provenance.ended == ()
 
 
 def test_bars_that_run_through_the_change_are_of_a_file_with_later_tickers(tmp_path):
     whole = ("META", "2021-12-01", "2022-07-29", 300.0)
-    market, _ = built(tmp_path / "whole", daily(ALWAYS, whole))
+    market = built(tmp_path / "whole", daily(ALWAYS, whole))
     assert len(prices(market, "META")) == len(market)
     assert market.member.all()
-    market, _ = built(
+    market = built(
         tmp_path / "fund", daily(ALWAYS, FUND, ("META", "2022-06-09", "2022-07-29", 180.0))
     )
     assert prices(market, "META").index[0] == pd.Timestamp("2022-06-09")
@@ -91,18 +91,18 @@ def test_a_file_with_the_tickers_of_one_day_says_so(tmp_path, caplog):
     early = daily(
         ("AAPL", "2016-01-04", "2016-03-31", 100.0), ("META", "2016-01-04", "2016-03-31", 100.0)
     )
-    market, report = built(tmp_path, early)
+    market = built(tmp_path, early)
     assert market.symbols == ("AAPL",)
-    assert report["left_out"] == {"META": "never a member in the range"}
-    assert "META" in report["survivorship"]["members_without_bars"]
+    assert market.provenance.left_out == {"META": "never a member in the range"}
+    assert "META" in market.provenance.survivorship.members_without_bars
     assert (
         "META is no member: from 2016-01-04 to 2016-03-31 the letters were not those of META"
         in caplog.text
     )
-    market, _ = built(tmp_path, early, tickers_as_of="2023-01-03")
+    market = built(tmp_path, early, tickers_as_of="2023-01-03")
     assert market.symbols == ("AAPL", "META")
     assert market.member.all()
-    market, _ = built(tmp_path, early, aliases={"META": "FB"})
+    market = built(tmp_path, early, aliases={"META": "FB"})
     assert market.symbols == ("AAPL", "META")
     assert market.member.all()
     with pytest.raises(DataError, match="no member of nasdaq100 ever traded as FBB"):
@@ -117,15 +117,13 @@ def test_a_file_with_the_tickers_of_one_day_says_so(tmp_path, caplog):
 def test_willis_is_a_member_from_the_day_it_joined_and_weight_watchers_never(tmp_path):
     watchers = ("WTW", "2018-11-01", "2019-04-18", 50.0)
     willis = ("WLTW", "2018-11-01", "2020-05-29", 150.0)
-    market, _ = built(
-        tmp_path, daily(("AAPL", "2018-11-01", "2020-05-29", 150.0), watchers, willis)
-    )
+    market = built(tmp_path, daily(("AAPL", "2018-11-01", "2020-05-29", 150.0), watchers, willis))
     assert market.symbols == ("AAPL", "WLTW")
     assert days_of(market, "WLTW") == ["2018-12-24", "2020-04-29", "339"]
     later = daily(
         ("AAPL", "2018-11-01", "2020-05-29", 150.0), ("WTW", "2018-11-01", "2020-05-29", 150.0)
     )
-    market, _ = built(tmp_path, later, tickers_as_of="2023-01-03")
+    market = built(tmp_path, later, tickers_as_of="2023-01-03")
     assert days_of(market, "WTW") == ["2018-12-24", "2020-04-29", "339"]
 
 
@@ -133,7 +131,7 @@ def test_letters_that_change_hands_are_two_symbols(tmp_path):
     table = daily(
         ("AAPL", "2018-11-01", "2019-06-28", 150.0), ("FOXA", "2018-11-01", "2019-06-28", 50.0)
     )
-    market, _ = built(tmp_path, table)
+    market = built(tmp_path, table)
     assert market.symbols == ("AAPL", "FOXA", "TFCFA")
     whole = table[table.ticker == "FOXA"].set_index("ts").close
     assert prices(market, "TFCFA").tolist() == pytest.approx(whole[:"2019-03-18"].tolist())
@@ -145,7 +143,7 @@ def test_letters_that_change_hands_are_two_symbols(tmp_path):
 def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(tmp_path):
     old = ("FB", "2021-12-01", "2022-06-08", 300.0)
     new = ("META", "2022-06-09", "2022-07-29", 180.0)
-    market, _ = built(tmp_path, daily(ALWAYS, old, new), symbols=["FB"])
+    market = built(tmp_path, daily(ALWAYS, old, new), symbols=["FB"])
     assert market.symbols == ("FB",)
     assert len(prices(market, "FB")) == len(market)
     with pytest.raises(DataError, match="no symbol of the source was a member from 2006-01-03"):
@@ -229,7 +227,7 @@ def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path):
                 validate(
                     DataSettings, {**values, "features": {**settings, "standardise": False}}, "t"
                 )
-            )[0]
+            )
         )
     calm, other = found
     assert not calm.close.equal(other.close)

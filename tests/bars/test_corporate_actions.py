@@ -39,7 +39,7 @@ def market_of(path, **adjust_values):
     settings = file_settings(
         path, features=features, adjust=adjust_values, waive=["split"]
     )  # declared at will here
-    return make_market(settings)[0]
+    return make_market(settings)
 
 
 def split_table(ratio):
@@ -309,7 +309,7 @@ def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fra
         adjust=adjust,
         bar_minutes=30,
     )
-    market = make_market(settings)[0]
+    market = make_market(settings)
     events = {
         int(bar): (split, paid)
         for bar, _, split, paid in zip(*(v.tolist() for v in market.events), strict=True)

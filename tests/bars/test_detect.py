@@ -164,8 +164,8 @@ def built(found, folder):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_any_layout_becomes_the_market_of_its_bars(name, bars, tmp_path):
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
-    market, _ = make_market(built(found, tmp_path))
-    plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
+    market = make_market(built(found, tmp_path))
+    plain = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
     assert market.symbols == ("AAA", "BBB")
     assert_same_market(market, plain)
     assert found.extended == (name in ("lean", "polygon", "firstrate"))
@@ -175,13 +175,13 @@ def test_any_layout_becomes_the_market_of_its_bars(name, bars, tmp_path):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_reads_its_vendors_files(preset, bars, tmp_path):
     path = str(LAYOUTS[preset](tmp_path, bars))
-    plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
+    plain = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
     told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
     values = told.model_dump(mode="json") | {
         "source": {"kind": "files", "preset": preset, "path": path}
     }
-    assert_same_market(make_market(validate(DataSettings, values, "test"))[0], plain)
-    asked, _ = make_market(built(detect(path, preset=preset), tmp_path))
+    assert_same_market(make_market(validate(DataSettings, values, "test")), plain)
+    asked = make_market(built(detect(path, preset=preset), tmp_path))
     assert_same_market(asked, plain)
 
 
@@ -253,7 +253,7 @@ def test_daily_bars_are_sessions(tmp_path):
     )
     path = write_csv(tmp_path, table.assign(Close=close, Volume=100).round(2), "AAA.csv")
     found = detect(str(path))
-    market, _ = make_market(built(found, tmp_path))
+    market = make_market(built(found, tmp_path))
     assert (market.symbols, market.bar_minutes) == (("AAA",), 390)
 
 

@@ -60,17 +60,17 @@ def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path):
         match=r"AAA begin and end one bar too late on 8 of 8 days.*data.source.label to end",
     ):
         make_market(settings(path))
-    market, report = make_market(settings(path, {"label": "end"}))
-    assert report["repairs"]["opening_print"] == 16
-    plain, _ = make_market(settings(write_csv(tmp_path, table, "plain.csv")))
+    market = make_market(settings(path, {"label": "end"}))
+    assert market.provenance.repairs["opening_print"] == 16
+    plain = make_market(settings(write_csv(tmp_path, table, "plain.csv")))
     for name in ("open", "close", "features", "tradable"):
         np.testing.assert_array_equal(
             getattr(market, name).numpy(), getattr(plain, name).numpy(), err_msg=name
         )
     opening = [day * 390 for day in range(8)]
     np.testing.assert_allclose((market.volume - plain.volume)[opening].numpy(), 1000)
-    _, left = make_market(settings(path, {"label": "end", "opening_print": "leave"}))
-    assert left["repairs"]["extended_hours"] == 16
+    left = make_market(settings(path, {"label": "end", "opening_print": "leave"}))
+    assert left.provenance.repairs["extended_hours"] == 16
 
 
 def test_starts_with_a_closing_print_are_no_ends(tmp_path):
@@ -80,8 +80,7 @@ def test_starts_with_a_closing_print_are_no_ends(tmp_path):
         ts=last.ts + pd.Timedelta("1min"), open=last.close, high=last.close, low=last.close
     )
     path = write_csv(tmp_path, pd.concat([table, prints]))
-    _, report = make_market(settings(path))
-    assert report["repairs"]["extended_hours"] == 16
+    assert make_market(settings(path)).provenance.repairs["extended_hours"] == 16
     with pytest.raises(
         BarError, match=r"one bar too early on 8 of 8 days.*data.source.label to start"
     ):
@@ -94,8 +93,8 @@ def test_standard_time_all_year_is_no_new_york(tmp_path):
         BarError, match=r"60 minutes before the sessions .* on 4 of 9 days.*one season.*Etc/GMT\+5"
     ):
         make_market(settings(path))
-    market, _ = make_market(settings(path, {"timezone": "Etc/GMT+5"}))
-    plain, _ = make_market(settings(write_csv(tmp_path, spring(minute_table(2, 9)), "plain.csv")))
+    market = make_market(settings(path, {"timezone": "Etc/GMT+5"}))
+    plain = make_market(settings(write_csv(tmp_path, spring(minute_table(2, 9)), "plain.csv")))
     assert_same_market(market, plain)
 
 
@@ -146,12 +145,12 @@ def test_extended_hours_are_counted_or_kept(tmp_path):
     )
     whole = pd.concat([table, early[early.ts.dt.hour * 60 + early.ts.dt.minute < 570]])
     path = write_csv(tmp_path, whole)
-    regular, report = make_market(settings(path))
-    assert report["repairs"]["extended_hours"] == len(whole) - len(table)
-    assert report["repairs"]["outside_session"] == 0
-    assert_same_market(regular, make_market(settings(write_csv(tmp_path, table, "plain.csv")))[0])
-    extended, report = make_market(settings(path, hours="extended"))
-    assert report["repairs"]["extended_hours"] == 0
+    regular = make_market(settings(path))
+    assert regular.provenance.repairs["extended_hours"] == len(whole) - len(table)
+    assert regular.provenance.repairs["outside_session"] == 0
+    assert_same_market(regular, make_market(settings(write_csv(tmp_path, table, "plain.csv"))))
+    extended = make_market(settings(path, hours="extended"))
+    assert extended.provenance.repairs["extended_hours"] == 0
     assert extended.num_bars == 8 * 960
     assert str(extended.timestamps()[0])[11:16] == "09:00"  # 04:00 in New York
     assert int(extended.tradable.sum()) == len(whole)
@@ -236,8 +235,8 @@ def test_raw_lean_bars_equal_those_filtered_outside():
     if not folder.is_dir():
         pytest.skip("the raw Lean bars are not here")
     source = {"preset": "lean"}
-    raw, report = make_market(settings(folder, source))
-    assert report["repairs"]["extended_hours"] > 20_000
+    raw = make_market(settings(folder, source))
+    assert raw.provenance.repairs["extended_hours"] > 20_000
     bars = read_files(FilesSettings(preset="lean", path=str(folder)))
     grid = session_grid("XNAS", dt.date(2019, 6, 3), dt.date(2019, 7, 31))
     inside = bars.take(np.isin(bars.ts, grid.minutes))
@@ -249,8 +248,10 @@ def test_raw_lean_bars_equal_those_filtered_outside():
     from fintrader import load_market
 
     filtered = load_market(frame, bar_minutes=1, **PLAIN)
-    same = {"source": None, "repairs": None}
-    raw, filtered = (replace(one, meta={**one.meta, **same}) for one in (raw, filtered))
+    raw, filtered = (
+        replace(one, provenance=replace(one.provenance, source=None, repairs={}))
+        for one in (raw, filtered)
+    )
     assert raw.content_hash() == filtered.content_hash()
     for wrong in (
         {"label": "end"},

@@ -65,8 +65,8 @@ def test_order_and_repetition_are_repaired_and_counted(tmp_path, caplog):
     for name in ("ts", "symbol", "open", "high", "low", "close", "volume"):
         np.testing.assert_array_equal(getattr(straight, name), getattr(repaired, name))
     settings = validate(DataSettings, {"path": str(tmp_path / "bars.csv"), **SHORT_WINDOWS}, "test")
-    market, report = make_market(settings)
-    assert report["repairs"]["exact_duplicates"] == market.meta["repairs"]["exact_duplicates"] == 2
+    market = make_market(settings)
+    assert market.provenance.repairs["exact_duplicates"] == 2
     assert "2 rows that repeat another exactly were dropped" in caplog.text
 
 

@@ -15,6 +15,7 @@ from fintrader.market.inspect import quality_report
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
+from fintrader.records import to_json
 from tests.bars.tables import REAL_2016, REAL_FOLDER, file_settings, minute_table, write_csv
 from tests.bars.test_faults import DAY, FAULTS, PRICES, moved
 
@@ -39,11 +40,9 @@ def test_a_certain_fault_stops_the_build_until_it_is_waived(name, tmp_path, heal
     if kind != "conflicting_duplicate":  # that one is told with its row
         assert f"{kind} of BBB on {day}" in str(caught.value)
     for waiver in (kind, f"{kind}:BBB", f"{kind}:BBB:{day}"):
-        market, report = make_market(file_settings(path, waive=[waiver]))
-        assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in report["waived"]] == [
-            (kind, "BBB", day)
-        ]
-        assert market.meta["waived"] == report["waived"]
+        market = make_market(file_settings(path, waive=[waiver]))
+        waived = market.provenance.waived
+        assert [(one.kind, one.symbol, one.day) for one in waived] == [(kind, "BBB", day)]
     assert f"waived: {kind} of BBB on {day}" in caplog.text
     for other in (
         f"{kind}:AAA",
@@ -70,10 +69,10 @@ def test_the_first_of_contradicting_rows_is_kept(tmp_path, healthy):
     path = write_csv(
         tmp_path, pd.concat([healthy, row.assign(close=row.close * 0.9999), row], ignore_index=True)
     )
-    market, report = make_market(file_settings(path, waive=["conflicting_duplicate"]))
-    whole, _ = make_market(file_settings(write_csv(tmp_path, healthy, "whole.csv")))
+    market = make_market(file_settings(path, waive=["conflicting_duplicate"]))
+    whole = make_market(file_settings(write_csv(tmp_path, healthy, "whole.csv")))
     np.testing.assert_array_equal(market.close, whole.close)
-    assert report["repairs"]["exact_duplicates"] == 1
+    assert market.provenance.repairs["exact_duplicates"] == 1
 
 
 def test_a_kind_is_spelt_right_or_said_to_be_wrong():
@@ -93,18 +92,19 @@ def test_what_is_doubtful_is_told_and_kept(tmp_path, healthy, caplog):
         file_settings(write_csv(tmp_path, moved(healthy, 0.85))), cache=tmp_path / "cache"
     )
     assert f"doubtful: quiet_jump of BBB on {DAY} (-15.0%)" in caplog.text
-    doubtful = read_json(path.with_name("build.json"))["doubtful"]
+    record = read_json(path.with_name("build.json"))
+    doubtful = record["provenance"]["doubtful"]
     assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in doubtful] == [
         ("quiet_jump", "BBB", DAY)
     ]
-    assert MarketTensors.load(path).meta["doubtful"] == doubtful
+    assert to_json(MarketTensors.load(path).provenance)["doubtful"] == tuple(doubtful)
 
 
 def test_declared_actions_pass(tmp_path, healthy):
     path = write_csv(tmp_path, moved(healthy, 1 / 4))
     adjust = {"actions": [{"symbol": "BBB", "day": DAY, "split": 4}]}
-    _, report = make_market(file_settings(path, adjust=adjust))
-    assert report["waived"] == report["doubtful"] == []
+    provenance = make_market(file_settings(path, adjust=adjust)).provenance
+    assert provenance.waived == provenance.doubtful == ()
     with pytest.raises(BarError, match=r"declare the action under data\.adjust"):
         make_market(file_settings(path))
 
@@ -130,7 +130,7 @@ def test_bars_in_pandas_pass_the_same_gate(healthy):
     }
     with pytest.raises(BarError, match=f"excursion_day of BBB on {day}"):
         load_market(change(healthy.copy()), **chosen)
-    assert load_market(change(healthy.copy()), **chosen, waive=["excursion_day"]).meta["waived"]
+    assert load_market(change(healthy.copy()), **chosen, waive=["excursion_day"]).provenance.waived
 
 
 def test_days_pass_the_gate_as_minutes_do(tmp_path):
@@ -167,11 +167,11 @@ def test_days_pass_the_gate_as_minutes_do(tmp_path):
 )
 def test_real_bars_pass():
     names = ["AAPL", "BRCM", "GMCR", "SYMC", "WYNN"]
-    _, report = make_market(
+    provenance = make_market(
         DataSettings(path=REAL_2016, universe={"symbols": names}, features={"names": ["return_1"]})
-    )
-    assert report["waived"] == []
-    assert [(fault["kind"], fault["symbol"]) for fault in report["doubtful"]] == [
+    ).provenance
+    assert provenance.waived == ()
+    assert [(fault.kind, fault.symbol) for fault in provenance.doubtful] == [
         ("small_split", "SYMC")
     ]
 

@@ -108,7 +108,7 @@ def lean(folder, table):
 def market_of(source, **values):
     return make_market(
         validate(DataSettings, {"source": {"kind": "files", **source}, **PLAIN, **values}, "test")
-    )[0]
+    )
 
 
 def assert_equal_markets(one, other):

@@ -335,7 +335,7 @@ def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars, monke
     ]
     assert "ask for AAA and 1 more, 2016-01-04 to 2016-01-22" in describe(planned)
     assert len(fake_alpaca.requests) == asked
-    files, _ = make_market(
+    files = make_market(
         validate(
             DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test"
         )
@@ -395,14 +395,13 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
             "FOXA",
             "TFCFA",
         } <= asked
-    report = market.meta["left_out"]
+    report = market.provenance.left_out
     assert report["FB"] == f"no bars from {kind}"
     assert {"MSFT", "BKNG"} <= set(report)
-    assert "MSFT" in market.meta["survivorship"]["members_without_bars"]
-    assert not {"META", "BKNG"} & set(market.meta["survivorship"]["members_without_bars"])
-    assert market.meta["survivorship"]["member_days_without_bars"] == pytest.approx(
-        102 / 105, abs=0.001
-    )
+    survivorship = market.provenance.survivorship
+    assert "MSFT" in survivorship.members_without_bars
+    assert not {"META", "BKNG"} & set(survivorship.members_without_bars)
+    assert survivorship.member_days_without_bars == pytest.approx(102 / 105, abs=0.001)
 
 
 def test_a_ticker_that_is_refused_costs_the_others_nothing(fake_alpaca, tmp_path):

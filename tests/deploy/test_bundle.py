@@ -104,7 +104,7 @@ def test_what_cannot_be_live_is_refused(tmp_path, env, match):
 
 def test_a_planted_signal_is_refused(home, tmp_path):
     bundle = Bundle.open(home / "bundle")
-    market = make_market(settings())[0].split().test
+    market = make_market(settings()).split().test
     data = read_settings(
         {"source": {"kind": "planted_in", "path": "bars.parquet", "ic": 0.1, "horizon": 5}}
     )
@@ -137,7 +137,7 @@ def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path):
 def test_the_model_for_other_programs_says_what_it_is(home, tmp_path):
     onnx = pytest.importorskip("onnx")
     old = Bundle.open(home / "bundle")
-    market = make_market(settings())[0].split().test
+    market = make_market(settings()).split().test
     bundle = freeze(
         tmp_path,
         name="x",

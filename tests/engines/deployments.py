@@ -67,7 +67,7 @@ def frozen(
     """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it
     trades."""
     data = data or settings()
-    whole, _ = make_market(data)
+    whole = make_market(data)
     market = whole.split().test
     chosen = EnvSettings(**{"num_envs": 1, "decision_interval": 5, "trade_rate": 0.5, **env})
     layout = ObservationLayout.of(

@@ -18,6 +18,7 @@ from fintrader.backtesting.explain import OWN
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
+from fintrader.market.description import Provenance
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.explanation import ExplainedDecision, Explanation
 from fintrader.runs import Manifest, RunFolder
@@ -36,7 +37,7 @@ START = 1_790_000_000.0
 def save_market(cache: Path, *, bars: int = 900, assets: int = 5, seed: int = 0) -> Path:
     """A market file with gaps, a late listing and a delisting, of New York."""
     market = make_market(bars, assets, 3, seed=seed, session_bars=30, volatility=0.002)
-    market = replace(market, meta={**market.meta, "timezone": "America/New_York"})
+    market = replace(market, provenance=Provenance(timezone="America/New_York"))
     path = cache / f"market-{seed}.safetensors"
     market.save(path)
     return path

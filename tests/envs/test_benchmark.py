@@ -6,6 +6,7 @@ import torch
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.errors import EnvError
+from fintrader.market.description import MarketSource, Provenance
 from tests.factories import make_market
 
 MARKET = make_market(60, 4)
@@ -27,8 +28,9 @@ def test_capitalisations_are_prices_times_shares_of_those_that_are_members():
 
 def test_auto_is_equal_weight_on_real_bars_only():
     assert benchmark_kind(MARKET, "auto") == "cash"
-    for source, kind in (({"kind": "files"}, "equal_weight"), ({"kind": "synthetic"}, "cash")):
-        assert benchmark_kind(replace(MARKET, meta={"source": source}), "auto") == kind
+    for source, kind in (("files", "equal_weight"), ("synthetic", "cash")):
+        provenance = Provenance(MarketSource(source))
+        assert benchmark_kind(replace(MARKET, provenance=provenance), "auto") == kind
     assert benchmark_kind(MARKET, "buy_and_hold") == "buy_and_hold"
 
 

@@ -16,6 +16,7 @@ from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.build import assemble, build_market, make_market
+from fintrader.market.description import ColumnScale
 from fintrader.market.features import PAPER_FEATURES
 from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.inspect import quality_report
@@ -40,7 +41,7 @@ def test_a_silent_minute_carries_the_last_past_close(tmp_path):
         table.ts.dt.strftime("%Y-%m-%d %H:%M").isin(["2016-01-05 10:00", "2016-01-05 10:01"])
     )
     assert gone.sum() == 2
-    market, _ = make_market(settings(write_csv(tmp_path, table[~gone])))
+    market = make_market(settings(write_csv(tmp_path, table[~gone])))
     column = market.symbols.index("AAA")
     row = 390 + 30  # second session, 10:00
     assert market.tradable[row - 1, column]
@@ -64,10 +65,10 @@ def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path, en
     late = (table.ticker == "AAA") & (day < "2016-01-06")
     ended = (table.ticker == "BBB") & (day >= "2016-01-07")
     quiet = (table.ticker == "CCC") & (table.ts >= quiet_from)
-    market, report = make_market(
+    market = make_market(
         settings(write_csv(tmp_path, table[~(late | ended | quiet | (table.ts >= end))]))
     )
-    assert report["ended"] == ["BBB"]
+    assert market.provenance.ended == ("BBB",)
     nan = torch.isnan(market.close)
     assert nan[: 2 * 390, 0].all()
     assert not nan[2 * 390 :, 0].any()
@@ -82,7 +83,7 @@ def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path, en
 def test_bars_are_put_together_inside_sessions(tmp_path):
     table = minute_table(symbols=2, sessions=5)
     path = write_csv(tmp_path, table)
-    market, _ = make_market(
+    market = make_market(
         settings(path, bar_minutes=60, features={"names": ["return_1"], "context": []})
     )
     assert market.num_bars == 5 * 7  # six hours and a half
@@ -211,21 +212,21 @@ def eventful_market(folder, table, grid, cut, how, seed):
     )
     if seed % 2:  # the universe's own index
         wanted = wanted.model_copy(update={"benchmark": BenchmarkSettings()})
-    market, _ = assemble(wanted, MemoryFeed(bars, {"kind": "files"}))
+    market = assemble(wanted, MemoryFeed(bars, {"kind": "files"}))
     return market
 
 
 def test_training_window_alone_sets_the_scale(tmp_path):
-    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=2, sessions=10))))
+    market = make_market(settings(write_csv(tmp_path, minute_table(symbols=2, sessions=10))))
     start, stop = market.windows.train
     train = market.features[start + 5 : stop, :, 0]
     assert abs(float(train.mean())) < 1e-2
     assert float(train.std()) == pytest.approx(1.0, abs=1e-2)
-    stats = market.meta["normalisation"]["features"]["return_1"]
+    stats = market.normalisation.features["return_1"]
     raw = torch.log(market.close[1:] / market.close[:-1])
     torch.testing.assert_close(
         market.features[1:, :, 0],
-        ((raw - stats["mean"]) / stats["std"]).clamp(-10, 10),
+        ((raw - stats.mean) / stats.std).clamp(-10, 10),
         rtol=1e-3,
         atol=1e-3,
     )
@@ -236,7 +237,7 @@ def test_extra_columns_become_features(tmp_path):
     table["mood"] = np.random.default_rng(0).normal(5, 2, len(table))
     table["raw"] = np.arange(len(table), dtype=float)
     path = write_csv(tmp_path, table)
-    market, _ = make_market(
+    market = make_market(
         settings(path, features={"names": [], "extra": ["mood"], "extra_raw": ["raw"]})
     )
     assert market.feature_names == ("mood", "raw")
@@ -250,10 +251,9 @@ def test_a_cross_section_needs_no_scale(tmp_path):
     table["raw"] = np.arange(len(table), dtype=float)
     names = ["return_1", "return_5"]
     features = {"names": names, "extra_raw": ["raw"], "cross_sectional": "rank"}
-    market, _ = make_market(settings(write_csv(tmp_path, table), features=features))
-    statistics = market.meta["normalisation"]
-    assert statistics["cross_sectional"] == "rank"
-    assert all(one == {"mean": 0.0, "std": 1.0} for one in statistics["features"].values())
+    market = make_market(settings(write_csv(tmp_path, table), features=features))
+    assert market.normalisation.cross_sectional == "rank"
+    assert set(market.normalisation.features.values()) == {ColumnScale(mean=0.0, std=1.0)}
     steps = torch.log(market.close[1:] / market.close[:-1])
     ranks = steps.argsort(1).argsort(1).double()
     agree = (market.features[1:, :, 0] - (ranks - 1.5) / (15 / 12) ** 0.5).abs() < 1e-5
@@ -266,7 +266,7 @@ def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path):
     put together."""
     table = minute_table(symbols=2, sessions=6)
     names = {"features": {"names": ["return_1", "gap"], "context": []}, "bar_minutes": 390}
-    minutes, _ = make_market(settings(write_csv(tmp_path, table), **names))
+    minutes = make_market(settings(write_csv(tmp_path, table), **names))
     days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
         {
             "ts": "first",
@@ -278,7 +278,7 @@ def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path):
         }
     )
     dates = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d"))
-    market, _ = make_market(settings(write_csv(tmp_path, dates, "dates.csv"), **names))
+    market = make_market(settings(write_csv(tmp_path, dates, "dates.csv"), **names))
     assert_same_market(market, minutes)
     zoned = days.assign(ts=days.ts.dt.normalize().dt.tz_localize("America/New_York"))
     zoned.to_parquet(tmp_path / "days.parquet")
@@ -305,7 +305,7 @@ def test_shares_outstanding_count_from_their_date(tmp_path):
     before = build_market(wanted, cache=tmp_path / "cache")
     shares.write_text("symbol,from,shares\nAAA,2016-01-06,500\n")
     assert build_market(wanted, cache=tmp_path / "cache") != before
-    assert make_market(settings(path))[0].shares_outstanding is None
+    assert make_market(settings(path)).shares_outstanding is None
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_bad_file_of_shares_is_refused(tmp_path, text, said):
 
 def test_windows_are_whole_sessions_with_an_embargo(tmp_path):
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
-    market, _ = make_market(settings(path, windows={"fractions": [0.5, 0.3, 0.2]}))
+    market = make_market(settings(path, windows={"fractions": [0.5, 0.3, 0.2]}))
     assert market.windows == ((0, 4 * 390), (5 * 390, 7 * 390), (8 * 390, 10 * 390))
     dated = {
         "train": ["2016-01-04", "2016-01-06"],
@@ -341,7 +341,7 @@ def test_windows_are_whole_sessions_with_an_embargo(tmp_path):
         "test": ["2016-01-13", "2016-01-15"],
         "embargo_sessions": 1,
     }
-    market, _ = make_market(settings(path, windows=dated))
+    market = make_market(settings(path, windows=dated))
     assert market.windows == ((0, 2 * 390), (3 * 390, 6 * 390), (7 * 390, 10 * 390))
     with pytest.raises(DataError, match="train window holds no session"):
         make_market(settings(path, windows=dated | {"embargo_sessions": 3}))
@@ -355,15 +355,15 @@ def test_coverage_filter_looks_at_training_only(tmp_path):
     thin_later = (table.ticker == "AAA") & (day > "2016-01-11") & (table.ts.dt.minute < 30)
     thin_early = (table.ticker == "BBB") & (day < "2016-01-08") & (table.ts.dt.minute < 30)
     path = write_csv(tmp_path, table[~(thin_later | thin_early)])
-    market, report = make_market(settings(path, universe={"min_coverage": 0.9}))
+    market = make_market(settings(path, universe={"min_coverage": 0.9}))
     assert market.symbols == ("AAA",)
-    assert list(report["left_out"]) == ["BBB"]
+    assert list(market.provenance.left_out) == ["BBB"]
     with pytest.raises(DataError, match="ZZZ"):
         make_market(settings(path, universe={"symbols": ["AAA", "ZZZ"]}))
 
 
 def test_equal_weight_benchmark_is_the_mean_return(tmp_path):
-    market, _ = make_market(
+    market = make_market(
         settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **SHORT_WINDOWS)
     )
     close = market.close.double().numpy()
@@ -381,7 +381,7 @@ def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path):
     index = pd.DataFrame({"date": days.strftime("%Y-%m-%d"), "close": np.arange(100.0, 108.0)})
     index[~index.date.isin(["2016-01-02", "2016-01-03"])].to_csv(tmp_path / "idx.csv", index=False)
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=5))
-    market, _ = make_market(settings(path, benchmark={"path": str(tmp_path / "idx.csv")}))
+    market = make_market(settings(path, benchmark={"path": str(tmp_path / "idx.csv")}))
     assert market.benchmark_name == "idx"
     level = market.benchmark.reshape(5, 390)
     assert (level[:, :-1] == torch.tensor([100.0, 103, 104, 105, 106]).double()[:, None]).all()
@@ -403,7 +403,7 @@ def test_a_daily_series_is_seen_the_day_after(tmp_path):
         "daily": {"vix": str(tmp_path / "vix.csv")},
         "standardise": False,
     }
-    market, _ = make_market(settings(path, features=features))
+    market = make_market(settings(path, features=features))
     assert market.context_names == ("vix",)
     level = market.context[:, 0].reshape(5, 390)
     assert (level == level[:, :1]).all()
@@ -435,17 +435,17 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path):
         "market.safetensors",
     ]
     market = MarketTensors.load(first, verify=True)
-    again, _ = make_market(settings(moved))
+    again = make_market(settings(moved))
     assert market.content_hash() == again.content_hash()
 
 
 def test_range_limits_the_days(tmp_path):
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
-    market, report = make_market(settings(path, start="2016-01-06", end="2016-01-13"))
+    market = make_market(settings(path, start="2016-01-06", end="2016-01-13"))
     stamps = market.timestamps()
     assert str(stamps[0])[:16] == "2016-01-06T14:30"
     assert str(stamps[-1])[:16] == "2016-01-13T20:59"
-    assert report["repairs"]["outside_session"] == 0
+    assert market.provenance.repairs["outside_session"] == 0
     with pytest.raises(DataError, match="no session"):
         make_market(settings(path, start="2016-01-09", end="2016-01-10"))
     with pytest.raises(DataError, match="choose other dates"):

@@ -90,7 +90,7 @@ def test_every_form_is_the_same_market(form, settings, long, expected):
     market = load_market(form(long), **SETTINGS, **settings)
     assert market.symbols == expected.symbols
     assert_same_market(market, expected)
-    assert market.meta["source"]["kind"] == "frames"
+    assert market.provenance.source.kind == "frames"
 
 
 def test_it_is_the_market_that_the_same_bars_in_a_file_make(long, expected, tmp_path):

@@ -109,7 +109,7 @@ def test_a_file_holds_what_memory_does(tmp_path, monkeypatch):
     for across in ("none", "rank"):
         values["features"]["cross_sectional"] = across
         wanted = file_settings(path, **values)
-        market, _ = make_market(wanted)
+        market = make_market(wanted)
         with monkeypatch.context() as patch:
             patch.setattr("fintrader.market.columns.BLOCK_BYTES", 1)
             built = build_market(wanted, cache=tmp_path / "cache")

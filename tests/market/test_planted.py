@@ -10,6 +10,7 @@ from fintrader.config import validate
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import DataError
 from fintrader.market.build import make_market
+from fintrader.market.description import PlantedDrift
 from fintrader.market.inspect import quality_report
 from fintrader.market.planted import oracle_policy, planted_optimum
 from fintrader.market.settings import DataSettings
@@ -60,7 +61,7 @@ def brute_force(num_assets, drift, switch, cost, num_bars):
 )
 def test_the_optimum_agrees_with_brute_force(drift_bps, switch, cost_bps):
     for num_assets, num_bars in ((1, 6), (2, 6), (3, 5)):
-        planted = {"num_assets": num_assets, "drift_bps": drift_bps, "switch": switch}
+        planted = PlantedDrift("signal", drift_bps, switch, num_assets, bar_minutes=5)
         expected = brute_force(num_assets, drift_bps * 1e-4, switch, cost_bps * 1e-4, num_bars)
         optimum = planted_optimum(planted, cost_bps, num_bars)
         assert optimum.expected_multiple == pytest.approx(expected, rel=1e-12)
@@ -72,17 +73,19 @@ def test_the_optimum_agrees_with_brute_force(drift_bps, switch, cost_bps):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_oracle_reaches_the_optimum(seed):
     calm = {"volatility_bps": 0.5, "index_volatility_bps": 0.5, "num_sessions": 12}
-    market, _ = make_market(synthetic(seed=seed, num_symbols=5, **calm))
+    market = make_market(synthetic(seed=seed, num_symbols=5, **calm))
     policy = oracle_policy(market, ObservationLayout.of(market), 20.0)
     equity = simulate(policy, market, EnvSettings(fractional=True, cost_bps=20.0)).equity
-    best = planted_optimum(market.meta["planted"], 20.0, market.num_bars - 1).expected_multiple
+    best = planted_optimum(
+        market.provenance.planted_drift, 20.0, market.num_bars - 1
+    ).expected_multiple
     # little noise: only the states' luck is left
     assert np.log(equity[-1] / equity[0]) / np.log(best) == pytest.approx(1.0, abs=0.2)
 
 
 def test_the_signal_is_a_feature_just_as_it_is():
     settings = synthetic(seed=3)
-    market, _ = make_market(settings)
+    market = make_market(settings)
     assert market.feature_names[-1] == "signal"
     states = drift_states(settings.source, market.num_bars)
     np.testing.assert_array_equal(market.features[..., -1].numpy(), states)
@@ -95,8 +98,8 @@ def test_the_signal_is_a_feature_just_as_it_is():
 
 
 def test_without_planting_nothing_tells_the_future():
-    market, _ = make_market(synthetic(planted={"enabled": False}))
-    assert market.meta["planted"] is None
+    market = make_market(synthetic(planted={"enabled": False}))
+    assert market.provenance.planted_drift is None
     assert "signal" not in market.feature_names
     with pytest.raises(DataError, match="no planted signal"):
         oracle_policy(market, ObservationLayout.of(market), 20.0)
@@ -115,8 +118,8 @@ def eventful(*, num_symbols=12, **events):
 
 @pytest.mark.parametrize("event", ["splits", "dividends"])
 def test_corporate_actions_show_no_profit_or_loss(event):
-    plain, _ = make_market(eventful())
-    market, _ = make_market(eventful(**{event: 3}))
+    plain = make_market(eventful())
+    market = make_market(eventful(**{event: 3}))
     returns = [
         torch.log(one.adjusted_close[1:] / one.adjusted_close[:-1]) for one in (plain, market)
     ]
@@ -132,20 +135,20 @@ def test_listings_and_delistings_are_seen():
     settings = eventful(delistings=2, late_listings=3)
     report = quality_report(settings)
     assert report["kinds"] == {"ended": 2, "late_listing": 3}
-    market, built = make_market(settings)
-    assert built["ended"] == sorted(
+    market = make_market(settings)
+    assert list(market.provenance.ended) == sorted(
         fault["symbol"] for fault in report["faults"] if fault["kind"] == "ended"
     )
     nan = torch.isnan(market.close)
     assert int(nan[0].sum()) == 3
     assert int(nan[-1].sum()) == 2
-    assert not built["survivorship"]["survivors_only"]
+    assert not market.provenance.survivorship.survivors_only
 
 
 def test_halts_silence_everybody():
     settings = eventful(halts=2, halt_bars=14)
     assert quality_report(settings)["kinds"] == {"market_hole": 2}
-    market, _ = make_market(settings)
+    market = make_market(settings)
     assert int((~market.tradable).all(dim=1).sum()) == 28
     assert not torch.isnan(market.close).any()
 

@@ -5,7 +5,6 @@ from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.planted import planted_optimum
-from fintrader.market.planted_in import KIND
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import PLAIN, minute_table, stamps_of, write_csv
@@ -42,27 +41,22 @@ def coefficients(market, signal, horizon):
 
 @pytest.mark.parametrize(("ic", "horizon"), [(0.05, 1), (0.15, 6), (0.6, 20)])
 def test_every_window_has_the_coefficient_asked_for(bars, ic, horizon):
-    market, _ = make_market(planted(bars, ic=ic, horizon=horizon))
+    market = make_market(planted(bars, ic=ic, horizon=horizon))
     assert market.feature_names[-1] == "signal"
-    assert market.meta["source"]["kind"] == "planted_in"
-    meta = market.meta["planted"]
-    assert (meta["kind"], meta["ic"], meta["horizon"], meta["feature"]) == (
-        KIND,
-        ic,
-        horizon,
-        "signal",
-    )
+    assert market.provenance.source.kind == "planted_in"
+    described = market.provenance.planted_signal
+    assert (described.ic, described.horizon, described.feature) == (ic, horizon, "signal")
     for name, window in zip(("train", "validation", "test"), market.split(), strict=True):
         signal = window.features[:, :, -1].numpy()
         found = coefficients(window, signal, horizon).mean()
         assert found == pytest.approx(ic, abs=0.01)  # cut off at 3, and members without a price
-        assert meta["measured_ic"][name] == pytest.approx(found, abs=0.005)
+        assert described.measured_ic[name] == pytest.approx(found, abs=0.005)
         assert np.abs(signal).max() <= 3.0
         assert np.std(signal[:-1]) == pytest.approx(1.0, abs=0.02)
 
 
 def test_what_it_says_is_about_its_own_symbols_and_not_about_others(bars):
-    market, _ = make_market(planted(bars, ic=0.3, horizon=1))
+    market = make_market(planted(bars, ic=0.3, horizon=1))
     train = market.split().train
     own = train.features[:, :, -1].numpy()
     moved = np.roll(own, 3, axis=1)
@@ -73,11 +67,11 @@ def test_what_it_says_is_about_its_own_symbols_and_not_about_others(bars):
 def test_without_a_coefficient_it_is_noise_whatever_the_prices(bars, tmp_path):
     """The negative control."""
     wanted = planted(bars, ic=0, horizon=1)
-    market, _ = make_market(wanted)
+    market = make_market(wanted)
     signal = market.features[:, :, -1]
     assert signal.std() == pytest.approx(1.0, abs=0.02)
     table = minute_table(symbols=8, sessions=12, missing=0.02, seed=9)
-    other, _ = make_market(planted(write_csv(tmp_path, table), ic=0, horizon=1))
+    other = make_market(planted(write_csv(tmp_path, table), ic=0, horizon=1))
     assert not market.close.equal(other.close)
     assert signal.equal(other.features[:, :, -1])
     train = market.split().train
@@ -87,7 +81,7 @@ def test_without_a_coefficient_it_is_noise_whatever_the_prices(bars, tmp_path):
 
 def test_a_window_knows_nothing_of_the_next(bars, tmp_path):
     """Other prices from the first bar after a window on leave its signal as it was."""
-    market, _ = make_market(planted(bars))
+    market = make_market(planted(bars))
     table = minute_table(symbols=8, sessions=12, missing=0.02)
     stop = market.windows.train[1]
     later = stamps_of(table) >= int(market.minutes[stop])
@@ -95,7 +89,7 @@ def test_a_window_knows_nothing_of_the_next(bars, tmp_path):
     noise = np.exp(np.random.default_rng(1).normal(0, 0.01, int(later.sum())))
     table.loc[later, prices] = table.loc[later, prices].to_numpy() * noise[:, None]
     table["high"], table["low"] = table[prices].max(axis=1), table[prices].min(axis=1)
-    changed, _ = make_market(planted(write_csv(tmp_path, table)))
+    changed = make_market(planted(write_csv(tmp_path, table)))
     one, other = (m.features[:, :, -1] for m in (market, changed))
     assert one[:stop].equal(other[:stop])
     assert not one[stop:].equal(other[stop:])
@@ -104,7 +98,7 @@ def test_a_window_knows_nothing_of_the_next(bars, tmp_path):
 
 def test_equal_seeds_give_equal_signals(bars, tmp_path):
     """In memory as through the store, whose chunks are those of the bars alone."""
-    first, _ = make_market(planted(bars, seed=3))
+    first = make_market(planted(bars, seed=3))
     paths = [build_market(planted(bars, seed=seed), cache=tmp_path / "cache") for seed in (3, 4)]
     again, other = (MarketTensors.load(path) for path in paths)
     assert first.content_hash() == again.content_hash()
@@ -130,6 +124,6 @@ def test_what_cannot_be_planted_is_refused(bars, tmp_path):
     two = write_csv(tmp_path, minute_table(symbols=2, sessions=12))
     with pytest.raises(DataError, match="no bar has 3 members"):
         make_market(planted(two))
-    market, _ = make_market(planted(bars))
-    with pytest.raises(DataError, match="no known optimum"):
-        planted_optimum(market.meta["planted"], 20.0, 10)
+    market = make_market(planted(bars))
+    with pytest.raises(DataError, match="only a drift planted in a synthetic market"):
+        planted_optimum(market.provenance.planted_drift, 20.0, 10)

@@ -9,8 +9,9 @@ from fintrader.agents import PPO, load_policy, make_agent, save_policy
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, DataError
 from fintrader.market.build import build_market, make_market
-from fintrader.market.scaling import cross_section, read_statistics, statistics_hash
+from fintrader.market.scaling import cross_section, read_statistics
 from fintrader.market.tensors import MarketTensors
+from fintrader.records import to_json
 from tests.bars.tables import file_settings, minute_table, write_csv
 
 
@@ -70,16 +71,16 @@ def test_later_bars_are_scaled_by_an_earlier_markets_statistics(two_markets):
     early, late, bars = two_markets
     own = MarketTensors.load(late)
     first = MarketTensors.load(early)
-    assert own.meta["normalisation_hash"] != first.meta["normalisation_hash"]
+    assert own.normalisation.digest != first.normalisation.digest
     assert not torch.equal(own.features[: first.num_bars], first.features)
     plain = early.with_name("statistics.json")
-    plain.write_text(json.dumps(first.meta["normalisation"]))
+    plain.write_text(json.dumps(to_json(first.normalisation)))
     built = set()
     for stored in (early, early.with_name("build.json"), plain):
         path = build_market(file_settings(bars), cache=late.parents[1], normalisation=stored)
         market = MarketTensors.load(path, verify=True)
         built.add(path)
-        assert market.meta["normalisation_hash"] == first.meta["normalisation_hash"]
+        assert market.normalisation == first.normalisation
         assert torch.equal(market.features[: first.num_bars], first.features)
         assert torch.equal(market.context[: first.num_bars], first.context)
     assert len(built) == 1  # what the statistics are decides, not where they lie
@@ -91,8 +92,8 @@ def test_a_policy_refuses_rows_scaled_by_other_statistics(two_markets, tmp_path)
     first = MarketTensors.load(early)
     env = TradingEnv(first.split().train, EnvSettings(num_envs=2))
     save_policy(tmp_path / "policy", make_agent(PPO(), env.layout, seed=0), market=first)
-    here = statistics_hash(MarketTensors.load(late).meta["normalisation"])
-    there = first.meta["normalisation_hash"]
+    here = MarketTensors.load(late).normalisation.digest
+    there = first.normalisation.digest
     with pytest.raises(
         CheckpointError,
         match=rf"\({there} there, {here} here\).*data.features.normalisation set to",
@@ -126,7 +127,7 @@ def test_statistics_of_other_columns_are_refused(change, said, two_markets):
 
 
 def test_what_says_nothing_of_a_scale_is_refused(tmp_path, two_markets):
-    stored = read_statistics(str(two_markets[0]))
+    stored = to_json(read_statistics(str(two_markets[0])))
     file = tmp_path / "statistics.json"
     spread = {**stored, "features": {"return_1": {"mean": 0.0, "std": 0.0}}}
     for text in (

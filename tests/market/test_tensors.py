@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from fintrader.errors import MarketError
+from fintrader.market.description import ColumnScale, Normalisation, Provenance
 from fintrader.market.tensors import MarketTensors, Windows
 from tests.bars.tables import assert_same_market
 from tests.factories import make_market
@@ -17,11 +18,7 @@ def test_saved_markets_come_back_equal(tmp_path):
     again = MarketTensors.load(tmp_path / "m.safetensors", verify=True)
     assert again.content_hash() == content == market.content_hash()
     assert_same_market(market, again)
-    assert (again.symbols, again.windows, again.meta) == (
-        market.symbols,
-        market.windows,
-        market.meta,
-    )
+    assert again.description == market.description
     shares = replace(market, shares_outstanding=market.volume + 1)
     assert shares.save(tmp_path / "s.safetensors") != content
     assert_same_market(shares, MarketTensors.load(tmp_path / "s.safetensors", verify=True))
@@ -29,7 +26,10 @@ def test_saved_markets_come_back_equal(tmp_path):
 
 def test_the_hash_sees_every_array_and_name():
     market = make_market(60, 4)
-    changed = [replace(market, symbols=("A", "B", "C", "D")), replace(market, meta={"x": 1})]
+    changed = [
+        replace(market, symbols=("A", "B", "C", "D")),
+        replace(market, provenance=Provenance(hours="extended")),
+    ]
     for name, tensor in market.arrays():
         other = tensor.clone()
         other[-1] = ~other[-1] if other.dtype == torch.bool else other[-1] + 1
@@ -56,7 +56,7 @@ def test_windows_are_views_without_a_copy():
 def test_a_window_keeps_its_name_in_its_file_and_a_whole_market_has_none(tmp_path):
     market = make_market(60, 3)
     assert (market.window_name, market.cut_from) == ("whole", ())
-    assert "cut_from" not in market._header()
+    assert market.description.cut_from == ()
     names = set()
     for name, part in market.split()._asdict().items():
         content = part.save(tmp_path / "w.safetensors")
@@ -116,7 +116,10 @@ def test_inconsistent_markets_are_refused(change, message):
 
 def test_a_flip_anywhere_in_the_header_is_a_typed_error(tmp_path):
     path = tmp_path / "m.safetensors"
-    replace(make_market(60, 4), meta={"ended": ["é", "B"], "share": 0.25}).save(path)
+    scales = Normalisation({"f0": ColumnScale(0.25, 1.0)}, {}, clip=3.0, cross_sectional="none")
+    replace(make_market(60, 4), normalisation=scales, provenance=Provenance(ended=("é", "B"))).save(
+        path
+    )
     data = path.read_bytes()
     length = 8 + int.from_bytes(data[:8], "little")
     for position in range(length):

@@ -9,7 +9,6 @@ from fintrader.errors import DataError
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.universe import (
-    describe,
     index_membership,
     member_days,
     missing_members,
@@ -28,16 +27,16 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path):
         "universe": {"membership": str(tmp_path / "list.csv")},
         **PLAIN,
     }
-    market, report = make_market(validate(DataSettings, values, "test"))
+    market = make_market(validate(DataSettings, values, "test"))
     assert market.symbols == ("AAA", "BBB")
-    assert report["left_out"] == {"CCC": "never a member in the range"}
+    assert market.provenance.left_out == {"CCC": "never a member in the range"}
     days = market.member.reshape(6, 390, 2)
     assert (days == days[:, :1]).all()
     assert days[:, 0].tolist() == [[True, False]] * 3 + [[False, True], [True, True], [False, True]]
     assert market.tradable.all()
     assert not torch.isnan(market.close).any()
     values["universe"] = {"membership": str(tmp_path / "list.csv"), "aliases": {"CCC": "DDD"}}
-    market, _ = make_market(validate(DataSettings, values, "test"))
+    market = make_market(validate(DataSettings, values, "test"))
     assert market.symbols == ("AAA", "BBB", "CCC")
     assert market.member[:, 2].all()
 
@@ -90,26 +89,26 @@ def test_a_list_of_survivors_is_noticed_and_its_bias_measured():
     member = np.ones(close.shape, dtype=bool)
     ended = [f"S{n}" for n in range(30, 40)]
     whole = survivorship(ended, close, member)
-    assert not whole["survivors_only"]
-    assert describe(whole) == ""
+    assert not whole.survivors_only
+    assert whole.describe() == ""
     lasting = member & (np.arange(40) < 30)
-    assert whole["bias_per_year"] == pytest.approx(
+    assert whole.bias_per_year == pytest.approx(
         growth(close, lasting) - growth(close, member), rel=1e-9
     )
-    assert whole["bias_per_year"] > 0.02
+    assert whole.bias_per_year > 0.02
     survivors = survivorship([], close[:, :30], member[:, :30])
-    assert survivors["survivors_only"]
+    assert survivors.survivors_only
     assert (
-        survivors["bias_per_year"] is None
+        survivors.bias_per_year is None
     )  # what is not there cannot be measured, and is not nothing
-    assert "unknown" in describe(survivors)
+    assert "unknown" in survivors.describe()
     beside = survivorship([], close[:, :30], member[:, :30], index=index, index_name="TIX")
     expected = growth(close, lasting) - 252 * np.log(index[-1] / index[0]) / 251
-    assert beside["bias_per_year"] == pytest.approx(expected, rel=1e-9)
-    assert f"{expected:+.1%} a year against TIX" in describe(beside)
-    assert not survivorship([], close[:40, :30], member[:40, :30])[
-        "survivors_only"
-    ]  # too short to tell
+    assert beside.bias_per_year == pytest.approx(expected, rel=1e-9)
+    assert f"{expected:+.1%} a year against TIX" in beside.describe()
+    assert not survivorship(
+        [], close[:40, :30], member[:40, :30]
+    ).survivors_only  # too short to tell
 
 
 def test_who_enters_proves_nothing_and_who_leaves_does():
@@ -117,35 +116,33 @@ def test_who_enters_proves_nothing_and_who_leaves_does():
     member = np.ones(close.shape, dtype=bool)
     member[:100, 3] = False  # a list of today's members, with the days on which they came in
     entries = survivorship([], close, member)
-    assert entries["survivors_only"]
-    assert entries["bias_per_year"] is None
+    assert entries.survivors_only
+    assert entries.bias_per_year is None
     member[150:, 4] = False
     exits = survivorship([], close, member)
-    assert not exits["survivors_only"]
+    assert not exits.survivors_only
     lasting = np.ones(close.shape, dtype=bool)
     lasting[:, 4] = False
-    assert exits["bias_per_year"] == pytest.approx(
+    assert exits.bias_per_year == pytest.approx(
         growth(close, lasting) - growth(close, member), rel=1e-9
     )
     lacking = survivorship([], close, member, missing={"GONE": 0.04, "LOST": 0.03})
-    assert lacking["survivors_only"]
-    assert lacking["bias_per_year"] is None
-    assert "2 members lack bars (7.00% of the member-days: GONE, LOST)" in describe(lacking)
+    assert lacking.survivors_only
+    assert lacking.bias_per_year is None
+    assert "2 members lack bars (7.00% of the member-days: GONE, LOST)" in lacking.describe()
     few = survivorship(
         [], close[:40, :7], member[:40, :7], missing={f"M{n}": 0.01 for n in range(93)}
     )
-    assert few[
-        "survivors_only"
-    ]  # few names over a short time say as much when nearly all are missing
-    assert "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4, ...)" in describe(
-        few
+    assert few.survivors_only  # few names over a short time say as much when nearly all are missing
+    assert (
+        "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4, ...)"
+        in few.describe()
     )
     some = survivorship([], close[:40, :7], member[:40, :7], missing={"GONE": 0.004})
-    assert not some["survivors_only"]
-    assert describe(some) == "1 members lack bars (0.40% of the member-days: GONE)"
-    assert "nobody leaves in 252 sessions; 1 members lack bars" in describe(
-        survivorship([], close, np.ones(close.shape, dtype=bool), missing={"GONE": 0.004})
-    )
+    assert not some.survivors_only
+    assert some.describe() == "1 members lack bars (0.40% of the member-days: GONE)"
+    closed = survivorship([], close, np.ones(close.shape, dtype=bool), missing={"GONE": 0.004})
+    assert "nobody leaves in 252 sessions; 1 members lack bars" in closed.describe()
 
 
 def test_members_without_bars_are_counted_by_company():
@@ -173,8 +170,7 @@ def test_survivors_are_reported_with_the_market(tmp_path, caplog):
         "source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12},
         "bar_minutes": 30,
     }
-    market, report = make_market(validate(DataSettings, values, "test"))
-    assert report["survivorship"]["survivors_only"]
-    assert report["survivorship"]["bias_against"] == "synthetic index"
-    assert market.meta["survivorship"] == report["survivorship"]
+    market = make_market(validate(DataSettings, values, "test"))
+    assert market.provenance.survivorship.survivors_only
+    assert market.provenance.survivorship.bias_against == "synthetic index"
     assert "a list of survivors?" in caplog.text

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,14 @@ from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
-from fintrader.market.planted_in import KIND as IN_REAL
+from fintrader.market.description import (
+    MarketSource,
+    PlantedDrift,
+    PlantedSignal,
+    Provenance,
+    Survivorship,
+)
+from fintrader.records import from_json, to_json
 from fintrader.report.html import render_report
 from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.recipe import read_record
@@ -20,10 +28,9 @@ from fintrader.results.strategy_metrics import StrategyMetrics
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
-SYNTHETIC = {
-    "source": {"kind": "synthetic"},
-    "planted": {"kind": "markov-drift", "feature": "signal", "drift_bps": 1.2},
-}
+MADE_UP = Provenance(
+    MarketSource("synthetic"), planted_drift=PlantedDrift("signal", 1.2, 0.02, 8, bar_minutes=5)
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +57,13 @@ def stored(market):
         Variation("capital_usd", f"{usd}", usd == 1_000_000, 0.01 / usd, 1e6 / usd, -0.1)
         for usd in (10_000_000, 1_000_000)
     ]
-    context = {"trading": trading, "market": SYNTHETIC, "cost_bps": 5.0}
+    context = {"trading": trading, "market": to_json(MADE_UP), "cost_bps": 5.0}
     return tabulate(results, context, sensitivity=more, analysis=analyse(results, market))
+
+
+def of(provenance):
+    """The context of a backtest on such a market."""
+    return {"market": to_json(provenance)}
 
 
 @pytest.fixture(scope="module")
@@ -80,45 +92,40 @@ def row(text, first):
 
 
 def test_a_made_up_market_is_the_first_thing_said(page, stored):
-    words = market_notice(stored.context)
-    assert words.startswith("Synthetic market with a planted signal")
+    notice = market_notice(stored.context)
+    assert notice.startswith("Synthetic market with a planted signal")
     body = page[page.index("<body>") :]
-    assert re.sub("<[^>]+>", "", body).strip().startswith(words)
+    assert re.sub("<[^>]+>", "", body).strip().startswith(notice)
     assert body.index("Survivorship") < body.index("Costs") < body.index("<nav>")
-    plain = {"market": {"source": {"kind": "files", "files": []}}}
-    assert market_notice(plain) == market_notice({}) == ""
-    assert "no signal in them" in market_notice({"market": {"source": {"kind": "synthetic"}}})
-    planted = {
-        "market": {"source": {"kind": "files"}, "planted": {"kind": IN_REAL, "feature": "signal"}}
-    }
-    assert market_notice(planted).startswith("Real bars with a planted signal: the feature signal ")
-    assert words in render_comparison({"one": stored, "two": stored})
+    assert market_notice(of(Provenance(MarketSource("files")))) == market_notice({}) == ""
+    assert "no signal in them" in market_notice(of(Provenance(MarketSource("synthetic"))))
+    for ic, words in ((0.1, "Real bars with a planted signal"), (0.0, "Real bars and noise")):
+        signal = PlantedSignal("signal", ic, {}, horizon=20, persistence=0.95, seed=0)
+        planted = Provenance(MarketSource("planted_in"), planted_signal=signal)
+        assert market_notice(of(planted)).startswith(f"{words}: the feature signal ")
+    assert notice in render_comparison({"one": stored, "two": stored})
 
 
 def test_survivorship_and_costs_in_words(stored):
-    found = {
-        "sessions": 250,
-        "ended": 2,
-        "left_the_list": 3,
-        "survivors_only": False,
-        "bias_per_year": 0.021,
-    }
-    found["bias_against"] = "the members of each day"
-    real = {"source": {"kind": "files"}, "survivorship": found}
-    assert survivorship_words({"market": real}).startswith(
-        "5 symbols end or leave the universe in 250 sessions"
+    measured = Survivorship(
+        survivors_only=False,
+        sessions=250,
+        ended=2,
+        left_the_list=3,
+        members_without_bars=(),
+        member_days_without_bars=0.0,
+        survivors_return_per_year=0.1,
+        members_return_per_year=0.079,
+        bias_against="the members of each day",
+        bias_per_year=0.021,
     )
-    assert "+2.1 % a year" in survivorship_words({"market": real})
-    suspect = found | {
-        "ended": 0,
-        "left_the_list": 0,
-        "survivors_only": True,
-        "members_without_bars": [],
-    }
-    told = survivorship_words(
-        {"market": real | {"survivorship": suspect | {"member_days_without_bars": 0.0}}}
-    )
-    assert "nobody leaves in 250 sessions" in told
+    real = Provenance(MarketSource("files"), survivorship=measured)
+    words = survivorship_words(of(real))
+    assert words.startswith("5 symbols end or leave the universe in 250 sessions")
+    assert "+2.1 % a year" in words
+    suspect = replace(measured, ended=0, left_the_list=0, survivors_only=True)
+    words = survivorship_words(of(replace(real, survivorship=suspect)))
+    assert "nobody leaves in 250 sessions" in words
     assert survivorship_words({}).startswith("not known")
     own = stored.metrics["ensemble"]
     words = cost_words(stored, "ensemble")
@@ -211,7 +218,7 @@ def test_the_record_is_read_back_as_it_was(stored, page, tmp_path):
     assert {name: StrategyMetrics.of(row) for name, row in record["metrics"].items()} == (
         stored.metrics
     )
-    assert record["market"] == SYNTHETIC
+    assert from_json(Provenance, record["market"]) == MADE_UP
 
 
 def test_no_panel_of_the_tear_sheet_is_empty(stored):

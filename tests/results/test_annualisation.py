@@ -14,6 +14,7 @@ from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.simulation import simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
+from fintrader.market.description import Provenance
 from fintrader.metrics import COMPOUNDED, min_sessions
 from fintrader.report.html import render_report
 from fintrader.results import figures, periods
@@ -54,7 +55,7 @@ def results_of(market):
 @pytest.fixture(scope="module")
 def both(market):
     """The same trades on an exchange, and on a market that never rests."""
-    restless = replace(market, meta={**market.meta, "sessions_a_year": 365})
+    restless = replace(market, provenance=Provenance(sessions_a_year=365))
     return results_of(market), results_of(restless)
 
 
@@ -104,7 +105,7 @@ def test_bets_and_factors_and_chance_follow(market):
     assert fit_factors(ours, factors, 365).alpha == pytest.approx(
         MORE * fit_factors(ours, factors).alpha
     )
-    restless = replace(market, meta={"sessions_a_year": 365})
+    restless = replace(market, provenance=Provenance(sessions_a_year=365))
     drawn = [
         random_portfolios(one, EnvSettings(), seed=0, count=20).sharpe for one in (market, restless)
     ]
@@ -118,7 +119,7 @@ def test_a_quarter_is_a_quarter_of_that_year(market):
     assert (min_sessions(252), min_sessions(365)) == (63, 91)
     short = market.window(0, 70 * 5)
     for year, known in ((252, True), (365, False)):
-        window = replace(short, meta={"sessions_a_year": year})
+        window = replace(short, provenance=Provenance(sessions_a_year=year))
         found = simulate(noisy_policy(8), window, EnvSettings(), name="ensemble").metrics
         assert (found["annual_return"] is not None) is known
 
@@ -138,7 +139,7 @@ def test_scores_of_the_tournament(market):
     growth = empyrical.annual_return(returns, annualization=365)
     depth = empyrical.max_drawdown(returns)
     assert score(returns, "calmar", index, 365) == pytest.approx(growth / -depth)
-    restless = replace(market, meta={"sessions_a_year": 365})
+    restless = replace(market, provenance=Provenance(sessions_a_year=365))
     usual, more = (
         evaluate([(noisy_policy(8), one)], EnvSettings()).score for one in (market, restless)
     )

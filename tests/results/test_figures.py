@@ -17,6 +17,7 @@ pytest.importorskip("streamlit")
 from fintrader.backtesting import read_backtest, simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.envs import EnvSettings
+from fintrader.market.description import Provenance
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results import figures
@@ -165,7 +166,9 @@ def site(tmp_path_factory):
         fakes.make_run(root / "runs", name, market=tensors, seed=seed)
         window = make_market(30 * 30, 5, 3, session_bars=30, volatility=0.002)
         window = replace(
-            window, minutes=window.minutes - 14 * 3600 * 10**9, meta={"timezone": "Asia/Tokyo"}
+            window,
+            minutes=window.minutes - 14 * 3600 * 10**9,
+            provenance=Provenance(timezone="Asia/Tokyo"),
         )
         results = {"ensemble": simulate(noisy_policy(5, seed), window, settings)}
         write_backtest(

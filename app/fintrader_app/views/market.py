@@ -67,12 +67,12 @@ def head(market: Market) -> None:
         ("Sessions", count(len(days))),
         ("Features", f"{len(market.feature_names)} + {len(market.context_names)}"),
         ("Traded cells", percent(traded_share(market), 1)),
-        ("Index", plain(market.header.get("benchmark_name", "index"), 40)),
+        ("Index", plain(market.description.benchmark_name, 40)),
     ]
     numbers(cells)
-    windows = market.header.get("windows")
+    windows = market.description.windows
     text = f"Sessions {days.index[0]} to {days.index[-1]}, days of {market.timezone}"
-    if isinstance(windows, list) and len(windows) == len(WINDOWS):
+    if windows is not None:
         day_of = market.times.tz_convert(market.timezone)
         text += " · " + ", ".join(
             f"{name} {day_of[start]:%Y-%m-%d} to {day_of[stop - 1]:%Y-%m-%d}"
@@ -161,21 +161,17 @@ def features(market: Market) -> None:
         "As the agents see them: standardised with the training window's mean and deviation, then"
         " clipped."
     )
-    statistics = market.meta.get("normalisation")
-    if isinstance(statistics, dict):
-        found = {**part(statistics, "features"), **part(statistics, "context")}
+    scales = market.description.normalisation
+    if scales is not None:
         known = [
-            {"Column": name, "Mean": values.get("mean"), "Deviation": values.get("std")}
-            for name, values in found.items()
-            if isinstance(values, dict)
+            {"Column": name, "Mean": column.mean, "Deviation": column.std}
+            for name, column in {**scales.features, **scales.context}.items()
         ]
-        if known:
-            with st.expander("What they were standardised with"):
-                config = {
-                    name: st.column_config.NumberColumn(format="%.6g")
-                    for name in ("Mean", "Deviation")
-                }
-                table(known, "market_statistics", column_config=config)
+        with st.expander("What they were standardised with"):
+            config = {
+                name: st.column_config.NumberColumn(format="%.6g") for name in ("Mean", "Deviation")
+            }
+            table(known, "market_statistics", column_config=config)
 
 
 @remember
@@ -262,10 +258,8 @@ def heatmap(
 def quality(market: Market) -> None:
     """What was repaired, left out and ended, as the market file says, and the quality report beside
     it."""
-    meta = market.meta
-    repairs = {
-        name: value for name, value in part(meta, "repairs").items() if isinstance(value, int)
-    }
+    provenance = market.description.provenance
+    repairs = provenance.repairs
     st.subheader("Repairs", anchor=False)
     if not repairs:
         st.info("The market file names no repairs.", icon=":material/info:")
@@ -279,28 +273,19 @@ def quality(market: Market) -> None:
     left, right = st.columns(2)
     with left:
         st.subheader("Left out", anchor=False)
-        out = part(meta, "left_out")
-        if out:
-            rows = [{"Symbol": str(name), "Why": str(why)} for name, why in out.items()]
+        if provenance.left_out:
+            rows = [{"Symbol": name, "Why": why} for name, why in provenance.left_out.items()]
             table(rows, "market_left_out")
         else:
             st.caption("No symbol was left out.")
     with right:
         st.subheader("Ended before the data does", anchor=False)
-        ended = meta.get("ended")
-        st.caption(
-            ", ".join(plain(name) for name in ended)
-            if isinstance(ended, list) and ended
-            else "None."
-        )
-        source = part(meta, "source")
+        st.caption(", ".join(plain(name) for name in provenance.ended) or "None.")
+        source = provenance.source
         st.subheader("Source", anchor=False)
-        rows = [{"What": "Kind", "Value": str(source.get("kind", "unknown"))}]
-        for file in source.get("files") or []:
-            if isinstance(file, dict):
-                rows.append(
-                    {"What": str(file.get("name")), "Value": f"sha256 {file.get('sha256')}"}
-                )
+        rows = [{"What": "Kind", "Value": "unknown" if source is None else source.kind}]
+        for file in () if source is None else source.files:
+            rows.append({"What": file.name, "Value": f"sha256 {file.sha256}"})
         table(rows, "market_source")
     with guarded():
         findings(market)

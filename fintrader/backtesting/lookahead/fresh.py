@@ -196,7 +196,7 @@ class _Server:
 
     def build(self, view: View, folder: Path) -> None:
         settings = settings_of(self.settings, view, folder)
-        market, _ = assemble(settings, ViewFeed(self.feed, self.bars, view, self.seed))
+        market = assemble(settings, ViewFeed(self.feed, self.bars, view, self.seed))
         market.save(folder / "market.safetensors")
 
     def _work(self, view: View, folder: Path) -> None:

@@ -12,8 +12,7 @@ import difflib
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -132,9 +131,9 @@ class Gate:
         found = [fault for name in symbols for fault in self._faults.get(name, [])]
         return sorted(found + look_across(days, self.grid.dates, declared))
 
-    def verdict(self, symbols: Sequence[str]) -> dict[str, Any]:
-        """For the report of a market of these symbols: faults `waived`, and `doubtful` ones, which
-        stop nothing.
+    def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
+        """Return the waived faults of a market of these symbols, and the doubtful ones, which stop
+        nothing.
 
         Raises BarError naming the faults that stop the build: what they are, where, and how to let
         them pass.
@@ -150,10 +149,7 @@ class Gate:
             log.warning("kept, but doubtful: %s; see `fintrader data quality`", named(doubtful))
         if waived:
             log.warning("waived: %s", named(waived))
-        return {
-            "waived": [asdict(fault) for fault in waived],
-            "doubtful": [asdict(fault) for fault in doubtful],
-        }
+        return tuple(waived), tuple(doubtful)
 
     def _may_pass(self, fault: Fault) -> bool:
         return any(waiver.covers(fault.kind, fault.symbol, fault.day) for waiver in self.waivers)

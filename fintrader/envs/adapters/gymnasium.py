@@ -48,7 +48,7 @@ def built_in_market() -> MarketTensors:
     """Four synthetic stocks over five sessions of minutes: enough to try the environment, with
     nothing to learn."""
     source = SyntheticSettings(num_symbols=4, num_sessions=5)
-    return make_market(DataSettings(source=source, windows=WindowSettings(embargo_sessions=0)))[0]
+    return make_market(DataSettings(source=source, windows=WindowSettings(embargo_sessions=0)))
 
 
 def make_trading_env(

@@ -1,0 +1,216 @@
+"""The description of a market: everything its file stores besides the arrays. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fintrader.bars.checks.kinds import Fault
+from fintrader.metrics import TRADING_DAYS
+from fintrader.records import JsonValue, to_json
+
+Range = tuple[int, int]
+"""Bars `[start, stop)`."""
+MOST_ABSENT = 0.05
+"""Share of member-days without bars above which a universe is suspect, and its members by date
+unmeasurable."""
+
+
+@dataclass(frozen=True)
+class ColumnScale:
+    """The statistics by which one column was standardised: (x - mean) / std."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """The rule and the statistics by which a market's columns were put on one scale."""
+
+    features: Mapping[str, ColumnScale]
+    context: Mapping[str, ColumnScale]
+    clip: float
+    """Scaled columns are cut off at this many standard deviations."""
+    cross_sectional: str
+    """`none`, `zscore` or `rank`."""
+
+    def __post_init__(self) -> None:
+        scales = (*self.features.values(), *self.context.values())
+        if not all(math.isfinite(one.mean) and 0 < one.std < math.inf for one in scales):
+            raise ValueError("holds a mean or std that is not finite, or a std of 0")
+        if not self.clip > 0:
+            raise ValueError(f"holds the clip {self.clip}, which is not positive")
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits, equal for equal statistics."""
+        text = json.dumps(to_json(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of bars, by its content."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class MarketSource:
+    """The bars and files that a market is made from, without any path."""
+
+    kind: str
+    """`synthetic`, `files`, `planted_in`, `frames`, or a vendor's name."""
+    files: tuple[SourceFile, ...] = ()
+    identity: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What else identifies the bars, and the hashes of the files that the settings name."""
+
+
+@dataclass(frozen=True)
+class PlantedDrift:
+    """The predictable drift of a synthetic market, whose best policy is known."""
+
+    feature: str
+    drift_bps: float
+    """Expected return of a bar in the state up; its negative in the state down."""
+    switch: float
+    """Probability per bar that a stock's state changes."""
+    num_assets: int
+    bar_minutes: int
+
+
+@dataclass(frozen=True)
+class PlantedSignal:
+    """A made-up feature among real bars that knows something of the future."""
+
+    feature: str
+    ic: float
+    """Information coefficient that was asked for; 0: noise."""
+    measured_ic: Mapping[str, float]
+    """By window."""
+    horizon: int
+    """Bars over which the return ahead is taken."""
+    persistence: float
+    seed: int
+
+    @property
+    def statement(self) -> str:
+        """One clause on the feature."""
+        knows = "knows the future" if self.ic else "says nothing about the bars"
+        return f"the feature {self.feature} is made up and {knows}"
+
+
+@dataclass(frozen=True)
+class Survivorship:
+    """Evidence on whether a universe holds survivors only, and by how much that flatters it."""
+
+    survivors_only: bool
+    sessions: int
+    ended: int
+    """Symbols whose bars end before the data does."""
+    left_the_list: int
+    """Symbols that stopped being members while their bars go on."""
+    members_without_bars: tuple[str, ...]
+    member_days_without_bars: float
+    """Share of all member-days."""
+    survivors_return_per_year: float | None
+    """Yearly log growth of the members of the last day, in equal weights."""
+    members_return_per_year: float | None
+    """Yearly log growth of the members of each day, in equal weights."""
+    bias_against: str | None
+    bias_per_year: float | None
+    """Log growth of the survivors less that of `bias_against`; None where that is unknown."""
+
+    def describe(self) -> str:
+        """Say in a sentence what is suspect; empty when nothing is, and no member lacks bars."""
+        absent = self.members_without_bars
+        share = self.member_days_without_bars
+        some = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
+        lack = f"{len(absent)} members lack bars ({share:.2%} of the member-days: {some})"
+        lack = lack if absent else ""
+        if not self.survivors_only:
+            return lack
+        why = lack
+        if share <= MOST_ABSENT:
+            why = "; ".join(filter(None, (f"nobody leaves in {self.sessions} sessions", lack)))
+        if self.bias_per_year is None:
+            size = (
+                "by how much that flatters it is unknown (an index under data.benchmark.path would"
+                " tell)"
+            )
+        else:
+            more = f"{self.bias_per_year:+.1%} a year against {self.bias_against}"
+            size = f"in equal weights (which matter too) it grows {more}"
+        return f"a list of survivors? {why}; {size}"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a market comes from, and what its build did to the bars."""
+
+    source: MarketSource | None = None
+    """None for tensors that nobody built from bars."""
+    calendar: str | None = None
+    timezone: str = "UTC"
+    """The exchange's time zone, an IANA name."""
+    sessions_a_year: int = TRADING_DAYS
+    """By which rates are annualised."""
+    hours: str = "regular"
+    build_version: int | None = None
+    planted_drift: PlantedDrift | None = None
+    planted_signal: PlantedSignal | None = None
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    """Rows that were repaired, by kind (`bars.clean.REPAIRS`)."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Symbol -> why it is not in the market."""
+    ended: tuple[str, ...] = ()
+    """Symbols whose bars end for good before the data does."""
+    survivorship: Survivorship | None = None
+    waived: tuple[Fault, ...] = ()
+    """Faults that would have stopped the build and were let pass."""
+    doubtful: tuple[Fault, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    """Lines on splits and dividends that the source announces otherwise than declared."""
+    changes: tuple[str, ...] = ()
+    """What was done to the market after it was built."""
+
+    @property
+    def is_synthetic(self) -> bool:
+        """True of a market whose prices are random numbers."""
+        return self.source is not None and self.source.kind == "synthetic"
+
+    def changed(self, change: str) -> Provenance:
+        """Return a copy that also names a change to the market."""
+        return replace(self, changes=(*self.changes, change))
+
+
+@dataclass(frozen=True)
+class MarketDescription:
+    """Everything of a market but its arrays, as its file and its content hash hold it."""
+
+    symbols: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    context_names: tuple[str, ...]
+    benchmark_name: str
+    bar_minutes: int
+    windows: tuple[Range, Range, Range] | None
+    """Train, validation and test."""
+    normalisation: Normalisation | None
+    provenance: Provenance
+    cut_from: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """The record beside a built market: the settings, and the description's two parts that say
+    what the build did."""
+
+    settings: Mapping[str, JsonValue]
+    """`build.portable` settings."""
+    provenance: Provenance
+    normalisation: Normalisation | None
