@@ -132,9 +132,9 @@ def planted_optimum(planted: PlantedDrift | None, cost_bps: float, num_bars: int
     """Compute the largest expected final wealth over `num_bars` bars at a proportional cost per
     trade of `cost_bps`.
 
-    `planted` is a market's `provenance.planted_drift`. An environment over a window of T bars
-    trades T - 1 of them (an order fills one bar after it is decided), so `num_bars` is T - 1 for a
-    whole window. States start as often up as down. Raises DataError without a planted drift.
+    `planted` is the `planted_drift` of a market's provenance. An environment over a window of T
+    bars trades T - 1 of them (an order fills one bar after it is decided), so `num_bars` is T - 1
+    for a whole window. States start as often up as down. Raises DataError without a planted drift.
     """
     from scipy.stats import binom  # a second of start-up that most commands never need
 

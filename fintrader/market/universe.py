@@ -129,8 +129,8 @@ def read_membership(path: Path | str) -> dict[str, list[Interval]]:
             )
         except (KeyError, ValueError, TypeError):
             raise DataError(
-                f"{strip_folders(str(path))}, line {line}: expected ticker, member_from, member_to as"
-                " dates like 2016-01-04"
+                f"{strip_folders(str(path))}, line {line}: expected ticker, member_from, member_to"
+                " as dates like 2016-01-04"
             ) from None
     return {
         ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()

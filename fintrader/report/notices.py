@@ -33,8 +33,8 @@ def market_notice(context: Mapping[str, Any]) -> str:
         )
     return (
         "Synthetic market with a planted signal: the prices are random numbers, and the feature"
-        f" {drift.feature} says which way each one drifts (by {ratio(drift.drift_bps, 1)} bps a bar)."
-        f" {_NO_SUCH_MARKET}"
+        f" {drift.feature} says which way each one drifts (by {ratio(drift.drift_bps, 1)} bps a"
+        f" bar). {_NO_SUCH_MARKET}"
     )
 
 

@@ -3,7 +3,8 @@ without running anything.
 
 `recipe` of a backtest's context says how its result was made: `verb` and `window`, the whole
 configuration (`config`; of a backtest made again with other settings also `backtest`), `commit` and
-`dirty`, `processors`, `versions`. `market` is the `Provenance` of its market. The page holds both beside the metrics, in one `<script>` of JSON.
+`dirty`, `processors`, `versions`. `market` is the `Provenance` of its market. The page holds both
+with the metrics, in one `<script>` of JSON.
 """
 
 from __future__ import annotations
