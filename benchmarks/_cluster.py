@@ -144,7 +144,7 @@ class SimulatedCluster:
 
     # --- Launcher ---------------------------------------------------------------------------------
 
-    def capacity(self) -> int:
+    def measure_capacity(self) -> int:
         return self.world.gpus - len(self.gone)
 
     def resize(self, workers: int | None) -> None:
@@ -184,10 +184,10 @@ class SimulatedCluster:
             self.clock.at(self.clock.time + seconds, lambda: self._finish(work))
         return future
 
-    def progress(self) -> dict[str, PodProgress]:
+    def report_progress(self) -> dict[str, PodProgress]:
         return {}
 
-    def tick(self) -> None:
+    def check_pods(self) -> None:
         """Events come by themselves."""
 
     def close(self) -> None:
@@ -370,8 +370,8 @@ def check(outcome: Simulated, settings: TournamentSettings) -> None:
     events = [str(event["pod"]) for event in events_of(run, "applied")]
     assert sorted(events) == sorted(names), "every pod is applied once"
     store = RunStore(run)
-    specs = store.specs()
-    results = store.results()
+    specs = store.read_specs()
+    results = store.read_results()
     assert list(results) == names
     rows = read_pods(run.leaderboard)
     assert [row["pod"] for row in rows] == names

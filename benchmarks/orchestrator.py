@@ -174,7 +174,7 @@ def measure_submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     `burst` at a time."""
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, LeaderboardIndex
-    from fintrader.tournament.updater import applied_event, submit
+    from fintrader.tournament.updater import build_applied_event, submit
 
     run = RunFolder(home / "submissions")
     specs = [stubs.spec(number) for number in range(count)]
@@ -186,7 +186,9 @@ def measure_submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     begun = time.perf_counter()
     for start in range(0, count, burst):
         some = entries[start : start + burst]
-        log.append(*[applied_event(e, start + k, submit(board, e)) for k, e in enumerate(some)])
+        log.append(
+            *[build_applied_event(e, start + k, submit(board, e)) for k, e in enumerate(some)]
+        )
         index.write_turn((), some, start, ())
     seconds = time.perf_counter() - begun
     index.close()
@@ -248,7 +250,7 @@ def train_pods(
     finally:
         os.sched_setaffinity(0, set(cores))
     # Pods of the second wave all run in warm workers beside each other.
-    warm = list(RunStore(run).results().values())[count:]
+    warm = list(RunStore(run).read_results().values())[count:]
     return sum(result.env_steps / result.seconds for result in warm)
 
 

@@ -30,10 +30,10 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.run_tournament import CHANGEABLE, market_hash
+from fintrader.tournament.run_tournament import CHANGEABLE, read_market_hash
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import applied_event, submit
+from fintrader.tournament.updater import build_applied_event, submit
 from tests.engines import stubs
 
 SESSIONS = 42
@@ -59,7 +59,7 @@ def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
     log = EventLog(run.events)
     board = Leaderboard(settings.leaderboard_size)
     generator = Generator(
-        settings, (stubs.StubAgent(),), {}, 0, market_hash(stubs.market(run.root.parent))
+        settings, (stubs.StubAgent(),), {}, 0, read_market_hash(stubs.market(run.root.parent))
     )
     random = np.random.default_rng(0)
     proposals = list[float]()
@@ -79,7 +79,7 @@ def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
         proposals.append(time.perf_counter() - began)
         store.write_spec(spec)
         policy = random.bytes(5_000)
-        store.policy_path(spec.pod).write_bytes(policy)
+        store.locate_policy(spec.pod).write_bytes(policy)
         score, first, second = random.random(3).tolist()
         returns, active = (tuple(row) for row in random.normal(size=(2, SESSIONS)).tolist())
         snapshot = write_snapshot(store, random.bytes(20_000))
@@ -94,12 +94,12 @@ def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
                 "metrics": dict.fromkeys(("sharpe", "calmar", "return", "volatility"), score),
             }
         )
-        store.result_path(spec.pod).write_text(result.to_json())
+        store.locate_result(spec.pod).write_text(result.to_json())
         entry = FinishedPod(spec, result)
         events.append(
             {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "seen": spec.seen}
         )
-        events.append(applied_event(entry, number, submit(board, entry)))
+        events.append(build_applied_event(entry, number, submit(board, entry)))
     log.append(*events)
     last = proposals[-LAST:]
     return {
@@ -112,7 +112,7 @@ def write_snapshot(store: RunStore, data: bytes) -> str:
     """Store a snapshot as `RunStore.put` does, without its sync."""
     digest = hashlib.sha256(data).hexdigest()
     store.snapshots.mkdir(exist_ok=True)
-    store.snapshot_path(digest).write_bytes(data)
+    store.locate_snapshot(digest).write_bytes(data)
     return digest
 
 

@@ -49,7 +49,7 @@ from benchmarks._bench import ROOT, finish, milliseconds, read_arguments
 from benchmarks._cluster import Simulated, World, check, make_settings, simulate
 from fintrader.runs import RunFolder
 from fintrader.storage.objects import ObjectStore
-from fintrader.tournament.process import worker_environment
+from fintrader.tournament.process import build_environment
 from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import object_stores
@@ -119,7 +119,7 @@ def train_one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
     breeder = Generator(
         settings, (config.only_agent,), config.env.model_dump(mode="json"), seed=1, data_hash=""
     )
-    spec = breeder.fresh(0, Leaderboard(4))
+    spec = breeder.draw_fresh(0, Leaderboard(4))
     context = PodContext(RunFolder(home / "run"), market)
     return config, spec, context, run_pod(spec, context)
 
@@ -130,7 +130,7 @@ def time_cold_start(count: int) -> Samples:
     def start() -> None:
         command = [sys.executable, "-m", "fintrader.tournament.pod", str(os.getpid()), BODY]
         environment = {
-            **worker_environment(),
+            **build_environment(),
             "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
         }
         pipe = subprocess.PIPE
@@ -178,11 +178,11 @@ def time_warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
     snapshot."""
     import torch
 
-    from fintrader.tournament.fusion.learners import maker, parent_state
+    from fintrader.tournament.fusion.learners import build_maker, read_parent_state
 
     def start() -> None:
-        agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
-        state = parent_state(spec, context)
+        agent, env = build_maker(spec, context)(0, 0, torch.device("cpu"))
+        state = read_parent_state(spec, context)
         assert state is not None
         agent.inherit(state)
         env.reset(seed=1)
@@ -207,9 +207,9 @@ def time_checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) 
 
     from fintrader.agents import Budget, train
     from fintrader.agents.training import TrainingRun
-    from fintrader.tournament.fusion.learners import maker
+    from fintrader.tournament.fusion.learners import build_maker
 
-    agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
+    agent, env = build_maker(spec, context)(0, 0, torch.device("cpu"))
     budget = Budget(env_steps=2_000)
     train(agent, env, budget)
     training = TrainingRun(agent, env, budget, home)

@@ -27,19 +27,19 @@ from rich.text import Text
 
 from fintrader import logs
 
-_told: ContextVar[Callable[[Task], None] | None] = ContextVar("fintrader_told", default=None)
+_observer: ContextVar[Callable[[Task], None] | None] = ContextVar("fintrader_told", default=None)
 _strip: ContextVar[Callable[[], str] | None] = ContextVar("fintrader_strip", default=None)
 
 
 @contextlib.contextmanager
-def told(tell: Callable[[Task], None]) -> Iterator[None]:
+def observe_tasks(tell: Callable[[Task], None]) -> Iterator[None]:
     """Inside the block `tell` is told of every task that begins there, whenever it moves, whoever
     shows it."""
-    token = _told.set(tell)
+    token = _observer.set(tell)
     try:
         yield
     finally:
-        _told.reset(token)
+        _observer.reset(token)
 
 
 @contextlib.contextmanager
@@ -65,12 +65,12 @@ class Task:
         self.started = self.reported = owner.clock()
         self.finished = False
         self._owner = owner
-        self._told = _told.get()
+        self._observer = _observer.get()
         self._tell()
 
     def _tell(self) -> None:
-        if self._told is not None:
-            self._told(self)
+        if self._observer is not None:
+            self._observer(self)
 
     def advance(self, amount: float = 1.0, *, note: str | None = None) -> None:
         """Count `amount` more units as done."""
@@ -120,7 +120,7 @@ class Task:
     @property
     def speed(self) -> str:
         """The rate with its unit, `12,400 steps/s`; empty before the first."""
-        return "" if self.rate is None else f"{_number(self.rate)}{self._unit}/s"
+        return "" if self.rate is None else f"{_format_number(self.rate)}{self._unit}/s"
 
     @property
     def _unit(self) -> str:
@@ -128,17 +128,17 @@ class Task:
 
     def line(self) -> str:
         """The task as one plain line: name, done of total, share, rate, time left, note."""
-        done = f"{self.name}: {_number(self.done)}"
+        done = f"{self.name}: {_format_number(self.done)}"
         if self.total is not None:
             share = 100.0 if self.total <= 0 else 100.0 * self.done / self.total
-            done += f"/{_number(self.total)}{self._unit} ({share:.0f} %)"
+            done += f"/{_format_number(self.total)}{self._unit} ({share:.0f} %)"
         else:
             done += self._unit
         time_told = ""
         if self.finished:
-            time_told = f"in {duration(self._owner.clock() - self.started)}"
+            time_told = f"in {format_duration(self._owner.clock() - self.started)}"
         elif self.seconds_left is not None:
-            time_told = f"{duration(self.seconds_left)} left"
+            time_told = f"{format_duration(self.seconds_left)} left"
         return "  ".join(part for part in (done, self.speed, time_told, self.note) if part)
 
 
@@ -151,14 +151,14 @@ class Progress:
         """Begin a piece of work."""
         return Task(self, name, total, unit)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """One line worth keeping, whatever is in progress."""
 
     def event(self, record: dict[str, Any], text: str) -> None:
         """Something happened: `text` is for people (empty: not worth a line), `record` for a
         structured log."""
         if text:
-            self.say(text)
+            self.print_line(text)
 
     def show(self, render: Callable[[], RenderableType] | None) -> None:
         """At a terminal: draw `render()` below the bars at each refresh; None: no more."""
@@ -188,13 +188,13 @@ class LineProgress(Progress):
         self.clock = clock
         self._lock = threading.Lock()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         with self._lock:
             print(text, file=self._stream, flush=True)
 
     def tell(self, task: Task) -> None:
         """Write where a task stands."""
-        self.say(task.line())
+        self.print_line(task.line())
 
     def changed(self, task: Task) -> None:
         now = self.clock()
@@ -208,7 +208,7 @@ class LogProgress(LineProgress):
 
     _log = logging.getLogger("fintrader.progress")
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._log.info(text.strip())
 
     def event(self, record: dict[str, Any], text: str) -> None:
@@ -270,7 +270,7 @@ class TerminalProgress(Progress):
     def __exit__(self, *raised: object) -> None:
         self._bars.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
 
     def show(self, render: Callable[[], RenderableType] | None) -> None:
@@ -286,7 +286,7 @@ class TerminalProgress(Progress):
             return
         if task.finished:
             self._bars.remove_task(self._ids.pop(task))
-            self.say(task.line())
+            self.print_line(task.line())
         else:
             self._bars.update(
                 self._ids[task], completed=task.done, speed=task.speed, note=task.note
@@ -304,11 +304,11 @@ def reporter(stream: TextIO | None = None) -> Progress:
     return TerminalProgress(console) if console.is_terminal else LineProgress(stream or sys.stderr)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.2f}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """75 as `1 min 15 s`."""
     whole = round(seconds)
     if whole < 60:

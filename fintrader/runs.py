@@ -102,7 +102,7 @@ class RunFolder:
         `result.json`."""
         return self.pods / pod_id
 
-    def misplaced(self) -> list[Path]:
+    def list_misplaced(self) -> list[Path]:
         """List what stands where a tournament keeps a file or a folder and is none.
 
         That is a folder or a pipe in a file's place, a file in a folder's place, and any symbolic
@@ -117,7 +117,7 @@ class RunFolder:
             ):
                 if _is_folder(pod):
                     files += [pod / name for name in _POD_FILES]
-                    found += _irregular_in(pod)
+                    found += _list_irregular(pod)
                 else:
                     found.append(pod)
         if _is_folder(self.ensemble):
@@ -130,7 +130,7 @@ class RunFolder:
                 if ".damaged-" not in path.name
             ]
         for folder in (self.ensemble, snapshots, self.root / "lease", self.root / "logs"):
-            found += _irregular_in(folder)
+            found += _list_irregular(folder)
         found += [path for path in files if _is_there(path) and not _is_file(path)]
         return list(dict.fromkeys(found))
 
@@ -143,7 +143,7 @@ class RunFolder:
             refuse_irregular(self.root / name)
         for name in (*_FOLDERS, *_OTHER_FOLDERS):
             refuse_link(self.root / name)
-            for odd in _irregular_in(self.root / name, deep=True):
+            for odd in _list_irregular(self.root / name, deep=True):
                 refuse_irregular(odd)
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ def _is_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _irregular_in(folder: Path, *, deep: bool = False) -> list[Path]:
+def _list_irregular(folder: Path, *, deep: bool = False) -> list[Path]:
     """List what is neither a folder nor a regular file in a folder (`deep`: and below).
 
     What was set aside is left out.
@@ -202,7 +202,7 @@ def _irregular_in(folder: Path, *, deep: bool = False) -> list[Path]:
             if not entry.is_dir(follow_symlinks=False):
                 found.append(Path(entry.path))
             elif deep:
-                found += _irregular_in(Path(entry.path), deep=True)
+                found += _list_irregular(Path(entry.path), deep=True)
     return found
 
 
@@ -232,7 +232,13 @@ class Manifest:
         }
         manifest = cls(
             path,
-            {"format": MANIFEST_FORMAT, "created": _now(), "stages": {}, **still_open, **made_by},
+            {
+                "format": MANIFEST_FORMAT,
+                "created": _format_now(),
+                "stages": {},
+                **still_open,
+                **made_by,
+            },
         )
         manifest.update(name=name, seed=seed, device=device, config_hash=config_hash)
         return manifest
@@ -275,10 +281,10 @@ class Manifest:
         started = time.monotonic()
         self._inside.append(0.0)
         try:
-            with stages.at_work(self.path.parent, self.values, name):
+            with stages.track_stage(self.path.parent, self.values, name):
                 yield
         except Exception as error:
-            self._failed(name, error)
+            self._record_failure(name, error)
             raise
         finally:
             took = time.monotonic() - started
@@ -303,11 +309,11 @@ class Manifest:
                 {"event": "stage", "stage": name, "number": number, "of": len(plan)}, text
             )
 
-    def _failed(self, stage: str, error: Exception) -> None:
+    def _record_failure(self, stage: str, error: Exception) -> None:
         """Keep why, unless the run has its result already; the first to say it (the innermost
         stage) is right."""
         if self.values.get("finished") is None and self.values.get("failure") is None:
-            failure = {"stage": stage, "sentence": failure_sentence(error), "time": _now()}
+            failure = {"stage": stage, "sentence": explain_failure(error), "time": _format_now()}
             with contextlib.suppress(
                 OSError, FintraderError
             ):  # a full disk is told on the terminal all the same
@@ -324,10 +330,10 @@ class Manifest:
     def finish(self) -> None:
         """Note the time of the first successful end; later repeats keep it."""
         if self.values["finished"] is None:
-            self.update(finished=_now())
+            self.update(finished=_format_now())
 
 
-def failure_sentence(error: Exception) -> str:
+def explain_failure(error: Exception) -> str:
     """What an error says, on one line: a typed one as it is, a disk's with its file, any other with
     its kind."""
     text = " ".join(str(error).split())
@@ -341,7 +347,7 @@ def failure_sentence(error: Exception) -> str:
     )
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -359,7 +365,7 @@ def commit() -> str | None:
     checkout."""
     source = Path(__file__).parent
 
-    def git(*words: str) -> str:
+    def run_git(*words: str) -> str:
         done = subprocess.run(
             ["git", "-C", str(source), *words],
             capture_output=True,
@@ -370,8 +376,8 @@ def commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--", str(source)) else ""
+        return run_git("rev-parse", "HEAD") + (
+            "+" if run_git("status", "--porcelain", "--", str(source)) else ""
         )
     except (OSError, subprocess.SubprocessError):
         return None

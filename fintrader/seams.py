@@ -36,7 +36,9 @@ class Part(NamedTuple):
 
 
 _RAY = "fintrader.tournament.launchers.ray"
-LAUNCHERS = {"ray": Part(f"{_RAY}.launcher:on_ray", "ray", "ray", f"{_RAY}.settings:RaySettings")}
+LAUNCHERS = {
+    "ray": Part(f"{_RAY}.launcher:run_on_ray", "ray", "ray", f"{_RAY}.settings:RaySettings")
+}
 """Name -> function of the launcher's settings that returns a `LauncherFactory`. Local processes
 need no part."""
 OBSERVERS = {

@@ -5,7 +5,7 @@ and app.
 
 What is done, and how long it took, stands in `manifest.json`. How far the stage at work is stands
 beside it in `progress.json`, written once a second at most and gone when nothing is at work any
-more. `stages_of` reads both.
+more. `read_stages` reads both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from fintrader.errors import FintraderError
 from fintrader.files import dump_json, remove, write_bytes
-from fintrader.progress import Task, duration, told, with_strip
+from fintrader.progress import Task, format_duration, observe_tasks, with_strip
 
 State = Literal["done", "running", "failed", "stopped", "waiting"]
 
@@ -90,15 +90,15 @@ class Stage:
             return None
         return min(1.0, max(0.0, self.done / self.total))
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Name, share and time: `tournament 38 %, 40 s left`."""
         if self.state == "done":
             return (
-                f"{self.title} ({duration(self.seconds)})"
+                f"{self.title} ({format_duration(self.seconds)})"
                 if self.seconds is not None
                 else f"{self.title} (done)"
             )
-        left = "" if self.seconds_left is None else duration(self.seconds_left)
+        left = "" if self.seconds_left is None else format_duration(self.seconds_left)
         if self.state == "waiting":
             return f"{self.title} (about {left})" if left else self.title
         if self.state != "running":
@@ -111,37 +111,39 @@ class Stage:
 
 def strip(stages: Sequence[Stage]) -> str:
     """All stages as one line."""
-    return " → ".join(stage.told() for stage in stages)
+    return " → ".join(stage.describe() for stage in stages)
 
 
-def stages_of(manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bool) -> list[Stage]:
+def read_stages(
+    manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bool
+) -> list[Stage]:
     """The stages of a run, from what its two files say (both may say anything at all); `alive`: it
     is being worked on.
 
     `progress.json` of a run that nobody works on says how far it was when it ended.
     """
-    known = _mapping(manifest.get("stages"))
-    failure = _mapping(manifest.get("failure"))
+    known = _read_mapping(manifest.get("stages"))
+    failure = _read_mapping(manifest.get("failure"))
     plan = manifest.get("plan")
     planned = [str(name) for name in plan if name != ""] if isinstance(plan, list) else []
-    names = planned or _guessed(manifest, known)
-    is_done = {name: bool(_mapping(known.get(name)).get("done")) for name in names}
+    names = planned or _guess_stages(manifest, known)
+    is_done = {name: bool(_read_mapping(known.get(name)).get("done")) for name in names}
     at_work = live.get("stage") if live.get("stage") in names else None
     if alive and at_work is None:
         at_work = next((name for name in names if not is_done[name]), None)
     found: list[Stage] = []
     for name in names:
-        seconds = _number(_mapping(known.get(name)).get("seconds"))
+        seconds = _read_number(_read_mapping(known.get(name)).get("seconds"))
         if alive and name == at_work:
-            found.append(_at_work(name, live, "running"))
+            found.append(_read_live_stage(name, live, "running"))
         elif is_done[name] and not (
             alive and name == "report" and at_work == "backtest"
         ):  # of an earlier window
             found.append(Stage(name, "done", seconds))
         elif not alive and name == failure.get("stage"):
-            found.append(_at_work(name, live, "failed"))
+            found.append(_read_live_stage(name, live, "failed"))
         elif not alive and name == at_work:
-            found.append(_at_work(name, live, "stopped"))
+            found.append(_read_live_stage(name, live, "stopped"))
         else:
             waits = _as_long(found) if name == "null_model" else None
             found.append(Stage(name, "waiting", seconds_left=waits))
@@ -160,16 +162,16 @@ def _as_long(before: Sequence[Stage]) -> float | None:
     return None
 
 
-def _guessed(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+def _guess_stages(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     """The stages of a run that does not say what it plans: a finished one had those that it has."""
     return [name for name in WHOLE if name in known or not manifest.get("finished")]
 
 
-def _at_work(name: str, live: Mapping[str, Any], state: State) -> Stage:
+def _read_live_stage(name: str, live: Mapping[str, Any], state: State) -> Stage:
     if live.get("stage") != name:
         return Stage(name, state)
     number = {
-        key: _number(live.get(key))
+        key: _read_number(live.get(key))
         for key in ("done", "total", "seconds_left", "seconds", "updated")
     }
     since = (
@@ -191,11 +193,11 @@ def _at_work(name: str, live: Mapping[str, Any], state: State) -> Stage:
     )
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _read_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _number(value: Any) -> float | None:
+def _read_number(value: Any) -> float | None:
     fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
     return float(value) if fits else None
 
@@ -234,14 +236,14 @@ class _Teller:
             with contextlib.suppress(
                 OSError, FintraderError, ValueError
             ):  # no run ends because nobody could watch it
-                write_bytes(self._path, dump_json(self._live()).encode(), sync=False)
+                write_bytes(self._path, dump_json(self._describe_live()).encode(), sync=False)
 
-    def again(self) -> None:
+    def resume(self) -> None:
         """A stage inside this one is over."""
         self._written -= SECONDS
         self.tell(None)
 
-    def _live(self) -> dict[str, Any]:
+    def _describe_live(self) -> dict[str, Any]:
         found = {
             "stage": self._name,
             "seconds": round(self._clock() - self._began, 3),
@@ -260,11 +262,11 @@ class _Teller:
 
     def strip(self) -> str:
         """All stages of the run, as of now."""
-        return strip(stages_of(self._values, self._live(), alive=True))
+        return strip(read_stages(self._values, self._describe_live(), alive=True))
 
 
 @contextlib.contextmanager
-def at_work(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None]:
+def track_stage(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None]:
     """Inside the block the tasks of this thread are those of stage `name` of the run in `folder`,
     whose manifest says `values`. A stage may lie inside another. When it ends well and lies in
     none, nothing is at work any more."""
@@ -272,7 +274,7 @@ def at_work(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None
     teller = _Teller(folder, values, name)
     token = _outer.set(teller)
     try:
-        with told(teller.tell), with_strip(teller.strip):
+        with observe_tasks(teller.tell), with_strip(teller.strip):
             yield
     finally:
         _outer.reset(token)
@@ -280,4 +282,4 @@ def at_work(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None
         with contextlib.suppress(OSError, FintraderError):
             remove(folder / LIVE)
     else:
-        outer.again()
+        outer.resume()

@@ -72,7 +72,7 @@ def test_progress_is_told_with_its_numbers(capsys):
     with logs.use_format("json"), reporter() as progress:
         with progress.task("train", total=10, unit="steps") as task:
             task.update(10)
-        progress.say("  a line")
+        progress.print_line("  a line")
         progress.event({"event": "lost", "pod": "p0001", "time": 1.0}, "")
     done, said, lost = lines(capsys)
     assert (done["task"], done["done"], done["total"], done["finished"]) == ("train", 10, 10, True)
@@ -160,7 +160,7 @@ def test_terminal_bars_leave_one_line():
     with TerminalProgress(Console(file=stream, force_terminal=True, width=100)) as progress:
         task = progress.task("train", total=10, unit="steps")
         task.advance(10)
-        progress.say("[not markup]")
+        progress.print_line("[not markup]")
         task.close()
     text = stream.getvalue()
     assert "[not markup]" in text

@@ -33,11 +33,11 @@ SEEN = """
 import json, math, os, torch, numpy
 from numba.core import config
 from fintrader import reproducible
-from fintrader.tournament.process import worker_environment
+from fintrader.tournament.process import build_environment
 reproducible.require("across_machines")
 print(json.dumps({
     "own": {name: os.environ.get(name) for name in reproducible.VARIABLES},
-    "of_workers": {name: worker_environment().get(name) for name in reproducible.VARIABLES},
+    "of_workers": {name: build_environment().get(name) for name in reproducible.VARIABLES},
     "torch": torch.backends.cpu.get_cpu_capability(), "onednn": torch.backends.mkldnn.enabled,
     "threads": torch.get_num_threads(), "numba": config.CPU_NAME + config.CPU_FEATURES,
 }))

@@ -16,7 +16,7 @@ from fintrader.progress import LineProgress, TerminalProgress
 from fintrader.results.folders import FileCache, Folder
 from fintrader.results.run import stages_now, summary
 from fintrader.runs import Manifest, RunFolder
-from fintrader.stages import LIVE, WHOLE, stages_of, strip
+from fintrader.stages import LIVE, WHOLE, read_stages, strip
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def often(monkeypatch):
 
 
 def states(values, live, *, alive):
-    return {stage.name: stage.state for stage in stages_of(values, live, alive=alive)}
+    return {stage.name: stage.state for stage in read_stages(values, live, alive=alive)}
 
 
 def test_a_null_model_at_work_is_a_stage_of_its_own_beside_a_tournament_that_is_done():
@@ -53,7 +53,7 @@ def test_a_null_model_at_work_is_a_stage_of_its_own_beside_a_tournament_that_is_
         "seconds": 9.0,
         "seconds_left": 27.0,
     }
-    found = {stage.name: stage for stage in stages_of(values, live, alive=True)}
+    found = {stage.name: stage for stage in read_stages(values, live, alive=True)}
     assert [stage.state for stage in found.values()] == [
         "done",
         "done",
@@ -74,8 +74,8 @@ def test_a_waiting_null_model_takes_as_long_as_the_tournament():
         "stages": {"data": {"done": True}, "tournament": {"done": False}},
     }
     live = {"stage": "tournament", "done": 1, "total": 4, "seconds": 10.0, "seconds_left": 30.0}
-    assert stages_of(values, live, alive=True)[2].seconds_left == pytest.approx(40.0)
-    assert stages_of(values, {}, alive=True)[2].seconds_left is None
+    assert read_stages(values, live, alive=True)[2].seconds_left == pytest.approx(40.0)
+    assert read_stages(values, {}, alive=True)[2].seconds_left is None
 
 
 def test_the_report_of_an_earlier_window_waits_while_the_next_is_traded():
@@ -124,9 +124,9 @@ fields = (
 @example({"plan": [""]}, {}, False)
 def test_files_may_say_anything(values, live, alive):
     values.setdefault("plan", list(WHOLE))
-    for stage in stages_of(values, live | {"stage": "tournament"}, alive=alive):
+    for stage in read_stages(values, live | {"stage": "tournament"}, alive=alive):
         assert stage.share is None or 0 <= stage.share <= 1
-        assert stage.told()
+        assert stage.describe()
 
 
 def test_tasks_are_told_whoever_shows_them(manifest, often):

@@ -424,7 +424,7 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
     """The strip as it stands; of a finished run one quiet line."""
     if run.status == "finished":
         if any(stage.seconds is not None for stage in found):
-            st.caption(plain(" → ".join(stage.told() for stage in found)))
+            st.caption(plain(" → ".join(stage.describe() for stage in found)))
     elif found:
         st.html(strip_html(found, alive=run.status == "running"))
     at_work = next((stage for stage in found if stage.state == "running"), None)

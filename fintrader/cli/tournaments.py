@@ -72,7 +72,7 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     from fintrader.results.formatting import count, duration
     from fintrader.results.run import at_once
     from fintrader.stages import strip
-    from fintrader.tournament.status import status as ask
+    from fintrader.tournament.status import read_status as ask
 
     whole = at_once(folder)
     raced = whole is None or (folder.root / "tournament.json").exists()
@@ -124,7 +124,7 @@ def _print_lineage(place: str, pod: str) -> None:
 
 def _scale(place: str, pods: int | None) -> None:
     """Keep a number of pods at work; None: the number in the run's settings."""
-    from fintrader.tournament.status import effect, scale
+    from fintrader.tournament.status import describe_effect, scale
 
     if is_url(place):
         raise ConfigError(
@@ -132,7 +132,7 @@ def _scale(place: str, pods: int | None) -> None:
         )
     run = folder_of(place)
     scale(run, pods)
-    print(f"{place}: {effect(run, pods)}")
+    print(f"{place}: {describe_effect(run, pods)}")
 
 
 def export(argv: list[str]) -> None:

@@ -235,7 +235,7 @@ def _within_limits(
 def _own_windows(search: RunFolder, path: Path) -> Split:
     """The windows of the market that a search was made on, out of its store where `path` is not
     here."""
-    return MarketTensors.load(run_store(search).own_market(path)).split()
+    return MarketTensors.load(run_store(search).fetch_own_market(path)).split()
 
 
 def _own_test(search: RunFolder, path: Path) -> MarketTensors:

@@ -45,10 +45,10 @@ from fintrader.results.looks import Ledger
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror, find_mirror
-from fintrader.tournament.inheritance import Heirs, Inheritance, has_pods, inherit
 from fintrader.tournament.run_tournament import CHANGEABLE, TournamentResult
 from fintrader.tournament.run_tournament import run_tournament as run_race
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.warm_start import WarmStart, WarmStartTarget, has_pods, inherit
 
 
 def run(config: RunConfig) -> Path:
@@ -360,7 +360,7 @@ class Start:
     address: str
     find: Callable[[], RunFolder]
     """Its folder; asked for only until its pods have been taken over."""
-    noted: Callable[[Inheritance], None] = lambda found: None
+    noted: Callable[[WarmStart], None] = lambda found: None
     """Told what was taken over."""
 
 
@@ -370,7 +370,7 @@ def _start(config: RunConfig, manifest: Manifest) -> Start | None:
     if address is None:
         return None
 
-    def noted(found: Inheritance) -> None:
+    def noted(found: WarmStart) -> None:
         said = {
             "address": found.address,
             "run": found.run,
@@ -392,13 +392,13 @@ def _without_information(start: Start | None, folder: RunFolder) -> Start | None
     """The earlier run's search without information, for the one in `folder`; from new weights where
     it has none: what is learned from information must not stand in a null model."""
     begun = (folder.root / "tournament.json").is_file()
-    if start is None or (begun and Inheritance.read(folder) is None):
+    if start is None or (begun and WarmStart.read(folder) is None):
         return None
 
     def find() -> RunFolder:
         return RunFolder(start.find().null_model)
 
-    if Inheritance.read(folder) is None and not has_pods(find()):
+    if WarmStart.read(folder) is None and not has_pods(find()):
         return None
     return replace(
         start, address=f"{start.address}/null_model", find=find, noted=lambda found: None
@@ -429,7 +429,7 @@ def search(
     }
     machines = {"device": config.resolved_device(), "launcher": config.make_launcher()}
     if start is not None:
-        heirs = Heirs(config.tournament, config.agents, config.trading, market)
+        heirs = WarmStartTarget(config.tournament, config.agents, config.trading, market)
         where["inherit"] = partial(_inherit, start, heirs)
     with watching(config, folder) as watch, reporter() as progress:
         return race(
@@ -443,7 +443,7 @@ def search(
         )
 
 
-def _inherit(start: Start, heirs: Heirs, store: RunStore) -> Inheritance:
+def _inherit(start: Start, heirs: WarmStartTarget, store: RunStore) -> WarmStart:
     found = inherit(store, start.address, start.find, heirs)
     start.noted(found)
     return found

@@ -22,7 +22,7 @@ from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
 from fintrader.results.formatting import active_table, metrics_table, standing
 from fintrader.seeding import derive, seed_everything
-from fintrader.tournament.inheritance import check_unused
+from fintrader.tournament.warm_start import check_unused
 
 
 def train_one(config: RunConfig) -> Path:

@@ -211,7 +211,7 @@ def short_window(metrics: Iterable[StrategyMetrics]) -> str:
 def duration(seconds: Any) -> str:
     """75 as `1 min 15 s`."""
     found = number(seconds)
-    return DASH if found is None or found < 0 else progress.duration(found)
+    return DASH if found is None or found < 0 else progress.format_duration(found)
 
 
 def moment(value: Any) -> datetime | None:

@@ -47,7 +47,7 @@ from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
-from fintrader.stages import LIVE, Stage, stages_of
+from fintrader.stages import LIVE, Stage, read_stages
 from fintrader.verdict.verdict import Verdict
 
 WINDOWS = ("test", "validation", "train")
@@ -373,7 +373,7 @@ def stages_now(folder: Folder, run: Summary) -> list[Stage]:
         "finished": run.finished,
         **failure,
     }
-    return stages_of(known, live, alive=run.status == "running")
+    return read_stages(known, live, alive=run.status == "running")
 
 
 def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:

@@ -203,7 +203,7 @@ def _acquire_token(objects: ObjectStore, above: int) -> int:
         if (
             find_newest_token(objects) == token
             and record is not None
-            and record["id"] == identity()
+            and record["id"] == describe_process()
         ):
             _remove_older(objects, token)
             return token
@@ -255,7 +255,7 @@ def _encode_record(token: int, beat: int, *, released: bool = False) -> bytes:
         "beat": beat,
         "released": released,
         "time": time.time(),
-        "id": identity(),
+        "id": describe_process(),
     }
     return (json.dumps(record, sort_keys=True) + "\n").encode()
 
@@ -273,7 +273,7 @@ def _read_record(objects: ObjectStore, token: int) -> dict[str, Any] | None:
                 "beat": -1,
                 "released": False,
                 "time": time.time(),
-                "id": identity() | {"kernel": ""},
+                "id": describe_process() | {"kernel": ""},
             }
     except (ValueError, TypeError):
         pass
@@ -282,7 +282,7 @@ def _read_record(objects: ObjectStore, token: int) -> dict[str, Any] | None:
     )
 
 
-def identity() -> dict[str, Any]:
+def describe_process() -> dict[str, Any]:
     """Describe this process uniquely among all processes of all machines."""
     pid = os.getpid()
     start = read_process_start(pid)

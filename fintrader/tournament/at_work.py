@@ -29,7 +29,7 @@ from typing import Any
 from fintrader.errors import RunError, StorageError
 from fintrader.files import make_folder, open_file, read_bytes
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import identity, is_here
+from fintrader.storage.lease import describe_process, is_here
 from fintrader.system import is_locked, signal_process, try_lock
 from fintrader.tournament import lease as leases
 from fintrader.tournament.mirrored_store import open_store
@@ -53,7 +53,7 @@ class Sign:
     """What the process at work on a pod said last."""
 
     process: dict[str, Any]
-    """Its `storage.lease.identity`."""
+    """The `storage.lease.describe_process` of it."""
     slot: str = ""
     """Where its launcher put it."""
     said: tuple[float, int, str] = (0.0, 0, "")
@@ -63,7 +63,7 @@ class Sign:
 
 
 @contextlib.contextmanager
-def at_work(
+def lock_pod(
     spec: PodSpec, context: PodContext, reason_of: Callable[[BaseException], Reason]
 ) -> Iterator[None]:
     """Be the one process at work on a pod; until then wait, and report what the one before says.
@@ -80,17 +80,17 @@ def at_work(
     with lock, path.open("r+b", buffering=0) as file:
         before: Sign | None = None
         while not try_lock(lock):
-            before, known = _sign(path) or before, before
+            before, known = _read_sign(path) or before, before
             if before is not None and before != known:
                 report(*before.said)
             time.sleep(LOOK_SECONDS)
-        last = None if before is None else _sign(path)
+        last = None if before is None else _read_sign(path)
         if (
             last is not None and last.lost is not None and last.lost[0] != "fenced"
         ):  # that was a head before this one
             _write(file, None)
             raise OrphanLost(*last.lost)
-        own = Sign(identity(), context.slot)
+        own = Sign(describe_process(), context.slot)
         written = 0.0
         _write(file, own)
 
@@ -116,7 +116,7 @@ def at_work(
             context.report = report
 
 
-def holder(folder: Path) -> Sign | None:
+def read_holder(folder: Path) -> Sign | None:
     """Who is at work in a pod's folder, if anybody is, and is known."""
     path = folder / LOCK
     if not path.is_file():
@@ -124,19 +124,21 @@ def holder(folder: Path) -> Sign | None:
     with open_file(path) as file:
         if not is_locked(file):
             return None
-    return _sign(folder / SIGN)
+    return _read_sign(folder / SIGN)
 
 
-def at_work_in(run: RunFolder) -> dict[str, Sign]:
+def list_at_work(run: RunFolder) -> dict[str, Sign]:
     """Pods of a tournament that processes are at work on, by whomever they were started."""
-    found = {path.parent.name: holder(path.parent) for path in run.pods.glob(f"p[0-9]*/{LOCK}")}
+    found = {
+        path.parent.name: read_holder(path.parent) for path in run.pods.glob(f"p[0-9]*/{LOCK}")
+    }
     return {pod: sign for pod, sign in sorted(found.items()) if sign is not None}
 
 
 def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
     """Send a signal to whoever is at work in a pod's folder, if that is a process of this machine
     other than `but`."""
-    sign = holder(folder)
+    sign = read_holder(folder)
     if (
         sign is None
         or sign.lost
@@ -147,7 +149,7 @@ def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
     signal_process(sign.process["pid"], sign.process["born"], number)
 
 
-def outlive(pod: str, context: PodContext) -> None:
+def wait_for_takeover(pod: str, context: PodContext) -> None:
     """Of a process whose orchestrator is gone: return when its pod has waited for another one long
     enough.
 
@@ -166,26 +168,26 @@ def outlive(pod: str, context: PodContext) -> None:
         elif time.monotonic() - asked > FENCE_SECONDS:
             asked = time.monotonic()
             with contextlib.suppress(StorageError):  # a store that does not answer is waited for
-                if store.superseded(context.token or 0):
+                if store.is_superseded(context.token or 0):
                     return
         time.sleep(LOOK_SECONDS)
     if context.operations.orphan_seconds:
-        until_checkpoint(context.run.pod(pod))
+        wait_for_checkpoint(context.run.pod(pod))
 
 
-def until_checkpoint(folder: Path) -> None:
+def wait_for_checkpoint(folder: Path) -> None:
     """Return when the pod of that folder has stored its training state once more, in the run's
     store as well."""
-    before = _newest(folder)
+    before = _find_newest_state(folder)
     until = time.monotonic() + CHECKPOINT_SECONDS
-    while _newest(folder) == before and time.monotonic() < until and folder.is_dir():
+    while _find_newest_state(folder) == before and time.monotonic() < until and folder.is_dir():
         time.sleep(LOOK_SECONDS)
     storing = threading.Thread(target=save_all, daemon=True, name="storing")
     storing.start()
     storing.join(CHECKPOINT_SECONDS)  # the store may be away; what is on this disk goes there later
 
 
-def _newest(folder: Path) -> int:
+def _find_newest_state(folder: Path) -> int:
     """When a training state was written in a pod's folder last."""
     times = [0]
     for path in folder.rglob("*.safetensors"):
@@ -194,7 +196,7 @@ def _newest(folder: Path) -> int:
     return max(times)
 
 
-def _sign(path: Path) -> Sign | None:
+def _read_sign(path: Path) -> Sign | None:
     """What stands in a sign's file, None for half of it."""
     try:
         stored = json.loads(read_bytes(path))

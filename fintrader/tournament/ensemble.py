@@ -52,13 +52,13 @@ def choose(
     enough of those, fewer are chosen (but never none). Deterministic: ties go to the higher rank.
     """
     for count in range(min(size, len(rows)), 0, -1):
-        chosen = _greedy(rows, count, diversity, founder)
+        chosen = _choose_greedily(rows, count, diversity, founder)
         if len(chosen) == count:
             return chosen
     return []
 
 
-def _greedy(
+def _choose_greedily(
     rows: Sequence[FinishedPod], size: int, diversity: float, founder: Callable[[FinishedPod], str]
 ) -> list[FinishedPod]:
     """`size` rows, or as many as there are when nobody founds more than half of `size` (or one)."""
@@ -71,7 +71,7 @@ def _greedy(
         row.key: (row.score - float(scores.mean())) / spread if spread > 0 else 0.0 for row in left
     }
     while left and len(chosen) < size:
-        merits = [standard[row.key] - diversity * _mean_correlation(row, chosen) for row in left]
+        merits = [standard[row.key] - diversity * _average_correlation(row, chosen) for row in left]
         chosen.append(left.pop(int(np.argmax(merits))))
         name = founder(chosen[-1])
         founded[name] += 1
@@ -81,7 +81,7 @@ def _greedy(
     return chosen
 
 
-def weights_of(members: Sequence[FinishedPod], how: str) -> list[float]:
+def weigh_members(members: Sequence[FinishedPod], how: str) -> list[float]:
     """Weights summing to 1: equal, or softmax of the scores standardised over the members."""
     if how == "equal" or len(members) == 1:
         return [1.0 / len(members)] * len(members)
@@ -108,15 +108,15 @@ def build_ensemble(
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
-    founders = {entry.key: leaderboard.founder(entry) for entry in ready}
+    founders = {entry.key: leaderboard.find_founder(entry) for entry in ready}
     members = choose(
         ready, settings.ensemble_size, settings.diversity, lambda entry: founders[entry.key]
     )
-    weights = weights_of(members, settings.ensemble_weights)
+    weights = weigh_members(members, settings.ensemble_weights)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
-    mode = _mode(settings)
+    mode = _choose_mode(settings)
     names = [member.spec.pod for member in members]
-    shrinkage = evidence_of(members, weights, settings)
+    shrinkage = estimate_shrinkage(members, weights, settings)
     meta = {
         "members": names,
         "weights": weights,
@@ -136,7 +136,7 @@ def build_ensemble(
         "mode": mode,
         "founders": [founders[member.key] for member in members],
         "scores": [member.score for member in members],
-        "correlations": correlations(members),
+        "correlations": measure_correlations(members),
     }
     write_json(folder / "ensemble.json", description)
     return description
@@ -161,7 +161,7 @@ def _scale_tilt(policy: PolicyModule, factor: float) -> PolicyModule:
     return policy
 
 
-def evidence_of(
+def estimate_shrinkage(
     members: Sequence[FinishedPod], weights: Sequence[float], settings: TournamentSettings
 ) -> dict[str, Any] | None:
     """What the members' pooled evidence says, plain JSON; None without shrinkage.
@@ -212,19 +212,19 @@ def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
     return (max(0.0, 1.0 - 1.0 / t**2) if t > 0 else 0.0), t
 
 
-def _mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
+def _choose_mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
     if settings.ensemble_mode == "vote":
         return "vote"
     return "weighted" if settings.ensemble_weights == "score" else "mean"
 
 
-def correlations(members: Sequence[FinishedPod]) -> list[list[float | None]]:
+def measure_correlations(members: Sequence[FinishedPod]) -> list[list[float | None]]:
     """`[K, K]` correlation of the members' daily validation returns in excess of the benchmark's;
     None where one of them is constant."""
     return [[_correlation(a, b) for b in members] for a in members]
 
 
-def _mean_correlation(row: FinishedPod, chosen: Sequence[FinishedPod]) -> float:
+def _average_correlation(row: FinishedPod, chosen: Sequence[FinishedPod]) -> float:
     known = [value for other in chosen if (value := _correlation(row, other)) is not None]
     return sum(known) / len(known) if known else 0.0
 

@@ -78,34 +78,39 @@ def evaluate(
     Raises ConfigError when they are too short, EnvError for a benchmark that the market cannot
     make.
     """
-    result = _joined(
+    result = _join_blocks(
         [
             simulate(policy, window, env, name="validation", progress=progress)
             for policy, window in parts
         ]
     )
-    reference = _joined([_benchmark(window, env, progress) for _, window in parts])
+    reference = _join_blocks([_trade_benchmark(window, env, progress) for _, window in parts])
     returns, benchmark = (
         np.asarray(one.daily_returns, dtype=np.float64) for one in (result, reference)
     )
     year = result.sessions_a_year
     check_windows(len(returns), metric, windows, year)
 
-    def scored(returns: Array) -> tuple[float | None, tuple[float | None, ...]]:
+    def score_parts(returns: Array) -> tuple[float | None, tuple[float | None, ...]]:
         cut = zip(np.array_split(returns, windows), np.array_split(benchmark, windows), strict=True)
         scores = tuple(score(own, metric, other, year, env.risk_aversion) for own, other in cut)
         known = [value for value in scores if value is not None]
         whole = len(known) == windows  # a part without a score leaves none for the whole
         return (float(np.mean(known) - spread_penalty * np.std(known)) if whole else None), scores
 
-    own, by_part = scored(returns)
+    own, by_part = score_parts(returns)
     active = tuple((returns - benchmark).tolist())
     return Evaluation(
-        own, by_part, result.metrics.by_key(), tuple(returns.tolist()), active, scored(benchmark)[0]
+        own,
+        by_part,
+        result.metrics.by_key(),
+        tuple(returns.tolist()),
+        active,
+        score_parts(benchmark)[0],
     )
 
 
-def on_cpu(policy: ActorPolicy) -> ActorPolicy:
+def copy_to_cpu(policy: ActorPolicy) -> ActorPolicy:
     """The policy, or a copy where it lies elsewhere."""
     elsewhere = any(parameter.device.type != "cpu" for parameter in policy.parameters())
     return copy.deepcopy(policy).to("cpu") if elsewhere else policy
@@ -159,7 +164,7 @@ class ValidationCurve:
         began = time.monotonic()
         try:
             found = evaluate(
-                [(on_cpu(part[0]), part[1])],
+                [(copy_to_cpu(part[0]), part[1])],
                 self.env,
                 progress=self.alive(share, env_steps),
                 **self.settings,
@@ -189,12 +194,12 @@ class ValidationCurve:
         append_jsonl(self.path, record)
 
 
-def _joined(results: Sequence[BacktestResult]) -> BacktestResult:
+def _join_blocks(results: Sequence[BacktestResult]) -> BacktestResult:
     """Blocks one after another; positions are sold between them, the benchmark's as well."""
     return results[0] if len(results) == 1 else stitch(results)
 
 
-def _benchmark(
+def _trade_benchmark(
     market: MarketTensors, env: EnvSettings, progress: Progress | None
 ) -> BacktestResult:
     """The benchmark portfolio over this window, at costs."""

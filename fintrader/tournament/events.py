@@ -24,7 +24,7 @@ from fintrader.system import BINARY
 from fintrader.tournament.spec import PodResult
 
 
-def applied_order(events: Sequence[Mapping[str, Any]]) -> list[str]:
+def list_applied(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Pods as they were applied: by the number that says so, which one that is noted again
     keeps."""
     applied = [event for event in events if event.get("event") == "applied"]
@@ -35,7 +35,7 @@ def applied_order(events: Sequence[Mapping[str, Any]]) -> list[str]:
     )
 
 
-def owner_of(events: Sequence[Mapping[str, Any]]) -> str | None:
+def find_owner(events: Sequence[Mapping[str, Any]]) -> str | None:
     """The seal of the tournament that a log is of; None where it was begun before logs said so."""
     return next((str(event["of"]) for event in reversed(events) if event.get("of")), None)
 
@@ -129,7 +129,7 @@ class EventLog:
     def check_owner(self, tournament: str) -> None:
         """Raises TournamentError when this is the log of another tournament than the one of that
         seal."""
-        if owner_of(self.records) not in (None, tournament):
+        if find_owner(self.records) not in (None, tournament):
             raise TournamentError(
                 f"{self.path} is the log of another tournament; `fintrader verify"
                 f" {self.path.parent} --repair` sets it aside, and the run's own command goes on"
@@ -139,11 +139,11 @@ class EventLog:
     def order(self, results: Mapping[str, PodResult]) -> list[str]:
         """Pods that have a result as they were applied; then those that never were, as they
         finished."""
-        known = [pod for pod in applied_order(self.records) if pod in results]
+        known = [pod for pod in list_applied(self.records) if pod in results]
         return known + sorted(
             set(results) - set(known), key=lambda pod: (results[pod].finished, pod)
         )
 
-    def of(self, *kinds: str) -> Iterable[dict[str, Any]]:
+    def select(self, *kinds: str) -> Iterable[dict[str, Any]]:
         """The events of these kinds, oldest first."""
         return (record for record in self.records if record.get("event") in kinds)

@@ -35,8 +35,8 @@ from fintrader.tournament.fusion.learners import (
     Report,
     Single,
     State,
-    agent_settings_of,
-    env_settings_of,
+    read_agent_settings,
+    read_env_settings,
 )
 from fintrader.tournament.spec import PodContext, PodSpec
 
@@ -52,7 +52,7 @@ class Block(NamedTuple):
     held_out: MarketTensors
 
 
-def training_and_validation(market: MarketTensors) -> MarketTensors:
+def join_windows(market: MarketTensors) -> MarketTensors:
     """Both windows and what lies between them: what the blocks are cut from, and what the last
     learner trains on."""
     windows = market.split() and market.windows
@@ -72,7 +72,7 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     assert windows is not None
     (_, end), (begin, _), _ = windows
     embargo = len(torch.unique(market.session[end:begin]))
-    whole = training_and_validation(market)
+    whole = join_windows(market)
     starts = m.find_session_starts(whole.session.cpu().numpy())
     sessions = len(starts)
     if sessions < 2 * folds:
@@ -106,9 +106,7 @@ def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[Block], MarketT
     """Blocks and whole, kept between the pods of one process: the benchmark is traded over each
     only once."""
     market = MarketTensors.load(path)
-    return make_blocks(
-        market, folds, EnvSettings.model_validate_json(env)
-    ), training_and_validation(market)
+    return make_blocks(market, folds, EnvSettings.model_validate_json(env)), join_windows(market)
 
 
 class FoldLearners:
@@ -130,7 +128,7 @@ class FoldLearners:
         self.folder = context.folder
         self.device = device
         self.parent = parent
-        self.env = env_settings_of(spec)
+        self.env = read_env_settings(spec)
         self.blocks, whole = _load_blocks(context.market, spec.folds, self.env.model_dump_json())
         self.training = [*(block.pieces for block in self.blocks), (whole,)]
         self.names = [*(f"fold-{number}" for number in range(len(self.blocks))), WHOLE]
@@ -152,7 +150,7 @@ class FoldLearners:
         totals: list[TrainResult] = []
         policies = []
         for number in range(count):
-            learner = self._learner(number)
+            learner = self._make_learner(number)
             self.at_work = number, learner.policy, number * share
 
             def on_progress(progress: TrainProgress, number: int = number) -> None:
@@ -177,7 +175,7 @@ class FoldLearners:
             share = progress.fraction * len(self.names) - before
             curve.offer((policy, self.blocks[number].held_out), share, progress.env_steps, number)
 
-    def _learner(self, number: int) -> Single:
+    def _make_learner(self, number: int) -> Single:
         name = self.names[number]
         own = None if self.parent is None else select_below(name, self.parent)
         return Single(self.folder / name, self.device, self._make(number), parent=own)
@@ -192,7 +190,7 @@ class FoldLearners:
             else:
                 env = JoinedEnv(pieces, self.env, device=device, seed=derive(seed, "env"))
             return (
-                make_agent(agent_settings_of(self.spec), env.layout, device=device, seed=seed),
+                make_agent(read_agent_settings(self.spec), env.layout, device=device, seed=seed),
                 env,
             )
 
@@ -203,7 +201,7 @@ class FoldLearners:
         """That of the learner who saw everything."""
         return self.policies[-1]
 
-    def parts(self) -> list[tuple[ActorPolicy, MarketTensors]]:
+    def list_parts(self) -> list[tuple[ActorPolicy, MarketTensors]]:
         """Each other learner's policy, and the block that it is scored on."""
         return [
             (policy, block.held_out)
@@ -222,7 +220,7 @@ class FoldLearners:
         """Have the policies of such a state. Raises CheckpointError when it does not fit."""
         policies = []
         for number, name in enumerate(self.names):
-            learner = self._learner(number)
+            learner = self._make_learner(number)
             learner.take(select_below(name, state))
             policies.append(learner.policy)
         self.policies = policies

@@ -24,7 +24,7 @@ from fintrader.config import Settings, describe_problem
 from fintrader.errors import ConfigError
 from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.proposals import library, proposed
+from fintrader.tournament.proposals import import_optuna, propose
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodSpec, StopRule
 
@@ -49,44 +49,50 @@ class Generator:
     def __post_init__(self) -> None:
         check_search(self.settings.search, self.agents)
         if self.settings.proposals == "tpe":
-            library()
+            import_optuna()
 
-    def fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
+    def draw_fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """A pod that starts from new weights. The first of each algorithm has that algorithm's own
         settings."""
         base = self.agents[index % len(self.agents)]
         values = base.model_dump(mode="json")
         if index >= len(self.agents):
             random = create_numpy_generator(self.seed, "fresh", index)
-            there = {name: get(values, name) for name in self.settings.search if has(values, name)}
+            there = {
+                name: find_value(values, name)
+                for name in self.settings.search
+                if has_value(values, name)
+            }
             drawn = {
                 name: draw(self.settings.search[name], like, random) for name, like in there.items()
             }
             if self.settings.proposals == "tpe":
-                drawn |= proposed(
+                drawn |= propose(
                     self.settings.search,
                     there,
-                    _fresh_of(base, leaderboard),
+                    _list_fresh(base, leaderboard),
                     derive(self.seed, "tpe", index),
                 )
             for name, value in drawn.items():
-                put(values, name, value)
-        return self._spec(index, leaderboard, base, values, origin="fresh", generation=generation)
+                set_value(values, name, value)
+        return self._build_spec(
+            index, leaderboard, base, values, origin="fresh", generation=generation
+        )
 
-    def founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
+    def propose_founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """A pod without a parent in this run: a fresh one, or where an earlier run is gone on with,
         one from there.
 
         Each pod from there continues once as it is, then with its hyper-parameters moved.
         """
         if not self.inherited:
-            return self.fresh(index, leaderboard, generation)
+            return self.draw_fresh(index, leaderboard, generation)
         parent = self.inherited[index % len(self.inherited)]
-        return self.child(
+        return self.derive_child(
             index, leaderboard, parent, generation=generation, explore=index >= len(self.inherited)
         )
 
-    def child(
+    def derive_child(
         self,
         index: int,
         leaderboard: Leaderboard,
@@ -105,10 +111,10 @@ class Generator:
         if explore:
             random = create_numpy_generator(self.seed, "explore", index)
             for name, space in self.settings.search.items():
-                if has(values, name) and not space.structural:
-                    put(values, name, self._explored(space, get(values, name), random))
+                if has_value(values, name) and not space.structural:
+                    set_value(values, name, self._explore(space, find_value(values, name), random))
         origin = "exploit" if explore else "survivor"
-        return self._spec(
+        return self._build_spec(
             index, leaderboard, base, values, origin=origin, generation=generation, parent=parent
         )
 
@@ -119,20 +125,20 @@ class Generator:
         random = create_numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
         if len(leaderboard.parents) < settings.founders:
-            return self.founder(index, leaderboard)
+            return self.propose_founder(index, leaderboard)
         if coin < settings.fresh:
-            return self.fresh(index, leaderboard)
+            return self.draw_fresh(index, leaderboard)
         parents = leaderboard.parents if settings.niche == "none" else leaderboard.elites
         if settings.niche == "age":  # a score is no measure between the ages
             parent = parents[int(pick * len(parents))]
         else:
             parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
         same = create_numpy_generator(self.seed, "unchanged", index).random() < settings.unchanged
-        return self.child(
+        return self.derive_child(
             index, leaderboard, parent, generation=parent.spec.generation + 1, explore=not same
         )
 
-    def _explored(self, space: Range, value: Any, random: Random) -> Any:
+    def _explore(self, space: Range, value: Any, random: Random) -> Any:
         """Draw anew with probability `resample`, else one step up or down inside the range; back
         where that is shut."""
         again, up = random.random(2)
@@ -146,12 +152,12 @@ class Generator:
             step,
             -step,
         ):  # a parent at the end of a range must not have its copy for a child
-            moved = stepped(space, value, self.settings.perturb, way)
+            moved = step_value(space, value, self.settings.perturb, way)
             if moved != value:
                 return moved
         return fresh  # no factor moves a zero
 
-    def _spec(
+    def _build_spec(
         self,
         index: int,
         leaderboard: Leaderboard,
@@ -180,7 +186,9 @@ class Generator:
             seen=len(leaderboard.applied),
             generation=generation,
             agent=agent,
-            hyper={name: get(agent, name) for name in settings.search if has(agent, name)},
+            hyper={
+                name: find_value(agent, name) for name in settings.search if has_value(agent, name)
+            },
             budget=settings.budget.model_dump(mode="json"),
             evaluation={
                 "metric": settings.metric,
@@ -198,7 +206,7 @@ class Generator:
         )
 
 
-def _fresh_of(base: Settings, leaderboard: Leaderboard) -> list[FinishedPod]:
+def _list_fresh(base: Settings, leaderboard: Leaderboard) -> list[FinishedPod]:
     """The fresh pods of that algorithm, as they were applied."""
     algo = base.model_dump(mode="json").get("algo")
     return [
@@ -254,11 +262,13 @@ def draw(space: Range, like: Any, random: Random) -> Any:
     assert space.low is not None
     assert space.high is not None
     if space.log:
-        return _like(like, math.exp(random.uniform(math.log(space.low), math.log(space.high))))
-    return _like(like, random.uniform(space.low, space.high))
+        return _round_like(
+            like, math.exp(random.uniform(math.log(space.low), math.log(space.high)))
+        )
+    return _round_like(like, random.uniform(space.low, space.high))
 
 
-def stepped(space: Range, value: Any, perturb: float, way: int) -> Any:
+def step_value(space: Range, value: Any, perturb: float, way: int) -> Any:
     """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range
     goes."""
     if space.choices:
@@ -266,13 +276,13 @@ def stepped(space: Range, value: Any, perturb: float, way: int) -> Any:
         return space.choices[min(max(number + way, 0), len(space.choices) - 1)]
     assert space.low is not None
     assert space.high is not None
-    moved = _like(value, value * (perturb if way > 0 else 1 / perturb))
+    moved = _round_like(value, value * (perturb if way > 0 else 1 / perturb))
     if isinstance(value, int) and moved == value:  # too small for the factor to show
         moved = value + way
-    return _like(value, min(max(moved, space.low), space.high))
+    return _round_like(value, min(max(moved, space.low), space.high))
 
 
-def _like(value: Any, drawn: float) -> float | int:
+def _round_like(value: Any, drawn: float) -> float | int:
     return round(drawn) if isinstance(value, int) and not isinstance(value, bool) else float(drawn)
 
 
@@ -280,7 +290,7 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
     """Raises ConfigError when a name is nobody's setting, or an end of a range is not allowed
     there."""
     for name, space in search.items():
-        owners = [agent for agent in agents if has(agent.model_dump(mode="json"), name)]
+        owners = [agent for agent in agents if has_value(agent.model_dump(mode="json"), name)]
         if not owners:
             known = sorted({field for agent in agents for field in type(agent).model_fields})
             raise ConfigError(
@@ -291,14 +301,14 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
             for value in space.choices or (space.low, space.high):
                 values = agent.model_dump(mode="json")
                 if not space.choices:
-                    if not isinstance(get(values, name), int | float) or isinstance(
-                        get(values, name), bool
+                    if not isinstance(find_value(values, name), int | float) or isinstance(
+                        find_value(values, name), bool
                     ):
                         raise ConfigError(
                             f"tournament.search.{name}: low and high need a number; give choices"
                         )
-                    value = _like(get(values, name), float(value))
-                put(values, name, value)
+                    value = _round_like(find_value(values, name), float(value))
+                set_value(values, name, value)
                 try:
                     type(agent).model_validate(values)
                 except ValidationError as error:
@@ -308,21 +318,21 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
                     ) from None
 
 
-def has(values: Mapping[str, Any], name: str) -> bool:
+def has_value(values: Mapping[str, Any], name: str) -> bool:
     """Whether dotted `name` leads to a value."""
     try:
-        get(values, name)
+        find_value(values, name)
     except (KeyError, TypeError):
         return False
     return True
 
 
-def get(values: Mapping[str, Any], name: str) -> Any:
+def find_value(values: Mapping[str, Any], name: str) -> Any:
     """The value at dotted `name`."""
     return reduce(getitem, name.split("."), values)
 
 
-def put(values: dict[str, Any], name: str, value: Any) -> None:
+def set_value(values: dict[str, Any], name: str, value: Any) -> None:
     """Set the value at dotted `name`, in place."""
     *path, last = name.split(".")
     reduce(getitem, path, values)[last] = value

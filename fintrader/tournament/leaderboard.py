@@ -19,7 +19,7 @@ from typing import Any
 from fintrader.files import make_folder, move, refuse_link, refuse_unsafe_database, remove
 from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.store import aside
+from fintrader.tournament.store import move_aside
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,17 @@ class Leaderboard:
         scores = (entry.result.benchmark_score for entry in self.applied)
         return next((score for score in scores if score is not None), None)
 
-    def founder(self, entry: FinishedPod) -> str:
+    def find_founder(self, entry: FinishedPod) -> str:
         """The pod without a parent that an entry descends from."""
         return self.founders[entry.spec.pod]
 
-    def niche_of(self, entry: FinishedPod) -> str | int:
+    def find_niche(self, entry: FinishedPod) -> str | int:
         """Whom an entry is compared with before it may be a parent: its family, or those about as
         deep."""
         return (
-            self.founder(entry) if self.niche == "lineage" else entry.spec.generation.bit_length()
+            self.find_founder(entry)
+            if self.niche == "lineage"
+            else entry.spec.generation.bit_length()
         )
 
 
@@ -262,7 +264,7 @@ def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
         place = Path(f"{path}{ending}")
         refuse_link(place)
         if place.exists() and not place.is_file():
-            aside(place)
+            move_aside(place)
     try:
         index = LeaderboardIndex(path)
         if index.connection.execute("PRAGMA quick_check").fetchone()[0] == "ok":

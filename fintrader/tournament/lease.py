@@ -43,7 +43,7 @@ class Lease:
     def check(self, *, ask_store: bool = False) -> None:
         """Raises TournamentError when another orchestrator has taken over. `ask_store`: as the run's
         store has it now."""
-        if current_token(self.run) != self.token:
+        if read_token(self.run) != self.token:
             raise TournamentError(
                 f"{self.run.root}: another orchestrator has taken over; this one stops"
             )
@@ -87,30 +87,30 @@ def acquire(
                 remote = (
                     None
                     if mirror is None
-                    else stack.enter_context(hold(mirror.objects, above=current_token(run)))
+                    else stack.enter_context(hold(mirror.objects, above=read_token(run)))
                 )
             except RunError as error:
                 raise TournamentError(str(error)) from None
-            yield Lease(run, _claimed(run, remote), remote)
+            yield Lease(run, _claim_token(run, remote), remote)
 
 
-def _claimed(run: RunFolder, remote: StoreLease | None) -> int:
+def _claim_token(run: RunFolder, remote: StoreLease | None) -> int:
     """This folder's next token; that of the run's store where it has one."""
     try:
         if remote is None:
-            return claim(_here(run))
-        record_token(_here(run), remote.token)
+            return claim(_open_folder(run))
+        record_token(_open_folder(run), remote.token)
     except StorageError as error:
         raise TournamentError(str(error)) from None
     return remote.token
 
 
-def current_token(run: RunFolder) -> int:
+def read_token(run: RunFolder) -> int:
     """The newest holder's token, 0 before the first."""
-    return find_newest_token(_here(run))
+    return find_newest_token(_open_folder(run))
 
 
-def _here(run: RunFolder) -> ObjectStore:
+def _open_folder(run: RunFolder) -> ObjectStore:
     """The run's folder as a store of its own."""
     return ObjectStore(run.root.absolute())
 

@@ -17,10 +17,10 @@ from fintrader.files import hash_file, publish, read_bytes, remove, write_text
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import find_newest_token
 from fintrader.storage.mirror import Markets, Mirror
-from fintrader.tournament.lease import current_token
+from fintrader.tournament.lease import read_token
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.state_sync import clear, synchronised
-from fintrader.tournament.store import POD_FILES, RunStore, aside
+from fintrader.tournament.state_sync import clear, synchronise
+from fintrader.tournament.store import POD_FILES, RunStore, move_aside
 
 _STATE = re.compile(r"(?P<pod>(?:[^/]+/)*pods/p\d+)/state(?:\.json|/.*)")
 
@@ -41,7 +41,7 @@ class MirroredStore(RunStore):
         if self.mirror.lease.listing is None:
             self.mirror.pull()
         listing = self.mirror.lease.listing or frozenset()
-        here = [*self._of_all_pods("spec.json"), *self._of_all_pods("result.json")]
+        here = [*self._list_files_of_pods("spec.json"), *self._list_files_of_pods("result.json")]
         prefix = self.mirror.prefix
         new = [
             path for path in here if f"{prefix}pods/{path.parent.name}/{path.name}" not in listing
@@ -61,12 +61,12 @@ class MirroredStore(RunStore):
             files = {} if path.name == "spec.json" else self._keep_files(PodResult.from_json(path))
         except (TournamentError, CheckpointError):
             return  # damaged: whoever drives the tournament sets it aside
-        self._have(path, self.mirror.create_pod_file(pod, path.name, text, files))
+        self._write_copy(path, self.mirror.create_pod_file(pod, path.name, text, files))
 
     def _keep_files(self, result: PodResult) -> dict[str, str]:
         """Store what a result rests on. Raises CheckpointError when that is damaged."""
-        if result.snapshot is not None and not self.intact(result.snapshot):
-            raise CheckpointError(f"{self.snapshot_path(result.snapshot)} is damaged")
+        if result.snapshot is not None and not self.has_snapshot(result.snapshot):
+            raise CheckpointError(f"{self.locate_snapshot(result.snapshot)} is damaged")
         home = self.run.pod(result.pod)
         paths = [home / name for name in POD_FILES if (home / name).is_file()]
         return {path.name: self.mirror.put_file(path) for path in paths}
@@ -77,10 +77,10 @@ class MirroredStore(RunStore):
     def keep_events(self, lines: str, everything: Callable[[], str]) -> None:
         self.mirror.append_events(lines, everything)
 
-    def superseded(self, token: int) -> bool:
-        return find_newest_token(self.mirror.objects) > max(token, current_token(self.run))
+    def is_superseded(self, token: int) -> bool:
+        return find_newest_token(self.mirror.objects) > max(token, read_token(self.run))
 
-    def market(self, digest: str, path: Path) -> Path:
+    def fetch_market(self, digest: str, path: Path) -> Path:
         if path.exists():
             return path
         folder = self.mirror.home / ".markets" / digest
@@ -99,7 +99,7 @@ class MirroredStore(RunStore):
     def keep_training(
         self, spec: PodSpec, folder: Path, seconds: float
     ) -> AbstractContextManager[None]:
-        return synchronised(self.mirror, spec, folder, seconds) if seconds else nullcontext()
+        return synchronise(self.mirror, spec, folder, seconds) if seconds else nullcontext()
 
     def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
         return self.mirror.objects.map(self.write_spec, specs)
@@ -107,8 +107,8 @@ class MirroredStore(RunStore):
     def write_spec(self, spec: PodSpec) -> PodSpec:
         """First there, then here: what is only here has never been, and what stands there is what
         is here."""
-        self._have(
-            self.spec_path(spec.pod),
+        self._write_copy(
+            self.locate_spec(spec.pod),
             self.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json()),
         )
         return super().read_spec(spec.pod)
@@ -120,30 +120,32 @@ class MirroredStore(RunStore):
             text = self.mirror.read_pod_file(pod, "spec.json")
             if text is None:
                 raise
-            self._have(self.spec_path(pod), text)
+            self._write_copy(self.locate_spec(pod), text)
             return super().read_spec(pod)
 
-    def _have(self, path: Path, text: str) -> None:
+    def _write_copy(self, path: Path, text: str) -> None:
         """What the object store holds, here as well."""
         if not publish(path, text.encode(), sync=False) and read_bytes(path) != text.encode():
-            aside(path)
+            move_aside(path)
             publish(path, text.encode(), sync=False)
 
-    def _spool_path(self, pod: str) -> Path:
-        return self.run.pod(pod) / ".spooled.json"
+    def _locate_unpublished(self, pod: str) -> Path:
+        return self.run.pod(pod) / ".read_unpublished.json"
 
-    def spool(self, result: PodResult) -> None:
-        write_text(self._spool_path(result.pod), result.to_json())
+    def keep_unpublished(self, result: PodResult) -> None:
+        write_text(self._locate_unpublished(result.pod), result.to_json())
 
-    def spooled(self, spec: PodSpec) -> PodResult | None:
+    def read_unpublished(self, spec: PodSpec) -> PodResult | None:
         try:
-            result = PodResult.from_json(self._spool_path(spec.pod))
+            result = PodResult.from_json(self._locate_unpublished(spec.pod))
         except TournamentError:
             return None
-        whole = result.snapshot is None or self._whole(
-            self.snapshot_path(result.snapshot), result.snapshot
+        whole = result.snapshot is None or self._is_whole(
+            self.locate_snapshot(result.snapshot), result.snapshot
         )
-        policy = result.policy is None or self._whole(self.policy_path(spec.pod), result.policy)
+        policy = result.policy is None or self._is_whole(
+            self.locate_policy(spec.pod), result.policy
+        )
         return result if result.spec == spec.digest and whole and policy else None
 
     def write_result(self, result: PodResult) -> PodResult:
@@ -153,22 +155,22 @@ class MirroredStore(RunStore):
         except StorageDamagedError:
             self._forget(result.pod, "result.json")
             text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
-        publish(self.result_path(result.pod), text.encode())
-        remove(self._spool_path(result.pod))
+        publish(self.locate_result(result.pod), text.encode())
+        remove(self._locate_unpublished(result.pod))
         with contextlib.suppress(
             StorageError
         ):  # what remains of it is cleared away at the next start
             clear(self.mirror, result.pod)
         return self.read_result(result.pod)
 
-    def note(self, result: PodResult) -> PodResult:
-        publish(self.result_path(result.pod), result.to_json().encode())
+    def copy_result(self, result: PodResult) -> PodResult:
+        publish(self.locate_result(result.pod), result.to_json().encode())
         return result
 
     def has_result(self, pod: str) -> bool:
-        return super().has_result(pod) or self._recall(pod)
+        return super().has_result(pod) or self._fetch_result(pod)
 
-    def _recall(self, pod: str) -> bool:
+    def _fetch_result(self, pod: str) -> bool:
         """Bring a pod's result from the object store, if it has one. A damaged one is taken away
         there."""
         try:
@@ -177,7 +179,7 @@ class MirroredStore(RunStore):
             self._forget(pod, "result.json")
             return False
         if text is not None:
-            publish(self.result_path(pod), text.encode())
+            publish(self.locate_result(pod), text.encode())
         return text is not None
 
     def _forget(self, pod: str, name: str) -> None:
@@ -188,32 +190,32 @@ class MirroredStore(RunStore):
         return super().put(data)
 
     def get(self, digest: str) -> bytes:
-        self._fetch_unless_whole(digest, self.snapshot_path(digest))
+        self._fetch_unless_whole(digest, self.locate_snapshot(digest))
         return super().get(digest)
 
     def ensure_policy(self, result: PodResult) -> None:
         if result.policy is not None:
-            self._fetch_unless_whole(result.policy, self.policy_path(result.pod))
+            self._fetch_unless_whole(result.policy, self.locate_policy(result.pod))
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
-        """In the object store first: what is only here is found again by `holds`."""
-        curves = map(hash_file, filter(Path.is_file, self._beside(result.pod)[1:]))
+        """In the object store first: what is only here is found again by `has_leftovers`."""
+        curves = map(hash_file, filter(Path.is_file, self._list_pod_files(result.pod)[1:]))
         for digest in (result.snapshot, result.policy, *curves):
             if digest is not None and digest not in shared:
                 self.mirror.discard(digest)
         super().drop(result, shared)
 
-    def _kept(self, digest: str, path: Path) -> bool:
+    def _is_stored(self, digest: str, path: Path) -> bool:
         """Whether content is there. What is whole here and missing there is stored there."""
         if self.mirror.has(digest):
             return True
-        whole = super()._kept(digest, path)
+        whole = super()._is_stored(digest, path)
         if whole:
             self.mirror.put_file(path)
         return whole
 
     def _fetch_unless_whole(self, digest: str, path: Path) -> None:
-        if self._whole(path, digest):
+        if self._is_whole(path, digest):
             return
         try:
             if self.mirror.fetch(digest, path):

@@ -27,13 +27,13 @@ from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import AdoptingLauncher, ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
-from fintrader.tournament.retention import Retention, needed_again
+from fintrader.tournament.retention import Retention, list_needed
 from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.status import requested_pods
+from fintrader.tournament.status import read_requested_pods
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import applied_event, submit
+from fintrader.tournament.updater import build_applied_event, submit
 
 
 class MonotonicClock:
@@ -67,7 +67,7 @@ PACE_SECONDS = 0.05
 """Turns follow each other no faster; what arrives meanwhile is made durable together."""
 
 
-def _said_of(event: str, spec: PodSpec) -> dict[str, Any]:
+def _describe_spec(event: str, spec: PodSpec) -> dict[str, Any]:
     """How the event log tells of a spec: `proposed`, or `adopted` from one who held the run
     before."""
     return {
@@ -140,23 +140,27 @@ class Orchestrator:
         """Derive everything from the store. The database is made again, whatever state it was
         in."""
         self.store.sweep()
-        self.log.check_owner(self.store.identity_digest())
-        self.specs = self.store.unbroken_specs()
-        for event in self.log.of("lost"):
+        self.log.check_owner(self.store.read_identity_digest())
+        self.specs = self.store.read_unbroken_specs()
+        for event in self.log.select("lost"):
             self._count(str(event["pod"]), str(event["reason"]))
-        results = self._whole_results()
+        results = self._read_whole_results()
         for pod in self.log.order(results):
             self.pending.add(results[pod])
         self.orphans = (
-            self.launcher.orphans() if isinstance(self.launcher, AdoptingLauncher) else frozenset()
+            self.launcher.list_orphans()
+            if isinstance(self.launcher, AdoptingLauncher)
+            else frozenset()
         )
         waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
         self.waiting = sorted(
             waiting, key=lambda spec: spec.pod not in self.orphans
         )  # those at work first
-        self._announced = {str(event["pod"]) for event in self.log.of("applied")}
-        told = {event["pod"] for event in self.log.of("proposed", "adopted")}
-        self._events += [_said_of("adopted", spec) for spec in self.specs if spec.pod not in told]
+        self._announced = {str(event["pod"]) for event in self.log.select("applied")}
+        told = {event["pod"] for event in self.log.select("proposed", "adopted")}
+        self._events += [
+            _describe_spec("adopted", spec) for spec in self.specs if spec.pod not in told
+        ]
         made = len(self.specs)
         self.specs, everything = [], self.specs
         self._advance(everything)
@@ -166,12 +170,12 @@ class Orchestrator:
         self._indexed = made, len(self.leaderboard.applied)
         resumed = {"event": "resumed", "results": len(results)}
         begun = resumed if made else {"event": "started", "seed": self.generator.seed}
-        whose = {"token": self.lease.token, "of": self.store.identity_digest()}
+        whose = {"token": self.lease.token, "of": self.store.read_identity_digest()}
         self._events.append({**begun, **whose, "pods": self.settings.pods})
         self._flush()
         self.retention.resume(self.leaderboard, self.specs)
 
-    def _whole_results(self) -> dict[str, PodResult]:
+    def _read_whole_results(self) -> dict[str, PodResult]:
         """Stored results whose spec, snapshot and policy are all their own; others are set aside
         and run again.
 
@@ -179,15 +183,15 @@ class Orchestrator:
         """
         whole = dict[str, PodResult]()
         found = [spec for spec in self.specs if self.store.has_result(spec.pod)]
-        again = needed_again(self.specs, {spec.pod for spec in found})
+        again = list_needed(self.specs, {spec.pod for spec in found})
         for spec in reversed(found):  # a pod before its parent, which it may need again
             try:
                 result = whole[spec.pod] = self.store.read_result(spec.pod)
-                if result.spec != self.store.spec_digest(spec.pod):
+                if result.spec != self.store.read_spec_digest(spec.pod):
                     raise TournamentError("belongs to another spec")
                 if spec.pod in self.retention.dropped and spec.pod not in again:
                     continue
-                if result.snapshot is not None and not self.store.intact(result.snapshot):
+                if result.snapshot is not None and not self.store.has_snapshot(result.snapshot):
                     raise TournamentError("its snapshot is missing or damaged")
                 if not self.store.has_policy(result):
                     raise TournamentError("its policy is missing or damaged")
@@ -203,7 +207,7 @@ class Orchestrator:
         """Every pod asked for has been applied."""
         return len(self.leaderboard.applied) >= self.settings.pods
 
-    def race(
+    def run(
         self,
         progress: Progress,
         watch: Callable[[Orchestrator], None] | None = None,
@@ -214,7 +218,7 @@ class Orchestrator:
         reported = len(self.log.records)
         self.recover()
         grows = isinstance(self.launcher, ElasticLauncher)
-        if not self.finished and not grows and self.launcher.capacity() < 1:
+        if not self.finished and not grows and self.launcher.measure_capacity() < 1:
             raise TournamentError(
                 "no capacity: none of tournament.devices is here; name another, or `cpu`"
             )
@@ -225,14 +229,14 @@ class Orchestrator:
             self.settings.pods, len(self.leaderboard.applied)
         )  # `pods` may have been lowered since
         with progress.task(title, total=total, unit="pods") as task:
-            progress.show(self._view)
+            progress.show(self._render)
             task.resume_at(len(self.leaderboard.applied))
             while not self.finished:
                 self.reconcile()
                 if watch is not None:
                     watch(self)
                 reported = self._report(progress, reported)
-                shares = [min(1.0, at.share) for at in self.launcher.progress().values()]
+                shares = [min(1.0, at.share) for at in self.launcher.report_progress().values()]
                 task.update(
                     min(self.settings.pods, len(self.leaderboard.applied) + sum(shares)),
                     note=self._note(),
@@ -246,12 +250,12 @@ class Orchestrator:
         self._turn_began = self.clock.now()
         self.lease.check()
         self._rescale()
-        self.launcher.tick()
+        self.launcher.check_pods()
         self._collect()
         self._advance()
         self._start_pods()
         self._flush()
-        self.retention.tidy(self.leaderboard, self.specs)
+        self.retention.drop_surplus(self.leaderboard, self.specs)
         self.turn_seconds = time.monotonic() - self._turn_began
         self._check_hopeless()
 
@@ -265,13 +269,15 @@ class Orchestrator:
         self.clock.sleep(max(0.0, self._turn_began + PACE_SECONDS - self.clock.now()))
 
     def _rescale(self) -> None:
-        requested = requested_pods(self.store.run)
+        requested = read_requested_pods(self.store.run)
         if requested != self.requested:
             self.requested = requested
             self.launcher.resize(requested or self.settings.workers)
             at_once = self.settings.at_once
             bound = {} if at_once is None else {"at_once": at_once}
-            self._events.append({"event": "capacity", "pods": self.launcher.capacity(), **bound})
+            self._events.append(
+                {"event": "capacity", "pods": self.launcher.measure_capacity(), **bound}
+            )
 
     def _collect(self) -> None:
         """Futures that ended since the last turn."""
@@ -284,13 +290,13 @@ class Orchestrator:
             self.running.pop(pod, None)
             error = future.exception()
             if error is None:
-                self.pending.add(self.store.note(future.result()))
+                self.pending.add(self.store.copy_result(future.result()))
             elif isinstance(error, PodFailure):
-                self._lose(pod, error)
+                self._record_loss(pod, error)
             else:
                 raise error
 
-    def _lose(self, pod: str, failure: PodFailure) -> None:
+    def _record_loss(self, pod: str, failure: PodFailure) -> None:
         """A pod came to nothing: try again, or note it as failed."""
         spec = self.specs[int(pod[1:])]
         if self.store.has_result(pod):  # it had published before it died
@@ -301,10 +307,14 @@ class Orchestrator:
         if failure.reason == "disk_full":
             raise OSError(errno.ENOSPC, failure.detail)
         if failure.reason == "drained":
-            self._requeue(spec)
+            self._put_back(spec)
             self._events.append({"event": "drained", "pod": pod})
             return
-        if failure.reason == "snapshot" and spec.snapshot and not self.store.intact(spec.snapshot):
+        if (
+            failure.reason == "snapshot"
+            and spec.snapshot
+            and not self.store.has_snapshot(spec.snapshot)
+        ):
             mended = "takes it over" if spec.parent_here is None else f"trains {spec.parent}"
             raise TournamentError(
                 f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command"
@@ -321,7 +331,7 @@ class Orchestrator:
             }
         )
         if failed <= self.operations.retries:
-            self._requeue(spec, failure.reason)
+            self._put_back(spec, failure.reason)
             return
         self.lease.check(ask_store=True)  # a verdict is final: one who only slept may not speak it
         why = {
@@ -335,7 +345,7 @@ class Orchestrator:
             {"pod": pod, "status": "failed", "started": now, "finished": now, **why}
         )
         self.pending.add(self.store.write_result(result))
-        self.store.shed(pod)
+        self.store.delete_training_state(pod)
 
     def _count(self, pod: str, reason: str) -> tuple[int, int]:
         """One loss more of a pod: how many it has now, and how many of them count against
@@ -346,7 +356,7 @@ class Orchestrator:
         self.failed[pod] = failed
         return lost, failed
 
-    def _requeue(self, spec: PodSpec, reason: str = "") -> None:
+    def _put_back(self, spec: PodSpec, reason: str = "") -> None:
         bisect.insort(self.waiting, spec, key=lambda one: one.index)
         self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason)
 
@@ -362,7 +372,7 @@ class Orchestrator:
                 placement.new and entry.spec.pod not in self._announced
             ):  # a restart applies all again, but logs it once
                 self._announced.add(entry.spec.pod)
-                self._events.append(applied_event(entry, number, placement))
+                self._events.append(build_applied_event(entry, number, placement))
             self._make_due(stored)
         self.specs += stored[len(self.specs) :]  # what they need to have seen is not there any more
 
@@ -372,7 +382,7 @@ class Orchestrator:
             self.settings.pods, len(stored)
         ):  # `pods` may have been lowered since
             index = len(self.specs)
-            needs = self.scheduler.needs(index)
+            needs = self.scheduler.count_needed(index)
             if index < len(stored):
                 if needs is not None and needs > len(self.leaderboard.applied):
                     return
@@ -395,17 +405,17 @@ class Orchestrator:
         for mine, spec in zip(made, self.store.write_specs(made), strict=True):
             self.specs[spec.index] = spec
             self.waiting.append(spec)
-            self._events.append(_said_of("proposed" if spec == mine else "adopted", spec))
+            self._events.append(_describe_spec("proposed" if spec == mine else "adopted", spec))
 
     def _start_pods(self) -> None:
         """Start pods while there is room; by arrival, the next spec is made only now, from the
         newest leaderboard."""
         self._settle()
         if isinstance(self.launcher, ElasticLauncher):
-            self.launcher.request(len(self.running) + len(self.waiting) + self._unmade())
-        vacant = self.launcher.capacity() - len(self.running)
+            self.launcher.request(len(self.running) + len(self.waiting) + self._count_unmade())
+        vacant = self.launcher.measure_capacity() - len(self.running)
         room = max(0, min(vacant, LAUNCHES))
-        for _ in range(min(room - len(self.waiting), self._unmade())):
+        for _ in range(min(room - len(self.waiting), self._count_unmade())):
             self._make(len(self.specs))
         self._settle()
         ready = list(islice(filter(self._has_parent, self.waiting), room))
@@ -422,15 +432,17 @@ class Orchestrator:
             self.waiting = [spec for spec in self.waiting if spec.pod not in self.running]
         self._more_to_start = vacant > LAUNCHES and len(ready) == LAUNCHES
 
-    def _unmade(self) -> int:
+    def _count_unmade(self) -> int:
         """Specs that could be made at once."""
         index = len(self.specs)
-        return max(0, self.settings.pods - index) if self.scheduler.needs(index) is None else 0
+        return (
+            max(0, self.settings.pods - index) if self.scheduler.count_needed(index) is None else 0
+        )
 
     def _has_parent(self, spec: PodSpec) -> bool:
         """False while the pod it starts from is trained anew, because what was stored of it is
         damaged."""
-        return spec.parent_here is None or self.store.result_path(spec.parent_here).exists()
+        return spec.parent_here is None or self.store.locate_result(spec.parent_here).exists()
 
     def _flush(self) -> None:
         """Make this turn durable: one sync of the log; and show it: one transaction of the
@@ -448,7 +460,9 @@ class Orchestrator:
         """Stop when nothing can come of it."""
         applied = self.leaderboard.applied
         failed = self.leaderboard.failed
-        under_way = max(self.launcher.capacity(), len(self.running), self.settings.at_once or 0)
+        under_way = max(
+            self.launcher.measure_capacity(), len(self.running), self.settings.at_once or 0
+        )
         if 0 < failed == len(applied) and (self.finished or failed >= under_way + FAILURES_ALLOWED):
             last = applied[-1].result
             raise TournamentError(
@@ -458,7 +472,7 @@ class Orchestrator:
             )
         if (
             self.running
-            or self.launcher.capacity() > 0
+            or self.launcher.measure_capacity() > 0
             or self.finished
             or isinstance(self.launcher, ElasticLauncher)
         ):
@@ -480,8 +494,8 @@ class Orchestrator:
             progress.event(event, f"  {terminal.describe(event)}" if worth else "")
         return len(self.log.records)
 
-    def _view(self) -> RenderableType:
-        progress = self.launcher.progress()
+    def _render(self) -> RenderableType:
+        progress = self.launcher.report_progress()
         origins = {pod: self.specs[int(pod[1:])].origin for pod in progress}
         return terminal.render(
             self.leaderboard, self.settings.metric, progress, origins, self.log.records

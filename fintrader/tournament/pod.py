@@ -32,9 +32,9 @@ from fintrader.config import load_object
 from fintrader.errors import FintraderError, StorageError
 from fintrader.files import hash_file
 from fintrader.storage.outages import allow_outages
-from fintrader.tournament.at_work import at_work, outlive
+from fintrader.tournament.at_work import lock_pod, wait_for_takeover
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.process import Channel, location_of
+from fintrader.tournament.process import Channel, describe_location
 from fintrader.tournament.spec import (
     BODY,
     Body,
@@ -67,16 +67,20 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
     """As `run_pod`; with `context.evaluate_elsewhere` it may end with a `TrainedPod`, which is
     `evaluate_pod`'s."""
     store = open_store(context.run, context.mirror)
-    with _logged(spec, context, "pod"), at_work(spec, context, failure_reason), _patient(context):
+    with (
+        _bind_logs(spec, context, "pod"),
+        lock_pod(spec, context, find_reason),
+        _wait_out_outages(context),
+    ):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         if (
-            spooled := store.spooled(spec)
+            read_unpublished := store.read_unpublished(spec)
         ) is not None:  # trained in an earlier attempt, which could not store it
-            return _stored(store, spec, context, spooled)
-        context.market = store.market(spec.data_hash, context.market)
+            return _store_result(store, spec, context, read_unpublished)
+        context.market = store.fetch_market(spec.data_hash, context.market)
         started = time.time()
-        location = location_of(context.device)
+        location = describe_location(context.device)
         call: Body = load_object(body) if isinstance(body, str) else body
         with store.keep_training(spec, context.folder, context.operations.store_seconds):
             learned = call(spec, context)
@@ -95,13 +99,13 @@ def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> Pod
     """
     store = open_store(context.run, context.mirror)
     with (
-        _logged(spec, context, "evaluation"),
-        at_work(spec, context, failure_reason),
-        _patient(context),
+        _bind_logs(spec, context, "evaluation"),
+        lock_pod(spec, context, find_reason),
+        _wait_out_outages(context),
     ):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
-        context.market = store.market(spec.data_hash, context.market)
+        context.market = store.fetch_market(spec.data_hash, context.market)
         return _publish(store, spec, context, load_object(trained.evaluate)(spec, context, trained))
 
 
@@ -116,26 +120,28 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
         "finished": finished,
         "seconds": result.seconds or finished - result.started,
     }
-    return _stored(store, spec, context, result.model_copy(update=known))
+    return _store_result(store, spec, context, result.model_copy(update=known))
 
 
-def _stored(store: RunStore, spec: PodSpec, context: PodContext, result: PodResult) -> PodResult:
+def _store_result(
+    store: RunStore, spec: PodSpec, context: PodContext, result: PodResult
+) -> PodResult:
     """The result that stands, which is this one unless there was one before."""
-    if store.replaced(spec):
+    if store.is_replaced(spec):
         raise Fenced(f"{spec.pod}: {context.run.root} holds another run by now")
-    store.spool(result)
+    store.keep_unpublished(result)
     store.keep_spec(spec)
-    if context.token is not None and store.superseded(context.token):
+    if context.token is not None and store.is_superseded(context.token):
         raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
     result = store.write_result(result)
-    store.shed(spec.pod)
+    store.delete_training_state(spec.pod)
     fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
     log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
     return result
 
 
 @contextlib.contextmanager
-def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
+def _bind_logs(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
     """Structured logs, where they are asked for, with the names of run and pod on every line."""
     with (
         logs.use_format(),
@@ -153,12 +159,12 @@ def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _patient(context: PodContext) -> Iterator[None]:
+def _wait_out_outages(context: PodContext) -> Iterator[None]:
     """Wait for a store that does not answer, and go on giving signs of life meanwhile."""
     report = context.report
     last = (0.0, 0, "")
 
-    def remembered(share: float, env_steps: int, note: str) -> None:
+    def record_report(share: float, env_steps: int, note: str) -> None:
         nonlocal last
         last = share, env_steps, note
         report(share, env_steps, note)
@@ -166,7 +172,7 @@ def _patient(context: PodContext) -> Iterator[None]:
     if not context.operations.outage_seconds:
         yield
         return
-    context.report = remembered
+    context.report = record_report
     try:
         with allow_outages(
             context.operations.outage_seconds, lambda _: report(*last[:2], "waiting for the store")
@@ -176,16 +182,16 @@ def _patient(context: PodContext) -> Iterator[None]:
         context.report = report
 
 
-def failure_message(error: BaseException) -> Message:
+def describe_failure(error: BaseException) -> Message:
     """What a pod's process sends when the pod came to nothing."""
     name = (
         "" if isinstance(error, OrphanLost) else f"{type(error).__name__}: "
     )  # which was said already
     detail = f"{name}{error}"[:2000]
-    return {"kind": "failed", "reason": failure_reason(error), "detail": detail}
+    return {"kind": "failed", "reason": find_reason(error), "detail": detail}
 
 
-def failure_reason(error: BaseException) -> Reason:
+def find_reason(error: BaseException) -> Reason:
     """What a pod is lost by: an error of ours says so itself, one of a library is known by its
     type."""
     if isinstance(error, FintraderError):
@@ -220,7 +226,7 @@ def main() -> None:
 
 def serve() -> None:
     """Import what pods need, then run one after another."""
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _save_and_end)
     channel = Channel(outlives=True)
     for module in sys.argv[2:]:
         load_object(module)
@@ -228,23 +234,23 @@ def serve() -> None:
     channel.send(kind="ready")
     tasks: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
 
-    def listen() -> None:
+    def read_tasks() -> None:
         task = None
         for line in channel.inbox:
             task = json.loads(line)
             tasks.put(task)
         tasks.put(None)  # the launcher closed the pipe, or is gone: this pod is the last one
         if task is not None:
-            outlive(task["spec"]["pod"], PodContext.of_task(task))
+            wait_for_takeover(task["spec"]["pod"], PodContext.from_task(task))
             os._exit(1)
 
-    threading.Thread(target=listen, daemon=True).start()
-    while (task := tasks.get()) is not None and _work(task, channel):
+    threading.Thread(target=read_tasks, daemon=True).start()
+    while (task := tasks.get()) is not None and _run_task(task, channel):
         pass
     os._exit(1 if task else 0)
 
 
-def _leave(*_: object) -> None:
+def _save_and_end(*_: object) -> None:
     """Asked to end: what a store does not have yet goes there, if it has anything of this pod at
     all."""
     save_all()
@@ -252,7 +258,7 @@ def _leave(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _work(task: Message, channel: Channel) -> bool:
+def _run_task(task: Message, channel: Channel) -> bool:
     """Run one pod and answer; False if this process should not be used again."""
     spec = PodSpec.model_validate(task["spec"])
 
@@ -260,13 +266,13 @@ def _work(task: Message, channel: Channel) -> bool:
         channel.send(kind="progress", pod=spec.pod, share=share, env_steps=env_steps, note=note)
 
     try:
-        result = run_pod(spec, PodContext.of_task(task, report=report), task["body"])
+        result = run_pod(spec, PodContext.from_task(task, report=report), task["body"])
     except BaseException as error:
         if isinstance(error, StorageError):
             print(error, file=sys.stderr)  # says all there is to say
         elif not logs.is_structured():  # then the pod's own log has it
             traceback.print_exc(file=sys.stderr)
-        message = failure_message(error)
+        message = describe_failure(error)
         last = message["reason"] in ("oom", "fenced") or not isinstance(error, Exception)
         channel.send(**message, pod=spec.pod, last=last)
         return not last

@@ -22,7 +22,7 @@ from fintrader.agents.policy import ActorPolicy, PolicyModule
 from fintrader.market.tensors import BarSpan, MarketTensors, Split
 from fintrader.progress import Progress, Task
 from fintrader.seeding import seed_everything
-from fintrader.tournament.evaluator import Evaluation, ValidationCurve, evaluate, on_cpu
+from fintrader.tournament.evaluator import Evaluation, ValidationCurve, copy_to_cpu, evaluate
 from fintrader.tournament.folds import FoldLearners
 from fintrader.tournament.fusion.coordinator import ProcessFusion
 from fintrader.tournament.fusion.learners import (
@@ -30,10 +30,10 @@ from fintrader.tournament.fusion.learners import (
     Single,
     State,
     ThreadFusion,
-    env_settings_of,
+    build_maker,
     load_windows,
-    maker,
-    parent_state,
+    read_env_settings,
+    read_parent_state,
     read_snapshot,
 )
 from fintrader.tournament.mirrored_store import open_store
@@ -53,7 +53,7 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
     NaN, RankLost when a process of a pod that spans devices came to nothing.
     """
     seed_everything(spec.seed)
-    with contextlib.closing(_learner(spec, context)) as learner:
+    with contextlib.closing(_make_learner(spec, context)) as learner:
         return _learn_and_evaluate(spec, context, learner)
 
 
@@ -63,7 +63,7 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     stopped = False
 
     alive = partial(_EvaluationProgress, context)
-    curve = ValidationCurve(context.folder, env_settings_of(spec), spec.evaluation, alive)
+    curve = ValidationCurve(context.folder, read_env_settings(spec), spec.evaluation, alive)
 
     def report(progress: TrainProgress) -> None:
         context.report(
@@ -77,9 +77,9 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     for share in sorted({*spec.rungs, *spec.looks, 1.0}):
         learned = learner.advance(Budget.model_validate(spec.budget), share, report)
         if share == 1.0 and context.evaluate_elsewhere and not spec.looks:
-            return _trained(spec, context, learner.state(), learned, looks.evaluations, share)
+            return _store_trained(spec, context, learner.state(), learned, looks.evaluations, share)
         if share not in looks.evaluations:
-            found = _evaluate(_parts(learner, split), spec, context, share, learned.env_steps)
+            found = _evaluate(_list_parts(learner, split), spec, context, share, learned.env_steps)
             curve.add(found, share, learned.env_steps)
             looks.add(share, found, learner.state if spec.looks else dict, last=share == 1.0)
         score = looks.evaluations[share].score
@@ -91,8 +91,8 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     chosen, state = (looks.best, looks.state) if spec.looks else (share, learner.state())
     if chosen != share:
         learner.take(state)
-    trained = _trained(spec, context, state, learned, looks.evaluations, chosen)
-    result = _scored(spec, context, trained, looks.evaluations[chosen], learner.policy, split)
+    trained = _store_trained(spec, context, state, learned, looks.evaluations, chosen)
+    result = _store_scored(spec, context, trained, looks.evaluations[chosen], learner.policy, split)
     return result.model_copy(update={"status": "stopped"}) if stopped else result
 
 
@@ -144,7 +144,7 @@ class Looks:
             write_tensors(self.path, self.state, {"format": LOOKS_FORMAT, "evaluations": known})
 
 
-def _trained(
+def _store_trained(
     spec: PodSpec,
     context: PodContext,
     state: State,
@@ -181,16 +181,16 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
     if spec.folds:
         learner = FoldLearners(spec, context, CPU)
     else:
-        learner = Single(context.folder, CPU, maker(spec, context))
+        learner = Single(context.folder, CPU, build_maker(spec, context))
     learner.take(read_snapshot(context, str(trained.snapshot)))
-    final = _evaluate(_parts(learner, split), spec, context, 1.0, trained.env_steps)
-    return _scored(spec, context, trained, final, learner.policy, split)
+    final = _evaluate(_list_parts(learner, split), spec, context, 1.0, trained.env_steps)
+    return _store_scored(spec, context, trained, final, learner.policy, split)
 
 
-def _parts(learner: Learner, split: Split) -> list[tuple[ActorPolicy, MarketTensors]]:
+def _list_parts(learner: Learner, split: Split) -> list[tuple[ActorPolicy, MarketTensors]]:
     """Policies, each with the sessions that it is scored on."""
     return (
-        learner.parts()
+        learner.list_parts()
         if isinstance(learner, FoldLearners)
         else [(learner.policy, split.validation)]
     )
@@ -205,11 +205,11 @@ def _evaluate(
 ) -> Evaluation:
     """Score what was learned so far, with a sign of life every second or so."""
     alive = _EvaluationProgress(context, share, env_steps)
-    here = [(on_cpu(policy), window) for policy, window in parts]
-    return evaluate(here, env_settings_of(spec), progress=alive, **spec.evaluation)
+    here = [(copy_to_cpu(policy), window) for policy, window in parts]
+    return evaluate(here, read_env_settings(spec), progress=alive, **spec.evaluation)
 
 
-def _scored(
+def _store_scored(
     spec: PodSpec,
     context: PodContext,
     trained: TrainedPod,
@@ -236,21 +236,21 @@ def _scored(
         {**meta, "seen": [bars.to_json()]},
         market=split.train,
     )
-    return trained.scored(**vars(final))
+    return trained.add_evaluation(**vars(final))
 
 
 Learner = Single | ThreadFusion | FoldLearners
 """One agent, several that are fused, or one for each fold."""
 
 
-def _learner(spec: PodSpec, context: PodContext) -> Learner:
+def _make_learner(spec: PodSpec, context: PodContext) -> Learner:
     """The pod's learner, with its parent's networks and optimiser."""
     by_process = "/" in context.device
     devices = [torch.device(name) for name in context.device.split("/" if by_process else "+")]
-    parent = parent_state(spec, context)
+    parent = read_parent_state(spec, context)
     if spec.folds:
         return FoldLearners(spec, context, devices[0], parent=parent)
-    make = maker(spec, context)
+    make = build_maker(spec, context)
     if spec.replicas > 1 and by_process:
         return ProcessFusion(spec, context, devices, make, parent=parent)
     if spec.replicas > 1:

@@ -19,14 +19,14 @@ from fintrader.files import open_file
 from fintrader.system import end_with_parent
 
 
-def location_of(device: str) -> str:
+def describe_location(device: str) -> str:
     """This machine and `device`; for GPUs also which of the machine's, since a process counts its
     own from 0."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device.startswith("cuda") else ""
     return f"{socket.gethostname()} {device}" + (f" (GPU {seen})" if seen else "")
 
 
-def worker_environment() -> dict[str, str]:
+def build_environment() -> dict[str, str]:
     """This process's environment with one thread a pod: pods share the cores, libraries must not
     fight over them."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -41,7 +41,7 @@ def spawn(
     path = os.pathsep.join(part or "." for part in sys.path)
     command = [sys.executable, "-m", module, str(os.getpid()), *words]
     with open_file(log, "ab") as errors:
-        environment = {**worker_environment(), **variables, "PYTHONPATH": path}
+        environment = {**build_environment(), **variables, "PYTHONPATH": path}
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment
@@ -56,7 +56,7 @@ def tell(process: subprocess.Popen[str], message: Mapping[str, Any]) -> None:
         process.stdin.flush()
 
 
-def messages_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+def read_messages(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     """What a spawned process says, until it ends."""
     assert process.stdout is not None
     for line in process.stdout:

@@ -2,7 +2,7 @@
 `/healthz`.
 
     endpoint = Endpoint("127.0.0.1", 9108)
-    with endpoint.watching(run.label, settings) as watch:
+    with endpoint.observe(run.label, settings) as watch:
         run_tournament(settings, ..., watch=watch)
 
 Counts come from the event log and the leaderboard, so they are those of the whole run however often
@@ -123,9 +123,9 @@ class Watch:
         results = self._results
         self._count_events(orchestrator.log.records)
         self._count_results(orchestrator)
-        for pod, at in orchestrator.launcher.progress().items():
+        for pod, at in orchestrator.launcher.report_progress().items():
             if pod in orchestrator.running:
-                self._steps(pod, at.env_steps)
+                self._count_steps(pod, at.env_steps)
         self._mark()
         self._observe(orchestrator.turn_seconds)
         self.last_turn = time.time()
@@ -139,7 +139,7 @@ class Watch:
         self._samples = [
             *(("fintrader_pods", (state,), count) for state, count in states.items()),
             ("fintrader_pods_wanted", (), self.settings.pods),
-            ("fintrader_capacity_pods", (), orchestrator.launcher.capacity()),
+            ("fintrader_capacity_pods", (), orchestrator.launcher.measure_capacity()),
             ("fintrader_launches", (), self._events["launched"]),
             *(("fintrader_submissions", (status,), count) for status, count in results.items()),
             *(("fintrader_pod_losses", (reason,), count) for reason, count in self._losses.items()),
@@ -162,13 +162,13 @@ class Watch:
     def _count_results(self, orchestrator: Orchestrator) -> None:
         for entry in orchestrator.leaderboard.applied[self._applied :]:
             self._results[entry.result.status] += 1
-            self._steps(entry.spec.pod, entry.result.env_steps)
+            self._count_steps(entry.spec.pod, entry.result.env_steps)
             self._seen.pop(entry.spec.pod, None)
         self._applied = len(orchestrator.leaderboard.applied)
         if not self._marks:  # what an earlier process did counts, but not in this one's rate
             self._marks.append((time.monotonic(), self.env_steps))
 
-    def _steps(self, pod: str, env_steps: int) -> None:
+    def _count_steps(self, pod: str, env_steps: int) -> None:
         """Steps beyond what this pod was seen at: an attempt that starts over repeats steps, it
         adds none."""
         before = self._seen.get(pod, 0)
@@ -191,7 +191,7 @@ class Watch:
         elapsed = time.monotonic() - began
         return (self.env_steps - steps) / elapsed if elapsed > 0 else 0.0
 
-    def samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def list_samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """Family, labels and value of all of this race's numbers but its turns' histogram."""
         yield "fintrader_env_steps_per_second", (self.run,), self.rate()
         for name, labels, value in self._samples:
@@ -243,7 +243,7 @@ class Endpoint:
                     if path == "/metrics":
                         super().do_GET()
                     elif path == "/healthz":
-                        problem = endpoint.problem()
+                        problem = endpoint.find_problem()
                         self._answer(503 if problem else 200, problem or "ok")
                     else:
                         self._answer(404, "/metrics or /healthz")
@@ -267,7 +267,7 @@ class Endpoint:
         threading.Thread(target=self._server.serve_forever, daemon=True, name="metrics").start()
 
     @contextlib.contextmanager
-    def watching(self, run: str, settings: TournamentSettings) -> Iterator[Watch]:
+    def observe(self, run: str, settings: TournamentSettings) -> Iterator[Watch]:
         """A watch for `run_tournament`; its last numbers stay on show after the block."""
         watch = self._watches[run] = Watch(run, settings, self._turns.labels(run).observe)
         self._racing.add(run)
@@ -286,15 +286,15 @@ class Endpoint:
             for name, metric in CATALOGUE.items()
             if metric.kind in makers
         }
-        for gpu, used, total in gpu_memory():
+        for gpu, used, total in read_gpu_memory():
             families["fintrader_gpu_memory_used_bytes"].add_metric((gpu,), used)
             families["fintrader_gpu_memory_total_bytes"].add_metric((gpu,), total)
         for watch in list(self._watches.values()):
-            for name, labels, value in watch.samples():
+            for name, labels, value in watch.list_samples():
                 families[name].add_metric(labels, value)
         return families.values()
 
-    def problem(self) -> str:
+    def find_problem(self) -> str:
         """Why `/healthz` should fail; empty while all is well."""
         now = time.time()
         for run in list(self._racing):
@@ -309,7 +309,7 @@ class Endpoint:
         self._server.server_close()
 
 
-def gpu_memory() -> list[tuple[str, int, int]]:
+def read_gpu_memory() -> list[tuple[str, int, int]]:
     """Index, bytes in use and bytes in all of each GPU of this machine.
 
     By `nvidia-smi`, which wakes no CUDA context in this process; nothing where there is none.

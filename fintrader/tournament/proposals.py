@@ -28,7 +28,7 @@ REMEMBERED = 500
 """The newest pods that a proposal is made from: it takes time in proportion."""
 
 
-def proposed(
+def propose(
     search: Mapping[str, Range], likes: Mapping[str, Any], tried: Sequence[FinishedPod], seed: int
 ) -> dict[str, Any]:
     """Setting -> value, as the estimator proposes it; nothing while fewer than `STARTUP` have a
@@ -41,11 +41,11 @@ def proposed(
     known = [one for one in tried if one.result.score is not None][-REMEMBERED:]
     if len(known) < STARTUP:
         return {}
-    optuna = library()
-    spaces = {name: _distribution(search[name], like) for name, like in likes.items()}
+    optuna = import_optuna()
+    spaces = {name: _build_distribution(search[name], like) for name, like in likes.items()}
     sampler = optuna.samplers.TPESampler(seed=seed % 2**32, n_startup_trials=0)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.add_trials([_trial(one, search, spaces) for one in known])
+    study.add_trials([_build_trial(one, search, spaces) for one in known])
     asked = study.ask(spaces).params
     return {
         name: search[name].choices[value] if search[name].choices else value
@@ -53,7 +53,7 @@ def proposed(
     }
 
 
-def library() -> Any:
+def import_optuna() -> Any:
     """Optuna, told to be quiet. Raises ConfigError where it is missing."""
     try:
         import optuna
@@ -65,7 +65,7 @@ def library() -> Any:
     return optuna
 
 
-def _distribution(space: Range, like: Any) -> BaseDistribution:
+def _build_distribution(space: Range, like: Any) -> BaseDistribution:
     """Choices by their number, since those may be lists."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -80,7 +80,7 @@ def _distribution(space: Range, like: Any) -> BaseDistribution:
     return FloatDistribution(space.low, space.high, log=space.log)
 
 
-def _trial(
+def _build_trial(
     entry: FinishedPod, search: Mapping[str, Range], spaces: Mapping[str, BaseDistribution]
 ) -> optuna.trial.FrozenTrial:
     """A pod as Optuna knows it. What an algorithm has by its own settings outside of the ranges is

@@ -29,19 +29,19 @@ from fintrader.runs import POD_NAME, RunFolder
 from fintrader.seeding import derive
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
-from fintrader.tournament.at_work import at_work_in
+from fintrader.tournament.at_work import list_at_work
 from fintrader.tournament.ensemble import build_ensemble
-from fintrader.tournament.events import applied_order, owner_of, read_log
+from fintrader.tournament.events import find_owner, list_applied, read_log
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.inheritance import Inheritance
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.schedulers import scheduler_of
+from fintrader.tournament.schedulers import make_scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.status import make_index, settings_of
+from fintrader.tournament.status import make_index, read_settings
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
+from fintrader.tournament.warm_start import WarmStart
 
 _MARKS = ("tournament.json", "events.jsonl", "pods")
 """Files and folders that show that a folder holds a tournament."""
@@ -94,7 +94,7 @@ class StoredTournament:
         """Move specs and results that are whole, but belong to something else, to the bad ones."""
         if self.foreign_file:
             return  # explains the rest, and is mended first
-        scores = {str(event["pod"]): event.get("score") for event in self.events_of("applied")}
+        scores = {str(event["pod"]): event.get("score") for event in self.select_events("applied")}
         dropped = dropped_pods(self.events)
         for pod, result in list(self.results.items()):
             if pod in scores and scores[pod] != result.score:
@@ -102,7 +102,7 @@ class StoredTournament:
                 self._reject_result(pod, reason)
             elif pod in dropped:
                 continue
-            elif result.snapshot is not None and not self.store.intact(result.snapshot):
+            elif result.snapshot is not None and not self.store.has_snapshot(result.snapshot):
                 self._reject_result(
                     pod, f"its snapshot {result.snapshot[:12]} is missing or damaged"
                 )
@@ -138,7 +138,7 @@ class StoredTournament:
         """Folders of pods whose number this tournament cannot have reached."""
         numbers = (
             event["pods"]
-            for event in self.events_of("started", "resumed")
+            for event in self.select_events("started", "resumed")
             if isinstance(event.get("pods"), int)
         )
         most = max(numbers, default=0) + 2 * len(self._mentioned)
@@ -155,18 +155,18 @@ class StoredTournament:
         pods |= {str(event.get("pod")) for event in self.events}
         return {pod for pod in pods if POD_NAME.fullmatch(pod)}
 
-    def events_of(self, *kinds: str) -> list[dict[str, Any]]:
+    def select_events(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the events of these kinds, oldest first."""
         return [event for event in self.events if event.get("event") in kinds]
 
     @cached_property
     def order(self) -> list[str]:
         """Pods in the order in which their results were applied."""
-        return applied_order(self.events)
+        return list_applied(self.events)
 
     @property
     def settings(self) -> TournamentSettings:
-        return settings_of(self.store)
+        return read_settings(self.store)
 
     @property
     def trials(self) -> int:
@@ -176,7 +176,7 @@ class StoredTournament:
     @property
     def is_finished(self) -> bool:
         """True when every pod has a result that was applied, and the end is on the log."""
-        return bool(self.events_of("finished")) and set(self.order) == set(self.pods)
+        return bool(self.select_events("finished")) and set(self.order) == set(self.pods)
 
     def make_generator(self) -> Generator:
         """Make what the specs come from.
@@ -185,15 +185,15 @@ class StoredTournament:
         """
         if self.generator is not None:
             return self.generator
-        known = self.store.identity()
-        settings = settings_of(self.store)
+        known = self.store.read_identity()
+        settings = read_settings(self.store)
         try:
             agents = tuple(
                 TypeAdapter[Any](AgentSettings).validate_python(agent) for agent in known["agents"]
             )
         except ValidationError:
             raise TournamentError("its agents do not come with this package") from None
-        inherited = Inheritance.read(self.run)
+        inherited = WarmStart.read(self.run)
         entries = () if inherited is None else inherited.entries
         return Generator(settings, agents, known["env"], known["seed"], known["data_hash"], entries)
 
@@ -209,19 +209,21 @@ class StoredTournament:
     def foreign_file(self) -> str:
         """Name of the file, log or `tournament.json`, that is of another tournament; else `""`."""
         try:
-            known = self.store.identity()
+            known = self.store.read_identity()
         except TournamentError:
             return ""
-        owner = owner_of(self.events)
+        owner = find_owner(self.events)
         if owner is not None:
-            is_same = owner == self.store.identity_digest()
+            is_same = owner == self.store.read_identity_digest()
         else:  # a log of an early version does not name its tournament
-            is_same = all(event.get("seed") == known["seed"] for event in self.events_of("started"))
+            is_same = all(
+                event.get("seed") == known["seed"] for event in self.select_events("started")
+            )
         if is_same:
             return ""
-        return "events.jsonl" if self._follows_from(known) else "tournament.json"
+        return "events.jsonl" if self._has_specs_from(known) else "tournament.json"
 
-    def _follows_from(self, known: Mapping[str, Any]) -> bool:
+    def _has_specs_from(self, known: Mapping[str, Any]) -> bool:
         """Compare the specs with `tournament.json`, as far as that is possible without the log."""
         first = self.specs.get("p0000")
         if first is None:
@@ -231,7 +233,7 @@ class StoredTournament:
             return False
         derived = self.derive_specs_if_possible()
         certain = set(derived)
-        if scheduler_of(self.settings).needs(0) is None:
+        if make_scheduler(self.settings).count_needed(0) is None:
             certain &= {"p0000"}
         return all(self.specs.get(pod, derived[pod]) == derived[pod] for pod in certain)
 
@@ -242,15 +244,17 @@ class StoredTournament:
         `make_generator`.
         """
         generator = self.make_generator()
-        scheduler = scheduler_of(generator.settings)
-        recorded = {str(event["pod"]): int(event["seen"]) for event in self.events_of("proposed")}
+        scheduler = make_scheduler(generator.settings)
+        recorded = {
+            str(event["pod"]): int(event["seen"]) for event in self.select_events("proposed")
+        }
         # Specs of an orchestrator whose leaderboard is not on the log.
-        adopted = {str(event["pod"]) for event in self.events_of("adopted")}
+        adopted = {str(event["pod"]) for event in self.select_events("adopted")}
         board = Leaderboard(generator.settings.leaderboard_size, generator.settings.niche)
         specs = dict[str, PodSpec]()
-        order = self.order if scheduler.needs(0) is None else self.pods
+        order = self.order if scheduler.count_needed(0) is None else self.pods
         for index, pod in enumerate(self.pods):
-            needs = scheduler.needs(index)
+            needs = scheduler.count_needed(index)
             seen = needs if needs is not None else recorded.get(pod)
             if pod in adopted or seen is None or not len(board.applied) <= seen <= len(order):
                 continue
@@ -304,7 +308,7 @@ def find_tournaments(home: RunFolder) -> list[RunFolder]:
     return runs
 
 
-def follows(run: RunFolder, generator: Generator) -> bool:
+def has_specs_of(run: RunFolder, generator: Generator) -> bool:
     """Tell whether the specs in a folder are those that `generator` makes."""
     stored = StoredTournament.read(run, generator)
     derived = stored.derive_specs()
@@ -327,9 +331,9 @@ def check_tournament(
 
     Raises TournamentError when it is running, or the folder holds none.
     """
-    if leases.is_held(run, find_mirror(run.root)) or at_work_in(run):
+    if leases.is_held(run, find_mirror(run.root)) or list_at_work(run):
         raise TournamentError(f"{run.root} is running; verify it when it has ended")
-    if wrong := run.misplaced():
+    if wrong := run.list_misplaced():
         problems = tuple(f"{path} stands where something else belongs" for path in wrong)
         return Recount((_describe("files", "every path with the kind of thing there", problems),))
     stored = StoredTournament.read(run, generator)
@@ -365,7 +369,7 @@ def check_identity(stored: StoredTournament) -> Check:
     """Compare `tournament.json` with its seal and with the pods."""
     problems = []
     try:
-        stored.store.identity()
+        stored.store.read_identity()
         if stored.foreign_file == "tournament.json":
             problems.append("tournament.json is of another tournament")
     except TournamentError as error:
@@ -389,13 +393,13 @@ def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
         problems.append("events.jsonl is missing or empty")
     if stored.foreign_file == "events.jsonl":
         problems.append("events.jsonl is the log of another tournament")
-    applied = [str(event["pod"]) for event in stored.events_of("applied")]
+    applied = [str(event["pod"]) for event in stored.select_events("applied")]
     problems += [
         f"{pod} was applied {applied.count(pod)} times"
         for pod in stored.order
         if applied.count(pod) > 1
     ]
-    ends = stored.events_of("finished")
+    ends = stored.select_events("finished")
     if must_be_finished and not ends:
         problems.append("events.jsonl does not say that the tournament finished")
     if must_be_finished or stored.is_finished:
@@ -459,7 +463,7 @@ def find_changed_files(stored: StoredTournament) -> list[Path]:
     """List snapshots without the hash in their name, and dropped pods' policies without theirs."""
     hashes = {path: path.stem for path in _list_snapshots(stored)}
     for pod in dropped_pods(stored.events) & stored.results.keys():
-        hashes[stored.store.policy_path(pod)] = str(stored.results[pod].policy)
+        hashes[stored.store.locate_policy(pod)] = str(stored.results[pod].policy)
     return [path for path, digest in hashes.items() if path.is_file() and hash_file(path) != digest]
 
 
@@ -476,13 +480,13 @@ def _check_snapshots(stored: StoredTournament, must_be_finished: bool) -> Check:
     paths = _list_snapshots(stored)
     named = {result.snapshot for result in stored.results.values()}
     try:
-        inherited = Inheritance.read(stored.run)
+        inherited = WarmStart.read(stored.run)
         named |= {entry.result.snapshot for entry in inherited.entries} if inherited else set()
     except FintraderError as error:
         problems.append(str(error))
     strange = {path.stem for path in paths} - named
     has_ended = must_be_finished or stored.is_finished
-    if strange and has_ended and not stored.events_of(*_RETRIED):
+    if strange and has_ended and not stored.select_events(*_RETRIED):
         problems.append(f"{len(strange)} snapshots belong to no result: pods were deleted")
     return _describe(
         "snapshots",
@@ -519,7 +523,7 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
     if _read_rows(here, schema) != _read_rows(again, schema):
         return [f"{here.name} holds tables, views or triggers that are not ours"]
     rows, expected = ({str(row["pod"]): row for row in read_pods(path)} for path in (here, again))
-    if wrong := [pod for pod, row in rows.items() if not _agree(row, expected.get(pod, {}))]:
+    if wrong := [pod for pod, row in rows.items() if not _is_equal(row, expected.get(pod, {}))]:
         return [f"{here.name}: {', '.join(wrong[:5])} are not what specs, results and events say"]
     behind = [
         pod
@@ -533,7 +537,7 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
     return [] if boards[0] == boards[1] else [f"{here.name} has another order"]
 
 
-def _agree(row: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+def _is_equal(row: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     """Compare two rows of a pod, but for its progress; one without a result may be incomplete."""
     return all(
         expected.get(name) == value

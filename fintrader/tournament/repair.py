@@ -21,7 +21,7 @@ from fintrader.tournament.recount import (
 )
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.status import make_index
-from fintrader.tournament.store import RunStore, aside
+from fintrader.tournament.store import RunStore, move_aside
 
 
 def repair(
@@ -36,15 +36,15 @@ def repair(
     with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
         done += [
             f"{path.relative_to(run.root)}: stood where something else belongs; now"
-            f" {aside(path).name}"
-            for path in run.misplaced()
+            f" {move_aside(path).name}"
+            for path in run.list_misplaced()
         ]
         stored = StoredTournament.read(run, generator)
         for pod in stored.strays:
-            renamed = aside(run.pod(pod)).name
+            renamed = move_aside(run.pod(pod)).name
             done.append(f"{pod}: of no pod of this run; its folder is now {renamed}")
         if stored.foreign_file == run.events.name:
-            renamed = aside(run.events).name
+            renamed = move_aside(run.events).name
             done.append(
                 f"events.jsonl: of another tournament; now {renamed}, and the run's command begins"
                 " a new one"
@@ -53,7 +53,7 @@ def repair(
         stored.reject_foreign_records()
         done += _repair_log(stored)
         if stored.store.identity_path.exists() and not check_identity(stored).is_ok:
-            aside(stored.store.identity_path)
+            move_aside(stored.store.identity_path)
             done.append(
                 "tournament.json: set aside; the run's command makes it anew where the pods follow"
                 " from its settings"
@@ -68,7 +68,7 @@ def _repair_log(stored: StoredTournament) -> list[str]:
     """Begin a new log with the whole lines of a damaged one."""
     if not stored.broken_lines:
         return []
-    aside(stored.run.events)
+    move_aside(stored.run.events)
     log = EventLog(stored.run.events, stored.store.keep_events)
     log.append(*stored.events, {"event": "repaired", "lines": stored.broken_lines})
     return [f"events.jsonl: set aside; a new one holds its {len(stored.events)} whole lines"]
@@ -80,7 +80,7 @@ def _repair_pods(stored: StoredTournament) -> list[str]:
     A spec that follows from nothing is set aside with every pod after it, which may rest on it.
     """
     done = [
-        f"{path.relative_to(stored.run.root)}: changed; now {aside(path).name}"
+        f"{path.relative_to(stored.run.root)}: changed; now {move_aside(path).name}"
         for path in find_changed_files(stored)
     ]
     for pod, reason in stored.bad_results.items():
@@ -103,8 +103,8 @@ def _repair_pods(stored: StoredTournament) -> list[str]:
 
 def _set_pod_aside(store: RunStore, pod: str) -> bool:
     """Rename spec and result of a pod, so that it is made anew; False where it has neither."""
-    has_result = store.result_path(pod).exists()
-    has_spec = store.spec_path(pod).exists()
+    has_result = store.locate_result(pod).exists()
+    has_spec = store.locate_spec(pod).exists()
     if has_result:
         store.set_aside(pod)
     if has_spec:
@@ -126,7 +126,7 @@ def _repair_derived(
     if settings is not None and is_whole and not check_ensemble(stored, settings).is_ok:
         for path in sorted(run.ensemble.glob("*.*")):
             if ".damaged-" not in path.name:
-                aside(path)
+                move_aside(path)
         build_ensemble(run, stored.rank(settings.leaderboard_size), settings)
         done.append("ensemble: set aside, and made again from the leaderboard")
     return done

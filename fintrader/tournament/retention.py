@@ -35,14 +35,16 @@ class Retention:
         self._asked = 0
         """Results that had been applied when it was asked last."""
 
-    def tidy(self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False) -> None:
+    def drop_surplus(
+        self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False
+    ) -> None:
         """Drop what may go, every so many results, or `now`. Call it when the results are on the
         log."""
         if self.settings.keep == "all" or (len(board.applied) - self._asked < EVERY and not now):
             return
         self._asked = len(board.applied)
         over = {entry.spec.pod: entry for entry in board.applied}
-        kept = self._kept(board, specs, over)
+        kept = self._choose_kept(board, specs, over)
         gone = [pod for pod in over if pod not in kept and pod not in self.dropped]
         if gone:
             self.log.append(
@@ -56,8 +58,10 @@ class Retention:
         needs again."""
         if self.dropped:
             over = {entry.spec.pod: entry for entry in board.applied}
-            gone = self.dropped - self._kept(board, specs, over)
-            still = [pod for pod in over if pod in gone and self.store.holds(over[pod].result)]
+            gone = self.dropped - self._choose_kept(board, specs, over)
+            still = [
+                pod for pod in over if pod in gone and self.store.has_leftovers(over[pod].result)
+            ]
             self._delete(still, over.keys() - gone, over)
 
     def _delete(
@@ -65,14 +69,16 @@ class Retention:
     ) -> None:
         """Delete all but spec and result of these, and nothing that is of a pod that is kept, too:
         content is stored once however many pods have it."""
-        shared = {digest for pod in kept if pod in over for digest in _contents(over[pod].result)}
+        shared = {
+            digest for pod in kept if pod in over for digest in _list_contents(over[pod].result)
+        }
         for pod in pods:
             try:
                 self.store.drop(over[pod].result, shared)
             except (OSError, StorageError):  # no loss: the next start deletes it
                 return
 
-    def _kept(
+    def _choose_kept(
         self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, FinishedPod]
     ) -> set[str]:
         """Rows, the best of each niche, pods that are not over and their parents, the newest two
@@ -94,11 +100,11 @@ class Retention:
         return kept | {pod for pod, entry in over.items() if entry.result.status == "failed"}
 
 
-def _contents(result: PodResult) -> Iterable[str]:
+def _list_contents(result: PodResult) -> Iterable[str]:
     return filter(None, (result.snapshot, result.policy))
 
 
-def needed_again(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
+def list_needed(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
     """Parents of pods without a result: those must be whole, whatever was dropped."""
     return {
         spec.parent_here

@@ -36,18 +36,18 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble, check_tilts
 from fintrader.tournament.folds import make_blocks
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.inheritance import Inheritance, copied
 from fintrader.tournament.launchers import Launcher, LauncherFactory
-from fintrader.tournament.launchers.local import LocalLauncher, slots_of
+from fintrader.tournament.launchers.local import LocalLauncher, find_slots
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
-from fintrader.tournament.recount import follows
-from fintrader.tournament.schedulers import Replay, Scheduler, scheduler_of
+from fintrader.tournament.recount import has_specs_of
+from fintrader.tournament.schedulers import Replay, Scheduler, make_scheduler
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import BODY, PodContext
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.warm_start import WarmStart, copy_warm_start
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "keep"}
@@ -92,7 +92,7 @@ def run_tournament(
     data_hash: str | None = None,
     watch: Callable[[Orchestrator], None] | None = None,
     clock: MonotonicClock | None = None,
-    inherit: Callable[[RunStore], Inheritance | None] | None = None,
+    inherit: Callable[[RunStore], WarmStart | None] | None = None,
     title: str = "tournament",
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to
@@ -104,7 +104,7 @@ def run_tournament(
     where it runs (a `launcher` that is made here, such as Ray's, brings its own body). `watch` is
     called at every reconcile. `clock` is real time, or that of a simulated cluster. `inherit` takes
     pods of an earlier run over into the store, from which the first ones start (see
-    `inheritance.inherit`). `title` names the search in its progress.
+    `warm_start.inherit`). `title` names the search in its progress.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another
     one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible
@@ -118,15 +118,17 @@ def run_tournament(
         agents=agents,
         env=env.model_dump(mode="json") if env is not None else {},
         seed=seed,
-        data_hash=market_hash(market) if data_hash is None else data_hash,
+        data_hash=read_market_hash(market) if data_hash is None else data_hash,
     )
-    with _readable_disk_errors(folder), leases.acquire(folder, mirror) as lease:
+    with _explain_full_disk(folder), leases.acquire(folder, mirror) as lease:
         _check_market(settings, Path(market), env, agents)
         store = open_store(folder, mirror)
         store.pull()
         if inherit is not None and (begun_with := inherit(store)) is not None:
             generator = replace(generator, inherited=begun_with.entries)
-        store.claim(_identity(settings, generator), lambda: follows(folder, generator))
+        store.claim(
+            _describe_identity(settings, generator), lambda: has_specs_of(folder, generator)
+        )
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
         access = PodContext(
@@ -138,15 +140,15 @@ def run_tournament(
                 if settings.devices == ("auto",) and device != "auto"
                 else settings.devices
             )
-            slots = partial(slots_of, devices, settings.pods_per_device)
+            slots = partial(find_slots, devices, settings.pods_per_device)
             launcher = LocalLauncher(access, body=body, slots=slots, workers=settings.workers)
         elif callable(launcher):
             launcher = launcher(settings, access)
-        scheduler = scheduler or scheduler_of(settings)
+        scheduler = scheduler or make_scheduler(settings)
         orchestrator = Orchestrator(operations, store, lease, scheduler, generator, launcher, clock)
         with allow_outages(operations.outage_seconds, OutageReporter(progress or SILENT)):
             try:
-                orchestrator.race(progress or SILENT, watch, title)
+                orchestrator.run(progress or SILENT, watch, title)
             finally:
                 launcher.close()
                 orchestrator.close()
@@ -166,8 +168,8 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
     """
     require_tournament(source)
     store = RunStore(source)
-    specs = list(store.specs().values())
-    results = store.results()
+    specs = list(store.read_specs().values())
+    results = store.read_results()
     events = read_jsonl(source.events)
     applied = list(
         dict.fromkeys(int(event["pod"][1:]) for event in events if event.get("event") == "applied")
@@ -181,14 +183,14 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
         )
     adopted = {event["pod"] for event in events if event.get("event") == "adopted"}
     given = {spec.index: spec for spec in specs if spec.pod in adopted}
-    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings), given)
-    how["inherit"] = lambda target: copied(target, store)
+    scheduler = Replay([spec.seen for spec in specs], applied, make_scheduler(settings), given)
+    how["inherit"] = lambda target: copy_warm_start(target, store)
     return run_tournament(
         settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how
     )
 
 
-def market_hash(market: Path) -> str:
+def read_market_hash(market: Path) -> str:
     """The content hash a market file carries, else the hash of its bytes. Raises MarketError when
     there is none."""
     if not Path(market).is_file():
@@ -231,9 +233,9 @@ def _finish(
     chosen = ensemble(run, orchestrator.leaderboard, orchestrator.settings)
     best = orchestrator.leaderboard.rows[0].spec.pod
     trials = orchestrator.leaderboard.trials
-    orchestrator.retention.tidy(orchestrator.leaderboard, orchestrator.specs, now=True)
+    orchestrator.retention.drop_surplus(orchestrator.leaderboard, orchestrator.specs, now=True)
     end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
-    if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
+    if not any(end.items() <= known.items() for known in orchestrator.log.select("finished")):
         orchestrator.log.append(end)
         progress.event(end, "")
     orchestrator.store.publish()
@@ -248,7 +250,7 @@ def _finish(
     )
 
 
-def _identity(settings: TournamentSettings, generator: Generator) -> dict[str, Any]:
+def _describe_identity(settings: TournamentSettings, generator: Generator) -> dict[str, Any]:
     """What every pod of a tournament depends on."""
     parents = [[entry.spec.pod, entry.result.snapshot] for entry in generator.inherited]
     return {
@@ -262,7 +264,7 @@ def _identity(settings: TournamentSettings, generator: Generator) -> dict[str, A
 
 
 @contextlib.contextmanager
-def _readable_disk_errors(folder: RunFolder) -> Iterator[None]:
+def _explain_full_disk(folder: RunFolder) -> Iterator[None]:
     """A full disk as an error that says what to do."""
     try:
         yield

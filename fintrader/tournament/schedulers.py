@@ -15,11 +15,11 @@ from fintrader.tournament.spec import PodResult, PodSpec
 class Scheduler(Protocol):
     """What the orchestrator asks before it makes a pod or counts a result."""
 
-    def needs(self, index: int) -> int | None:
+    def count_needed(self, index: int) -> int | None:
         """Results pod `index` must have seen, exactly; None: whatever is there when a slot is
         free."""
 
-    def position(self, pod_index: int) -> int | None:
+    def find_position(self, pod_index: int) -> int | None:
         """Position of this pod's result in the order of application; None: as it arrives."""
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
@@ -30,10 +30,10 @@ class Asynchronous:
     """Arrival order: a pod is made of whatever is known when there is room for it, and nobody waits
     for anybody."""
 
-    def needs(self, index: int) -> int | None:
+    def count_needed(self, index: int) -> int | None:
         return None
 
-    def position(self, pod_index: int) -> int | None:
+    def find_position(self, pod_index: int) -> int | None:
         return None
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
@@ -47,10 +47,10 @@ class Submission(Asynchronous):
     def __init__(self, pool_size: int) -> None:
         self.pool_size = pool_size
 
-    def needs(self, index: int) -> int | None:
+    def count_needed(self, index: int) -> int | None:
         return max(0, index - self.pool_size + 1)
 
-    def position(self, pod_index: int) -> int | None:
+    def find_position(self, pod_index: int) -> int | None:
         return pod_index
 
 
@@ -63,26 +63,28 @@ class Generational:
         self.survivors = survivors
         self._chosen: tuple[Leaderboard, int, list[FinishedPod]] | None = None
 
-    def needs(self, index: int) -> int | None:
+    def count_needed(self, index: int) -> int | None:
         return index // self.population * self.population
 
-    def position(self, pod_index: int) -> int | None:
+    def find_position(self, pod_index: int) -> int | None:
         return pod_index
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
         """The best continue as they are; each of the others is a copy of one of them, moved a
         little."""
         generation, number = divmod(index, self.population)
-        best = self._best(leaderboard, generation - 1) if generation else []
+        best = self._choose_best(leaderboard, generation - 1) if generation else []
         if not best:
-            return generator.founder(index, leaderboard, generation)
+            return generator.propose_founder(index, leaderboard, generation)
         if number < len(best):
-            return generator.child(
+            return generator.derive_child(
                 index, leaderboard, best[number], generation=generation, explore=False
             )
-        return generator.child(index, leaderboard, best[number % len(best)], generation=generation)
+        return generator.derive_child(
+            index, leaderboard, best[number % len(best)], generation=generation
+        )
 
-    def _best(self, leaderboard: Leaderboard, generation: int) -> list[FinishedPod]:
+    def _choose_best(self, leaderboard: Leaderboard, generation: int) -> list[FinishedPod]:
         """The survivors of a generation that is whole; sorted once, not for every child."""
         if (
             self._chosen is None
@@ -122,17 +124,17 @@ class Replay:
             after = (position for pod, position in self.positions.items() if pod >= index)
             self.seen[index] = min(self.seen[index], *after, len(applied))
 
-    def needs(self, index: int) -> int | None:
+    def count_needed(self, index: int) -> int | None:
         return self.seen[index] if index < len(self.seen) else None
 
-    def position(self, pod_index: int) -> int | None:
+    def find_position(self, pod_index: int) -> int | None:
         return self.positions.get(pod_index, pod_index)
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
         return self.given.get(index) or self.inner.make(index, leaderboard, generator)
 
 
-def scheduler_of(settings: TournamentSettings) -> Scheduler:
+def make_scheduler(settings: TournamentSettings) -> Scheduler:
     """The scheduler that the settings ask for."""
     if settings.scheduler == "generational":
         return Generational(settings.population, settings.survivors)
@@ -154,7 +156,7 @@ class PendingResults:
 
     def add(self, result: PodResult) -> None:
         """A result that has arrived; of several of one pod the last one counts."""
-        position = self._scheduler.position(int(result.pod[1:]))
+        position = self._scheduler.find_position(int(result.pod[1:]))
         if position is None:
             self._queue[result.pod] = result
         else:

@@ -20,7 +20,7 @@ LOOKS = 10
 """Looks of `early_stopping: best_validation` at the validation window, the last one included."""
 
 
-def spanned(device: str) -> int:
+def count_spanned(device: str) -> int:
     """Devices that one pod spans: 2 for `cuda:0+1`, `cuda:0/1` and `cpu/cpu`."""
     return len(device.replace("/", "+").split("+"))
 
@@ -276,7 +276,7 @@ class TournamentSettings(Settings):
     @property
     def learners(self) -> int:
         """Learners of one pod."""
-        return self.replicas or max(map(spanned, self.devices))
+        return self.replicas or max(map(count_spanned, self.devices))
 
     @field_serializer("replicas")
     def _learners(self, _: int | None) -> int:
@@ -287,7 +287,7 @@ class TournamentSettings(Settings):
     @model_validator(mode="after")
     def _no_idle_device(self) -> TournamentSettings:
         """A device without a learner would idle, and nobody would notice."""
-        spans = sorted({spanned(device) for device in self.devices})
+        spans = sorted({count_spanned(device) for device in self.devices})
         if self.replicas is None and len(spans) > 1:
             raise ValueError(
                 f"devices join {' and '.join(map(str, spans))} devices to a pod; join as many in"

@@ -177,10 +177,10 @@ class PodResult(_Record):
     take the time."""
     device: str = ""
     location: str = ""
-    """Where it was trained: `process.location_of`."""
+    """Where it was trained: `process.describe_location`."""
     attempts: int = 1
 
-    def reproducible(self) -> dict[str, Any]:
+    def select_reproducible(self) -> dict[str, Any]:
         """All that must be equal between two runs of one spec: everything but times and
         machines."""
         return self.model_dump(mode="json", exclude=set(WALL_CLOCK))
@@ -193,7 +193,7 @@ class TrainedPod(PodResult):
     evaluate: str
     """`package.module:function` that does so; it takes the spec, a context and this."""
 
-    def scored(self, **fields: Any) -> PodResult:
+    def add_evaluation(self, **fields: Any) -> PodResult:
         """The result, with what the evaluation came to."""
         return PodResult.model_validate({**self.model_dump(exclude={"evaluate"}), **fields})
 
@@ -229,8 +229,8 @@ class PodContext:
     evaluate_elsewhere: bool = False
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
 
-    def task(self, spec: PodSpec, **more: Any) -> Message:
-        """What another process is sent to work on a pod, as plain JSON; `of_task` reads it."""
+    def build_task(self, spec: PodSpec, **more: Any) -> Message:
+        """What another process is sent to work on a pod, as plain JSON; `from_task` reads it."""
         return {
             "spec": spec.model_dump(mode="json"),
             "run": str(self.run.root.resolve()),
@@ -242,7 +242,7 @@ class PodContext:
         }
 
     @classmethod
-    def of_task(cls, task: Message, **more: Any) -> Self:
+    def from_task(cls, task: Message, **more: Any) -> Self:
         """The context in the process that was sent `task`."""
         run = Path(task["run"])
         given = ("device", "token", "attempt", "slot")

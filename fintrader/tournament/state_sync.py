@@ -91,7 +91,7 @@ class TrainingState:
                 files = {}
             if files:
                 remove(marker)
-                for path in self._here():
+                for path in self._list_files():
                     remove(path)
                 for name in files:
                     make_folder((self.folder / name).parent)
@@ -114,11 +114,11 @@ class TrainingState:
                     f"{self.objects}/{self.name}.json names {name!r}, which is no state of a pod"
                 )
 
-        def bring(name: str) -> None:
+        def fetch_file(name: str) -> None:
             if not self.objects.get_file(f"{self.name}/{files[name]}", to / name, files[name]):
                 raise StorageDamagedError(f"{self.objects}/{self.name}/{files[name]} is missing")
 
-        self.objects.map(bring, files)
+        self.objects.map(fetch_file, files)
         return files
 
     def save(self) -> bool:
@@ -157,7 +157,7 @@ class TrainingState:
         fused = (_ROUND.fullmatch(path.name) for path in self.folder.glob("fused-*.safetensors"))
         done = {int(match[1]) for match in fused if match}
         for turn in range(3):  # each listed only when the one before it has been taken
-            for path in self._here():
+            for path in self._list_files():
                 if _TURNS.get(path.name, 2) != turn:
                     continue
                 name = path.relative_to(self.folder).as_posix()
@@ -170,7 +170,7 @@ class TrainingState:
                 files[name] = hash_file(copy)
         return files
 
-    def _here(self) -> list[Path]:
+    def _list_files(self) -> list[Path]:
         """The files of the state, sorted."""
         found = sorted(self.folder.rglob("*"))
         return [
@@ -191,7 +191,7 @@ def _hold(path: Path, copy: Path) -> None:
 
 
 @contextlib.contextmanager
-def synchronised(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> Iterator[None]:
+def synchronise(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> Iterator[None]:
     """Begin with the pod's training state as the store has it, and store it every `seconds` from
     then on.
 

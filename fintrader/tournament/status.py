@@ -23,7 +23,7 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 
 
-def status(run: RunFolder) -> dict[str, Any]:
+def read_status(run: RunFolder) -> dict[str, Any]:
     """Plain JSON on a run: counts by state, the leaderboard, what is at work, losses by reason,
     time left.
 
@@ -39,7 +39,7 @@ def status(run: RunFolder) -> dict[str, Any]:
     events = read_jsonl(run.events)
     states = Counter(pod["state"] for pod in pods)
     losses = Counter(event["reason"] for event in events if event.get("event") == "lost")
-    at_work = [_at_work(run, pod) for pod in pods if pod["state"] == "running"]
+    at_work = [_read_progress(run, pod) for pod in pods if pod["state"] == "running"]
     finished = [event for event in events if event.get("event") == "finished"]
     active = leases.is_held(run, find_mirror(run.root))
     now = time.time()
@@ -49,13 +49,13 @@ def status(run: RunFolder) -> dict[str, Any]:
         "finished": bool(finished),
         "pods": len(pods),
         "applied": len({event["pod"] for event in events if event.get("event") == "applied"}),
-        "requested_results": _sitting(events)[0].get("pods"),
-        "eta_seconds": _eta(events, now) if active else None,
+        "requested_results": _find_last_start(events)[0].get("pods"),
+        "eta_seconds": _estimate_seconds(events, now) if active else None,
         "states": dict(states),
         "trials": sum(pod["looks"] for pod in pods if pod["score"] is not None),
         "env_steps": sum(pod["env_steps"] or 0 for pod in pods),
         "losses": dict(losses),
-        "requested_pods": requested_pods(run),
+        "requested_pods": read_requested_pods(run),
         "at_work": at_work,
         "leaderboard": rows,
         "ensemble": finished[-1]["members"] if finished else [],
@@ -64,7 +64,9 @@ def status(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _sitting(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _find_last_start(
+    events: Sequence[dict[str, Any]],
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The event by which the orchestrator last started (empty if it never has), and what
     followed."""
     for number in range(len(events) - 1, -1, -1):
@@ -73,10 +75,10 @@ def _sitting(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dic
     return {}, list(events)
 
 
-def _eta(events: Sequence[dict[str, Any]], now: float) -> float | None:
+def _estimate_seconds(events: Sequence[dict[str, Any]], now: float) -> float | None:
     """Seconds to the last result: those to come x (seconds so far / results so far), of this
     sitting."""
-    begun, since = _sitting(events)
+    begun, since = _find_last_start(events)
     requested = begun.get("pods")
     results = sum(event.get("event") == "applied" for event in since)
     if (
@@ -89,7 +91,7 @@ def _eta(events: Sequence[dict[str, Any]], now: float) -> float | None:
     return float(max(0.0, to_come * (now - begun["time"]) / results)) if to_come > 0 else None
 
 
-def _at_work(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
+def _read_progress(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
     """How far a pod is, from the log it keeps itself."""
     records = read_jsonl(run.pod(pod["pod"]) / "metrics.jsonl")
     last = records[-1] if records else {}
@@ -104,7 +106,7 @@ def _at_work(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def requested_pods(run: RunFolder) -> int | None:
+def read_requested_pods(run: RunFolder) -> int | None:
     """How many pods the run was asked to keep at work; None: what its settings say. A damaged
     request is as none."""
     try:
@@ -132,9 +134,9 @@ def _scale_file(run: RunFolder) -> Path:
     return run.root / "scale.json"
 
 
-def effect(run: RunFolder, pods: int | None) -> str:
+def describe_effect(run: RunFolder, pods: int | None) -> str:
     """What `scale(run, pods)` will do: a sentence for the terminal."""
-    settings = settings_of(RunStore(run))
+    settings = read_settings(RunStore(run))
     requested = (
         "as many pods as its settings say"
         if pods is None
@@ -158,10 +160,10 @@ def effect(run: RunFolder, pods: int | None) -> str:
     return f"nothing is at work now; once the run is resumed by its own command: {requested}"
 
 
-def settings_of(store: RunStore) -> TournamentSettings:
+def read_settings(store: RunStore) -> TournamentSettings:
     """Those that no resumption may change; the others as they are by default. Raises
     TournamentError."""
-    known = store.identity()["settings"]
+    known = store.read_identity()["settings"]
     return validate(TournamentSettings, {**known, "ensemble_size": 1}, str(store.identity_path))
 
 
@@ -172,25 +174,25 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
     """
     store = RunStore(run)
     log = EventLog(run.events)
-    specs = store.specs()
-    results = store.results()
-    size = int(store.identity()["settings"]["leaderboard_size"])
+    specs = store.read_specs()
+    results = store.read_results()
+    size = int(store.read_identity()["settings"]["leaderboard_size"])
     leaderboard = Leaderboard(size)
     for pod in log.order(results):
         submit(leaderboard, FinishedPod(specs[pod], results[pod]))
     index, _ = open_or_replace(run.leaderboard if path is None else path)
     try:
         index.rebuild(size, specs.values(), leaderboard.applied)
-        index.write_turn([], [], 0, _states(log, results))
+        index.write_turn([], [], 0, _find_states(log, results))
     finally:
         index.close()
     return len(leaderboard.applied)
 
 
-def _states(log: EventLog, results: Mapping[str, Any]) -> list[PodState]:
+def _find_states(log: EventLog, results: Mapping[str, Any]) -> list[PodState]:
     """The states of pods without a result, as the log has them."""
     at: dict[str, PodState] = {}
-    for event in log.of("launched", "lost", "drained"):
+    for event in log.select("launched", "lost", "drained"):
         pod = str(event["pod"])
         state = "running" if event["event"] == "launched" else "waiting"
         attempt = int(event.get("attempt", at[pod][2] if pod in at else 0))
@@ -202,8 +204,8 @@ def compare(one: RunFolder, other: RunFolder) -> list[str]:
     """In what two runs differ, leaving times and machines out: specs, results, leaderboard; empty
     if in nothing."""
     stores = RunStore(one), RunStore(other)
-    specs_a, specs_b = (store.specs() for store in stores)
-    results_a, results_b = (store.results() for store in stores)
+    specs_a, specs_b = (store.read_specs() for store in stores)
+    results_a, results_b = (store.read_results() for store in stores)
     differences = []
     if set(specs_a) != set(specs_b):
         differences.append(f"pods: {sorted(set(specs_a) ^ set(specs_b))} are in one only")
@@ -215,7 +217,7 @@ def compare(one: RunFolder, other: RunFolder) -> list[str]:
             differences.append(f"{pod}: spec ({', '.join(fields)})")
         left = results_a.get(pod)
         right = results_b.get(pod)
-        if (left and left.reproducible()) != (right and right.reproducible()):
+        if (left and left.select_reproducible()) != (right and right.select_reproducible()):
             differences.append(f"{pod}: result")
     if canonical(one.leaderboard) != canonical(other.leaderboard):
         differences.append("leaderboard")

@@ -81,7 +81,7 @@ class RunStore:
         many seconds."""
         return nullcontext()
 
-    def market(self, digest: str, path: Path) -> Path:
+    def fetch_market(self, digest: str, path: Path) -> Path:
         """`path`, or where it does not exist here, the market of that content out of the object
         store.
 
@@ -89,11 +89,15 @@ class RunStore:
         """
         return path
 
-    def own_market(self, path: Path) -> Path:
+    def fetch_own_market(self, path: Path) -> Path:
         """The same for the market that this tournament was begun with."""
-        return path if path.exists() else self.market(str(self.identity()["data_hash"]), path)
+        return (
+            path
+            if path.exists()
+            else self.fetch_market(str(self.read_identity()["data_hash"]), path)
+        )
 
-    def superseded(self, token: int) -> bool:
+    def is_superseded(self, token: int) -> bool:
         """Whether the run has gone from the holder with this token to one that does not use this
         folder.
 
@@ -101,15 +105,15 @@ class RunStore:
         """
         return False
 
-    def note(self, result: PodResult) -> PodResult:
+    def copy_result(self, result: PodResult) -> PodResult:
         """Have a result here, too, that its pod has published on a machine that does not see this
         folder."""
         return result
 
-    def spool(self, result: PodResult) -> None:
+    def keep_unpublished(self, result: PodResult) -> None:
         """Have a result on this disk before it is stored, so that no outage costs its training."""
 
-    def spooled(self, spec: PodSpec) -> PodResult | None:
+    def read_unpublished(self, spec: PodSpec) -> PodResult | None:
         """A result of that spec which an earlier attempt on this disk could not store."""
         return None
 
@@ -121,7 +125,7 @@ class RunStore:
 
     # --- identity ---------------------------------------------------------------------------------
 
-    def identity(self) -> dict[str, Any]:
+    def read_identity(self) -> dict[str, Any]:
         """What the tournament in this folder is made of. Raises TournamentError when that is
         missing or damaged."""
         path = self.identity_path
@@ -138,7 +142,7 @@ class RunStore:
             raise damaged
         return known
 
-    def identity_digest(self) -> str:
+    def read_identity_digest(self) -> str:
         """The seal of what `identity` gives, by which the log says whose it is; empty where there
         is none."""
         try:
@@ -154,7 +158,7 @@ class RunStore:
         of it.
         """
         try:
-            known = self.identity()
+            known = self.read_identity()
         except TournamentError:
             if any(self.run.pods.glob("*/spec.json")) and not follow():
                 raise TournamentError(
@@ -163,14 +167,17 @@ class RunStore:
                     " another run name"
                 ) from None
             if self.identity_path.exists():
-                aside(self.identity_path)
+                move_aside(self.identity_path)
             write_bytes(self.identity_path, seal(identity, indent=2))
             return
         changed = sorted(
             name for name in {*known, *identity} if known.get(name) != identity.get(name)
         )
         if changed:
-            named = [f"{name}{_differing(known.get(name), identity.get(name))}" for name in changed]
+            named = [
+                f"{name}{_describe_difference(known.get(name), identity.get(name))}"
+                for name in changed
+            ]
             raise TournamentError(
                 f"{self.run.root} holds a tournament with other {', '.join(named)}; "
                 "use another run name, or the settings it was started with"
@@ -178,10 +185,10 @@ class RunStore:
 
     # --- specs and results ------------------------------------------------------------------------
 
-    def spec_path(self, pod: str) -> Path:
+    def locate_spec(self, pod: str) -> Path:
         return self._pods / f"{pod}/spec.json"
 
-    def result_path(self, pod: str) -> Path:
+    def locate_result(self, pod: str) -> Path:
         return self._pods / f"{pod}/result.json"
 
     def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
@@ -195,20 +202,20 @@ class RunStore:
     def write_spec(self, spec: PodSpec) -> PodSpec:
         """The same of one. Not synced: `keep_spec` does that where the pod runs. Until then a power
         cut may lose it."""
-        path = self.spec_path(spec.pod)
+        path = self.locate_spec(spec.pod)
         data = spec.to_json().encode()
         if publish(path, data, sync=False):
             return spec
         try:
             return self.read_spec(spec.pod)
         except TournamentError:  # half of one, after a power cut
-            aside(path)
+            move_aside(path)
             publish(path, data, sync=False)
             return spec
 
     def keep_spec(self, spec: PodSpec) -> None:
         """Make a spec durable, before its result is."""
-        path = self.spec_path(spec.pod)
+        path = self.locate_spec(spec.pod)
         if path.exists():
             refuse_irregular(path)
             for each in (path, path.parent, self.run.pods):
@@ -216,42 +223,43 @@ class RunStore:
 
     def read_spec(self, pod: str) -> PodSpec:
         """Raises TournamentError when it is missing or damaged."""
-        return PodSpec.from_json(self.spec_path(pod))
+        return PodSpec.from_json(self.locate_spec(pod))
 
-    def spec_digest(self, pod: str) -> str:
+    def read_spec_digest(self, pod: str) -> str:
         """The seal of its stored spec, by which results name it; `read_spec` says whether it is the
         right one."""
-        with open_file(self.spec_path(pod)) as file:
+        with open_file(self.locate_spec(pod)) as file:
             return find_seal(file.read(SEAL_BYTES))
 
-    def replaced(self, spec: PodSpec) -> bool:
+    def is_replaced(self, spec: PodSpec) -> bool:
         """Whether another spec of that pod stands in this folder: that of another run, which lies
         here now."""
         try:
-            return self.spec_digest(spec.pod) != spec.digest
+            return self.read_spec_digest(spec.pod) != spec.digest
         except OSError:
             return False  # not everybody who trains a pod has its spec in this folder
 
     def write_result(self, result: PodResult) -> PodResult:
         """Durable and final: the first result of a pod stands. Returns the one that stands."""
-        if publish(self.result_path(result.pod), result.to_json().encode()):
+        if publish(self.locate_result(result.pod), result.to_json().encode()):
             return result
         return self.read_result(result.pod)
 
     def read_result(self, pod: str) -> PodResult:
         """Raises TournamentError when it is missing or damaged."""
-        return PodResult.from_json(self.result_path(pod))
+        return PodResult.from_json(self.locate_result(pod))
 
     def has_result(self, pod: str) -> bool:
-        return self.result_path(pod).exists()
+        return self.locate_result(pod).exists()
 
-    def specs(self) -> dict[str, PodSpec]:
+    def read_specs(self) -> dict[str, PodSpec]:
         """All pods made so far, by id, in order."""
         return {
-            path.parent.name: PodSpec.from_json(path) for path in self._of_all_pods("spec.json")
+            path.parent.name: PodSpec.from_json(path)
+            for path in self._list_files_of_pods("spec.json")
         }
 
-    def unbroken_specs(self) -> list[PodSpec]:
+    def read_unbroken_specs(self) -> list[PodSpec]:
         """All specs by number, for the orchestrator, up to the first that a power cut damaged or
         swallowed: that one is made again, and any after it adopted (`write_specs`).
 
@@ -269,13 +277,14 @@ class RunStore:
                     raise
                 return specs
 
-    def results(self) -> dict[str, PodResult]:
+    def read_results(self) -> dict[str, PodResult]:
         """All results, by pod, in order of the pods."""
         return {
-            path.parent.name: PodResult.from_json(path) for path in self._of_all_pods("result.json")
+            path.parent.name: PodResult.from_json(path)
+            for path in self._list_files_of_pods("result.json")
         }
 
-    def _of_all_pods(self, name: str) -> list[Path]:
+    def _list_files_of_pods(self, name: str) -> list[Path]:
         """That file of every pod that has it, by the pod's number (p9999 before p10000)."""
         paths = self.run.pods.glob(f"p[0-9]*/{name}")
         return sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
@@ -288,33 +297,33 @@ class RunStore:
     def set_spec_aside(self, pod: str) -> None:
         """Move a spec out of the way."""
         self._forget(pod, "spec.json")
-        if self.spec_path(pod).exists():
-            aside(self.spec_path(pod))
+        if self.locate_spec(pod).exists():
+            move_aside(self.locate_spec(pod))
 
     def set_aside(self, pod: str) -> None:
         """Move a result whose snapshot is gone or damaged out of the way, so that the pod runs
         again."""
         self._forget(pod, "result.json")
-        aside(self.result_path(pod))
+        move_aside(self.locate_result(pod))
 
     # --- snapshots --------------------------------------------------------------------------------
 
-    def snapshot_path(self, digest: str) -> Path:
+    def locate_snapshot(self, digest: str) -> Path:
         return self.snapshots / f"{digest}.safetensors"
 
-    def policy_path(self, pod: str) -> Path:
+    def locate_policy(self, pod: str) -> Path:
         return self._pods / f"{pod}/policy.safetensors"
 
     def put(self, data: bytes) -> str:
         """Store `data` under its SHA-256; returns that. Equal data is stored once."""
         digest = hashlib.sha256(data).hexdigest()
-        if not self._whole(self.snapshot_path(digest), digest):
-            write_bytes(self.snapshot_path(digest), data)
+        if not self._is_whole(self.locate_snapshot(digest), digest):
+            write_bytes(self.locate_snapshot(digest), data)
         return digest
 
     def get(self, digest: str) -> bytes:
         """Stored data. Raises CheckpointError when it is missing or not what its name says."""
-        path = self.snapshot_path(digest)
+        path = self.locate_snapshot(digest)
         try:
             data = read_bytes(path)
         except FileNotFoundError:
@@ -327,34 +336,36 @@ class RunStore:
             )
         return data
 
-    def intact(self, digest: str) -> bool:
+    def has_snapshot(self, digest: str) -> bool:
         """Whether the snapshot is there, whole and its own; of an object store's, whether it is
         there."""
-        return self._kept(digest, self.snapshot_path(digest))
+        return self._is_stored(digest, self.locate_snapshot(digest))
 
     def has_policy(self, result: PodResult) -> bool:
         """The same of a result's policy."""
-        return result.policy is None or self._kept(result.policy, self.policy_path(result.pod))
+        return result.policy is None or self._is_stored(
+            result.policy, self.locate_policy(result.pod)
+        )
 
-    def holds(self, result: PodResult) -> bool:
+    def has_leftovers(self, result: PodResult) -> bool:
         """Whether anything is left of a pod that `drop` deletes."""
-        snapshot = [self.snapshot_path(result.snapshot)] if result.snapshot else []
-        return any(path.exists() for path in [*snapshot, *self._beside(result.pod)])
+        snapshot = [self.locate_snapshot(result.snapshot)] if result.snapshot else []
+        return any(path.exists() for path in [*snapshot, *self._list_pod_files(result.pod)])
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
         """Delete a pod's policy, curves and log, and its snapshot unless others have that content,
         too."""
         if result.snapshot and result.snapshot not in shared:
-            remove(self.snapshot_path(result.snapshot))
-        for path in self._beside(result.pod):
+            remove(self.locate_snapshot(result.snapshot))
+        for path in self._list_pod_files(result.pod):
             remove(path)
         remove(self.run.root / "logs" / f"{result.pod}.log")
 
-    def _beside(self, pod: str) -> list[Path]:
+    def _list_pod_files(self, pod: str) -> list[Path]:
         """A pod's policy and its curves."""
         return [self._pods / pod / name for name in POD_FILES]
 
-    def shed(self, pod: str) -> None:
+    def delete_training_state(self, pod: str) -> None:
         """Delete the state of a training whose result stands: checkpoints, replay buffers,
         learners' folders."""
         folder = self._pods / pod
@@ -368,12 +379,12 @@ class RunStore:
             ):
                 remove(path)
 
-    def _whole(self, path: Path, digest: str) -> bool:
+    def _is_whole(self, path: Path, digest: str) -> bool:
         return path.is_file() and hash_file(path) == digest
 
-    def _kept(self, digest: str, path: Path) -> bool:
+    def _is_stored(self, digest: str, path: Path) -> bool:
         """Whether content is where it counts."""
-        return self._whole(path, digest)
+        return self._is_whole(path, digest)
 
     def sweep(self) -> None:
         """Remove what killed writers left behind: temporaries, and the state of trainings whose
@@ -381,19 +392,19 @@ class RunStore:
 
         Raises UnsafePathError for a symbolic link, which somebody may have put there on purpose.
         """
-        for path in self.run.misplaced():
+        for path in self.run.list_misplaced():
             refuse_link(path)
-            aside(path)
+            move_aside(path)
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             if folder.is_symlink():
                 continue  # one that was set aside
             for path in folder.glob(".*.tmp"):
                 remove(path)
             if folder.parent == self.run.pods and (folder / "result.json").exists():
-                self.shed(folder.name)
+                self.delete_training_state(folder.name)
 
 
-def aside(path: Path) -> Path:
+def move_aside(path: Path) -> Path:
     """Rename what is damaged, so that it can be made again and is still there to be looked at; its
     new path.
 
@@ -406,7 +417,7 @@ def aside(path: Path) -> Path:
     return target
 
 
-def _differing(there: Any, here: Any) -> str:
+def _describe_difference(there: Any, here: Any) -> str:
     """In which fields two groups of settings differ, a few of them: ` (order: submission there,
     arrival here)`."""
     if not (isinstance(there, dict) and isinstance(here, dict)):

@@ -60,20 +60,23 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
     try:
         (new / MARK).touch()
         store = RunStore(run)
-        specs = store.specs()
-        results = store.results()
+        specs = store.read_specs()
+        results = store.read_results()
         written = 0
         for name, spec in specs.items():
             with SummaryWriter(str(new / name)) as writer:
                 result = results.get(name)
                 written += _write(
-                    writer, _pod(spec, result, read_jsonl(run.pod(name) / "metrics.jsonl"))
+                    writer,
+                    _list_pod_scalars(spec, result, read_jsonl(run.pod(name) / "metrics.jsonl")),
                 )
                 if result is not None and result.score is not None:
-                    writer.add_hparams(_hyper(spec), {"hparam/score": result.score}, run_name=".")
+                    writer.add_hparams(
+                        _flatten_hyper(spec), {"hparam/score": result.score}, run_name="."
+                    )
                     written += 1
         with SummaryWriter(str(new / "tournament")) as writer:
-            written += _write(writer, _race(read_jsonl(run.events), results))
+            written += _write(writer, _list_race_scalars(read_jsonl(run.events), results))
         new.chmod(0o755)
         old = new.with_name(new.name + ".old")
         if out.exists():
@@ -94,7 +97,7 @@ def _write(writer: Any, scalars: Iterable[Scalar]) -> int:
     return written
 
 
-def _pod(
+def _list_pod_scalars(
     spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]
 ) -> Iterator[Scalar]:
     """One pod's curves over its own env-steps; wall clock from when it started, where that is
@@ -120,7 +123,7 @@ def _pod(
             yield name, metric, result.env_steps, result.finished
 
 
-def _hyper(spec: PodSpec) -> dict[str, Any]:
+def _flatten_hyper(spec: PodSpec) -> dict[str, Any]:
     """The searched settings and where the pod came from, as the HParams page can show them."""
     values = {"algo": str(spec.agent.get("algo", "")), "origin": spec.origin, **spec.hyper}
     return {
@@ -129,7 +132,9 @@ def _hyper(spec: PodSpec) -> dict[str, Any]:
     }
 
 
-def _race(events: list[dict[str, Any]], results: dict[str, PodResult]) -> Iterator[Scalar]:
+def _list_race_scalars(
+    events: list[dict[str, Any]], results: dict[str, PodResult]
+) -> Iterator[Scalar]:
     """The race over the number of results: each score, the best so far, the env-steps and losses
     until then."""
     best = -math.inf

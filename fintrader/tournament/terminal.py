@@ -41,13 +41,13 @@ def render(
     """What the terminal shows: the leaderboard, the pods at work and their origins, the latest
     events."""
     return Group(
-        leaderboard_table(leaderboard, metric),
-        pods_table(progress, origins),
-        *[Text(line, style="dim") for line in recent(records)],
+        build_leaderboard_table(leaderboard, metric),
+        build_pods_table(progress, origins),
+        *[Text(line, style="dim") for line in list_recent(records)],
     )
 
 
-def leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
+def build_leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
     """The first rows of the leaderboard, and the benchmark portfolio among or below them."""
     table = Table(
         title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False
@@ -65,7 +65,8 @@ def leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
             table.add_row("", BENCHMARK, f"{benchmark:.3f}")
             passed = True
         hyper = ", ".join(
-            f"{name.split('.')[-1]} {_short(value)}" for name, value in row.spec.hyper.items()
+            f"{name.split('.')[-1]} {_format_value(value)}"
+            for name, value in row.spec.hyper.items()
         )
         algo = str(row.spec.agent.get("algo", ""))
         parent = row.spec.parent or "-"
@@ -83,7 +84,7 @@ def leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
     return table
 
 
-def pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) -> Table:
+def build_pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) -> Table:
     """Pods at work: how far they are and for how long they have been."""
     table = Table(title="at work", title_justify="left", box=None, pad_edge=False)
     for name in ("pod", "origin", "device", "done", "env-steps", "for", ""):
@@ -103,7 +104,7 @@ def pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) 
     return table
 
 
-def recent(records: Sequence[dict[str, Any]]) -> list[str]:
+def list_recent(records: Sequence[dict[str, Any]]) -> list[str]:
     """The latest events worth showing, oldest first."""
     shown = [record for record in records[-50:] if record.get("event") in _SHOWN]
     return [describe(record) for record in shown[-EVENTS:]]
@@ -148,5 +149,5 @@ def describe(event: dict[str, Any]) -> str:
             return f"{other} {pod}".strip()
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -44,7 +44,7 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     if entry.result.score is None:
         return Placement(new=True)
     if leaderboard.niche != "none" and entry.inheritable:
-        _compete(leaderboard, entry)
+        _enter_niche(leaderboard, entry)
     rows = leaderboard.rows
     parents = leaderboard.parents
     position = bisect.bisect_left(rows, entry.order, key=_order)
@@ -59,12 +59,12 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     return Placement(True, position, evicted.spec.pod if evicted else None)
 
 
-def _compete(leaderboard: Leaderboard, entry: FinishedPod) -> None:
+def _enter_niche(leaderboard: Leaderboard, entry: FinishedPod) -> None:
     """Let an entry be its niche's, if it is better than the one there. What is crowded out never
     comes back: its niche would have to come with something worse."""
-    niche = leaderboard.niche_of(entry)
+    niche = leaderboard.find_niche(entry)
     elites = leaderboard.elites
-    held = next((one for one in elites if leaderboard.niche_of(one) == niche), None)
+    held = next((one for one in elites if leaderboard.find_niche(one) == niche), None)
     if held is not None:
         if held.order < entry.order:
             return
@@ -77,7 +77,7 @@ def _order(entry: FinishedPod) -> tuple[float, int, int]:
     return entry.order
 
 
-def applied_event(entry: FinishedPod, number: int, placement: Placement) -> dict[str, Any]:
+def build_applied_event(entry: FinishedPod, number: int, placement: Placement) -> dict[str, Any]:
     """The event that says that a result was applied, as number `number` in all, and where it
     stands."""
     return {

@@ -182,10 +182,10 @@ def test_every_algorithm_learns_from_clocks_on_a_market(algo, more):
         env = TradingEnv(
             rising_market(), EnvSettings(num_envs=8, episode_bars=5, observation=shown), seed=1
         )
-        maker = make_agent(
+        build_maker = make_agent(
             agent_settings(algo, {**values, **more, "network": {}}), env.layout, seed=1
         )
-        agent = maker.agent if more.get("pipeline") else maker
+        agent = build_maker.agent if more.get("pipeline") else build_maker
         assert agent.actor.kind == "market_once"
         assert isinstance(agent.critic.trunk, MarketTrunk)
         before = {
@@ -193,7 +193,7 @@ def test_every_algorithm_learns_from_clocks_on_a_market(algo, more):
         }
         found = []
         train(
-            maker,
+            build_maker,
             env,
             Budget(env_steps=8 * 12),
             on_progress=lambda progress, to=found: to.append(progress.metrics),

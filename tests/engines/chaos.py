@@ -236,12 +236,12 @@ def everything(run: RunFolder) -> Any:
     from fintrader.tournament.mirrored_store import open_store
 
     store = open_store(run, find_mirror(run.root))
-    for spec in store.specs().values():
+    for spec in store.read_specs().values():
         result = store.read_result(spec.pod)
         assert result.snapshot is not None
-        assert store.intact(result.snapshot), f"{spec.pod}: half a snapshot"
+        assert store.has_snapshot(result.snapshot), f"{spec.pod}: half a snapshot"
         assert result.spec == spec.digest
-    results = {pod: result.reproducible() for pod, result in store.results().items()}
+    results = {pod: result.select_reproducible() for pod, result in store.read_results().items()}
     return canonical(run.leaderboard), results, (run.ensemble / "policy.safetensors").read_bytes()
 
 

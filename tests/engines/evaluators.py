@@ -19,7 +19,7 @@ from typing import Any
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure
-from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_reason
+from fintrader.tournament.pod import begin_pod, evaluate_pod, find_reason
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
@@ -109,9 +109,7 @@ def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
             PodSpec.model_validate(task["spec"]), context, TrainedPod.model_validate(task["draft"])
         )
     except BaseException as error:
-        write(
-            said, json.dumps([failure_reason(error), f"{type(error).__name__}: {error}"]).encode()
-        )
+        write(said, json.dumps([find_reason(error), f"{type(error).__name__}: {error}"]).encode())
         return 1
     return 0
 
@@ -138,7 +136,7 @@ class ApartLauncher(ThreadLauncher):
         try:
             outcome = begin_pod(spec, context, self.body)
         except Exception as error:
-            raise PodFailure(failure_reason(error), f"{type(error).__name__}: {error}") from error
+            raise PodFailure(find_reason(error), f"{type(error).__name__}: {error}") from error
         if not isinstance(outcome, TrainedPod):
             return outcome
         ended = self.evaluators.evaluate(

@@ -97,9 +97,9 @@ def real_race(
 def first_spec(agent: Any = AGENT, **changes: Any) -> PodSpec:
     """The first pod of a tournament of real pods with other settings."""
     wanted = SETTINGS.model_copy(update=changes)
-    return Generator(wanted, (agent,), ENV.model_dump(mode="json"), seed=5, data_hash="").fresh(
-        0, Leaderboard(4)
-    )
+    return Generator(
+        wanted, (agent,), ENV.model_dump(mode="json"), seed=5, data_hash=""
+    ).draw_fresh(0, Leaderboard(4))
 
 
 def train_pod(folder: Path, spec: PodSpec, **how: Any) -> tuple[PodResult, PodContext]:

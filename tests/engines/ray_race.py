@@ -20,7 +20,7 @@ from fintrader.files import read_json, write_json
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory
-from fintrader.tournament.launchers.ray.launcher import on_ray
+from fintrader.tournament.launchers.ray.launcher import run_on_ray
 from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.settings import OperationsSettings
 from tests.engines import races
@@ -123,7 +123,7 @@ def main() -> None:
         write_json(note_of(run), note)
 
     try:
-        launcher = on_ray(settings, body=bodies[plan["kind"]])
+        launcher = run_on_ray(settings, body=bodies[plan["kind"]])
         generational(run, launcher, plan["kind"], watch=watch, **plan["changes"])
     except FintraderError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

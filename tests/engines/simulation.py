@@ -36,7 +36,7 @@ from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.lease import Lease
 from fintrader.tournament.mirrored_store import MirroredStore
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
-from fintrader.tournament.pod import failure_reason, run_pod
+from fintrader.tournament.pod import find_reason, run_pod
 from fintrader.tournament.schedulers import Asynchronous
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
@@ -286,21 +286,21 @@ class _Pods:
         self.access = access
         self.slots = slots
 
-    def capacity(self) -> int:
+    def measure_capacity(self) -> int:
         return self.slots
 
     def resize(self, workers: int | None) -> None: ...
 
-    def tick(self) -> None:
+    def check_pods(self) -> None:
         self.world.pause()
 
-    def progress(self) -> dict[str, Any]:
+    def report_progress(self) -> dict[str, Any]:
         return {}
 
     def close(self) -> None: ...
 
-    def orphans(self) -> frozenset[str]:
-        found = frozenset(at_work.at_work_in(self.access.run))
+    def list_orphans(self) -> frozenset[str]:
+        found = frozenset(at_work.list_at_work(self.access.run))
         self.world.taken_over += len(found)
         return found
 
@@ -315,7 +315,7 @@ class _Pods:
             try:
                 result = run_pod(spec, context, self._body)
             except FintraderError as error:
-                future.set_exception(PodFailure(failure_reason(error), str(error)))
+                future.set_exception(PodFailure(find_reason(error), str(error)))
             else:
                 future.set_result(result)
 
@@ -367,7 +367,7 @@ def head(
                 held.renew()
 
         try:
-            orchestrator.race(SILENT, watch)
+            orchestrator.run(SILENT, watch)
         finally:
             orchestrator.close()
         world.outcomes.append(f"{machine}: done")

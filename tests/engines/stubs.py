@@ -96,7 +96,7 @@ def evaluated(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodRes
     snapshot = stored.removeprefix(b"snapshot of ")
     number = _number(snapshot)
     write_bytes(context.folder / "policy.safetensors", b"policy of " + snapshot)
-    return trained.scored(
+    return trained.add_evaluation(
         score=round(number, 2),  # coarse, so that there are ties
         window_scores=(number,),
         metrics={"sharpe": number, "calmar": None},

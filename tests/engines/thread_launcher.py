@@ -7,7 +7,7 @@ from pathlib import Path
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.launchers import PodFailure, PodProgress
-from fintrader.tournament.pod import failure_reason, run_pod
+from fintrader.tournament.pod import find_reason, run_pod
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import WITHOUT_WAITING, Body, PodContext, PodResult, PodSpec
 
@@ -36,7 +36,7 @@ class ThreadLauncher:
         self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
         self._progress: dict[str, PodProgress] = {}
 
-    def capacity(self) -> int:
+    def measure_capacity(self) -> int:
         return self._limit
 
     def resize(self, workers: int | None) -> None:
@@ -63,15 +63,15 @@ class ThreadLauncher:
             return run_pod(spec, context, self.body)
         except Exception as error:
             raise PodFailure(
-                failure_reason(error), f"{type(error).__name__}: {error}"[:2000]
+                find_reason(error), f"{type(error).__name__}: {error}"[:2000]
             ) from error
         finally:
             self._progress.pop(spec.pod, None)
 
-    def progress(self) -> dict[str, PodProgress]:
+    def report_progress(self) -> dict[str, PodProgress]:
         return dict(self._progress)
 
-    def tick(self) -> None:
+    def check_pods(self) -> None:
         """Threads neither hang by themselves nor vanish."""
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ from fintrader.pipeline import (
 from fintrader.pipeline.verification import check_replay
 from fintrader.results.leaderboard_reader import lineage, read_pods
 from fintrader.runs import Manifest, RunFolder
-from fintrader.tournament.inheritance import Inheritance
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.warm_start import WarmStart
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -49,7 +49,7 @@ def configured(folder, earlier, **changes):
 
 def snapshot_of(run, pod):
     store = RunStore(RunFolder(run))
-    return load_file(store.snapshot_path(str(store.read_result(pod).snapshot)))
+    return load_file(store.locate_snapshot(str(store.read_result(pod).snapshot)))
 
 
 def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
@@ -57,7 +57,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
     run = run_tournament(config)
     best = read_pods(earlier / "leaderboard.sqlite")
     ranked = [row["pod"] for row in sorted(best, key=lambda row: -row["score"])]
-    specs = RunStore(RunFolder(run)).specs()
+    specs = RunStore(RunFolder(run)).read_specs()
     assert [specs[pod].parent for pod in ("p0000", "p0001")] == [f"old:{pod}" for pod in ranked]
     # The same market: what is taken over is the parent's state, to the byte.
     assert specs["p0000"].snapshot == RunStore(RunFolder(earlier)).read_result(ranked[0]).snapshot
@@ -94,7 +94,7 @@ def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier, t
         run_tournament(config)
     (tmp_path / "gone").rename(tmp_path / "source")
     run_tournament(config)
-    assert RunStore(RunFolder(run)).specs() == RunStore(RunFolder(expected)).specs()
+    assert RunStore(RunFolder(run)).read_specs() == RunStore(RunFolder(expected)).read_specs()
     states = [snapshot_of(one, "p0000") for one in (run, expected)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
 
@@ -103,10 +103,12 @@ def test_other_symbols_start_from_what_was_learned(earlier, tmp_path):
     """Of another market the statistics are moved, and nothing else; `mlp` is refused."""
     source = TINY["data"]["source"] | {"num_symbols": 6, "seed": 5}
     run = run_tournament(configured(tmp_path, earlier, data={"source": source}))
-    known = Inheritance.read(RunFolder(run))
+    known = WarmStart.read(RunFolder(run))
     assert known is not None
     pod = known.entries[0].spec.pod.partition(":")[2]
-    taken = load_file(RunStore(RunFolder(run)).snapshot_path(str(known.entries[0].result.snapshot)))
+    taken = load_file(
+        RunStore(RunFolder(run)).locate_snapshot(str(known.entries[0].result.snapshot))
+    )
     before = snapshot_of(earlier, pod)
     moments = set(before) - set(taken)
     assert {before[name].shape for name in moments} <= {torch.Size([5]), torch.Size([])}
@@ -160,10 +162,10 @@ def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path):
     )
     run = run_tournament(configured(tmp_path / "new", earlier))
     there = snapshot_of(earlier, "p0000")
-    spec = RunStore(RunFolder(run)).specs()["p0000"]
+    spec = RunStore(RunFolder(run)).read_specs()["p0000"]
     assert spec.parent == "old:p0000"
     assert spec.folds == 0
-    began = load_file(RunStore(RunFolder(run)).snapshot_path(str(spec.snapshot)))
+    began = load_file(RunStore(RunFolder(run)).locate_snapshot(str(spec.snapshot)))
     networks = [name for name in began if name.startswith("modules.")]
     assert networks
     assert all(torch.equal(began[name], there[f"whole.{name}"]) for name in networks)
@@ -200,7 +202,7 @@ def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(
         assert spec.parent == f"tiny/{label}:p0000"
         assert spec.snapshot == RunStore(first).read_result("p0000").snapshot
     test = MarketTensors.load(folds[1].root / "market.safetensors").split().test
-    known = Inheritance.read(folds[1])
+    known = WarmStart.read(folds[1])
     assert known is not None
     validation = MarketTensors.load(folds[0].root / "market.safetensors").split().validation
     assert known.seen_until == int(validation.minutes[-1]) < int(test.minutes[0])

@@ -148,7 +148,7 @@ def test_two_orchestrators_never_act_at_once(tmp_path, undisturbed):
         assert forked(run, PODS).status == REFUSED
         held.check()
     assert not lease.is_held(run, None)
-    assert lease.current_token(run) == 1
+    assert lease.read_token(run) == 1
     assert not (run.root / "tournament.json").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path):
             run_pod(specs[1], PodContext(run, tmp_path, token=old.token, attempt=2), chaos.body)
             == by_new
         )
-        assert RunStore(run).results() == {"p0000": by_old, "p0001": by_new}
+        assert RunStore(run).read_results() == {"p0000": by_old, "p0001": by_new}
 
 
 @pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema", "torn log"])
@@ -262,16 +262,16 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path, undisturbed, v
     result = store.read_result("p0001")
     match victim:
         case "snapshot":
-            store.snapshot_path(result.snapshot).unlink()
+            store.locate_snapshot(result.snapshot).unlink()
         case "half snapshot":
-            path = store.snapshot_path(result.snapshot)
+            path = store.locate_snapshot(result.snapshot)
             path.write_bytes(path.read_bytes()[:7])
         case "policy":
             (run.pod("p0001") / "policy.safetensors").write_bytes(b"another")
         case "result":
-            store.result_path("p0001").write_text('{"pod": ')
+            store.locate_result("p0001").write_text('{"pod": ')
         case "foreign result":
-            shutil.copy(store.result_path("p0002"), store.result_path("p0001"))
+            shutil.copy(store.locate_result("p0002"), store.locate_result("p0001"))
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
     assert "p0001" in {event["pod"] for event in chaos.events_of(run, "damaged")}

@@ -77,7 +77,7 @@ def killed_with_pods_at_work(run, pods):
 def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at_work_still):
     killed_with_pods_at_work(run, ["p0001", "p0002"])
     left = dict(trainings(run))
-    assert set(at_work.at_work_in(run)) == {"p0001", "p0002"}
+    assert set(at_work.list_at_work(run)) == {"p0001", "p0002"}
     with pytest.raises(TournamentError, match="is running"):
         check_tournament(run)
     if not at_work_still:
@@ -99,7 +99,7 @@ def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at
     assert sorted(launched) == (["p0001", "p0002"] if at_work_still else [])
     assert chaos.check(run, before, everything(undisturbed)) == []
     assert chaos.events_of(run, "lost") == []
-    assert at_work.at_work_in(run) == {}
+    assert at_work.list_at_work(run) == {}
     until(lambda: all(gone(pid) for _, pid in trainings(run)), "every process to be gone")
 
 
@@ -121,7 +121,7 @@ def left_behind(run, spec, operations=PATIENT):
     pid = fork(work)
     known = len(trainings(run))
     until(
-        lambda: len(trainings(run)) > known and at_work.holder(run.pod(spec.pod)) is not None,
+        lambda: len(trainings(run)) > known and at_work.read_holder(run.pod(spec.pod)) is not None,
         "the pod at work",
     )
     os.kill(pid, signal.SIGKILL)
@@ -134,11 +134,11 @@ def test_an_orphan_is_heard_and_keeps_its_slot_and_its_failure_counts(run):
     spec = stubs.spec(0, hyper={"breaks": True})
     orphan = left_behind(run, spec)
     with closing(launcher(run, "a", "b")) as local:
-        assert local.orphans() == {"p0000"}
+        assert local.list_orphans() == {"p0000"}
         future = local.submit(spec)
-        until(lambda: local.progress()["p0000"].note == "working", "what the orphan says")
-        assert local.progress()["p0000"].device == "b"
-        assert local.orphans() == frozenset()
+        until(lambda: local.report_progress()["p0000"].note == "working", "what the orphan says")
+        assert local.report_progress()["p0000"].device == "b"
+        assert local.list_orphans() == frozenset()
         stubs.release(run, ["p0000"])
         with pytest.raises(PodFailure, match="TrainingError: loss is no longer finite") as lost:
             future.result(timeout=PATIENCE_SECONDS)
@@ -159,7 +159,7 @@ def test_two_trainings_of_one_pod_at_once_are_impossible(run):
     with closing(launcher(run)) as one, closing(launcher(run)) as two:
         futures = [one.submit(spec), two.submit(spec)]
         until(
-            lambda: all(local.progress()["p0000"].note for local in (one, two)),
+            lambda: all(local.report_progress()["p0000"].note for local in (one, two)),
             "both to hear of the orphan",
         )
         assert trainings(run) == [("p0000", orphan)]
@@ -182,12 +182,12 @@ def test_whoever_ends_pods_ends_those_it_took_over(run, how):
     local = launcher(run, operations=OperationsSettings(patience_seconds=0.01))
     if how != "before it was taken over":
         local.submit(stubs.spec(0))
-        until(lambda: local.progress()["p0000"].note == "working", "what the orphan says")
+        until(lambda: local.report_progress()["p0000"].note == "working", "what the orphan says")
     if how == "hung":
-        until(lambda: bool(local.tick() or gone(orphan)), "it to be taken for hung")
+        until(lambda: bool(local.check_pods() or gone(orphan)), "it to be taken for hung")
     local.close()
     until(lambda: gone(orphan), "it to be gone")
-    assert at_work.at_work_in(run) == {}
+    assert at_work.list_at_work(run) == {}
     assert len(trainings(run)) == 1
 
 
@@ -242,7 +242,7 @@ def test_nobody_is_signalled_by_a_number_alone(run):
     folder.mkdir(parents=True)
     with (folder / at_work.LOCK).open("wb") as lock, (folder / at_work.SIGN).open("wb") as file:
         assert try_lock(lock)
-        here = at_work.identity()
+        here = at_work.describe_process()
         for wrong in ({"born": 1}, {"kernel": "another boot"}):
             process = {
                 **here,
@@ -251,12 +251,12 @@ def test_nobody_is_signalled_by_a_number_alone(run):
                 **wrong,
             }
             at_work._write(file, at_work.Sign(process))
-            sign = at_work.holder(folder)
+            sign = at_work.read_holder(folder)
             assert sign is not None
             at_work.end(folder, signal.SIGKILL)
             assert bystander.poll() is None
         at_work._write(file, replace(sign, process={**process, "kernel": here["kernel"]}))
         at_work.end(folder, signal.SIGKILL)
         assert bystander.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
-    assert at_work.holder(folder) is None
+    assert at_work.read_holder(folder) is None
     bystander.stdin.close()

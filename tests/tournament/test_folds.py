@@ -177,7 +177,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
         stored["shrinkage"]["tilt_scale"]
     }
     assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
-    specs = RunStore(run).specs()
+    specs = RunStore(run).read_specs()
     assert {spec.folds for spec in specs.values()} == {3}
     # the mean over pods, each shrunk
     obs = torch.randn(5, policy.layout.width).clamp(0, 1)

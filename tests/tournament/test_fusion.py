@@ -28,13 +28,13 @@ from fintrader.tournament.fusion.coordinator import (
     LocalHost,
     RankAddress,
     RankGroup,
-    rank_addresses,
+    assign_ranks,
 )
-from fintrader.tournament.fusion.learners import average, home_of, maker, read_round
-from fintrader.tournament.launchers.local import cuda_devices
+from fintrader.tournament.fusion.learners import average, build_maker, locate_replica, read_round
+from fintrader.tournament.launchers.local import list_cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod import failure_reason, run_pod
+from fintrader.tournament.pod import find_reason, run_pod
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.spec import PodContext, RankLost
 from fintrader.tournament.store import RunStore
@@ -117,7 +117,7 @@ def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path, monkeypatch)
     )
 
 
-NO_GPU = pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
+NO_GPU = pytest.mark.skipif(not list_cuda_devices(), reason="needs a CUDA device")
 
 
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path):
@@ -207,12 +207,12 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path):
     spec = stored.read_spec("p0000")
     assert found.attempts == 2
     alone = run_pod(spec, PodContext(RunFolder(tmp_path / "alone"), market_file(tmp_path)))
-    assert found.reproducible() == alone.reproducible()
+    assert found.select_reproducible() == alone.select_reproducible()
 
 
 def barrier_in(pod):
     """A file that rank 1 reads as it begins round 1, and gets no further."""
-    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
+    barrier = locate_replica(pod, 1, 1) / "metrics.jsonl"
     barrier.parent.mkdir(parents=True)
     os.mkfifo(barrier)
     return barrier
@@ -231,7 +231,7 @@ def rank_process(pod, rank):
 def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path):
     with pytest.raises(RankLost, match=r"rank 1 of 2 on cuda:63") as raised:
         train_pod(tmp_path, fused_spec(), device="cpu/cuda:63")
-    assert failure_reason(raised.value) == "error"
+    assert find_reason(raised.value) == "error"
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node")
     )
-    monkeypatch.setattr(nodes, "address", lambda: LOOPBACK)
+    monkeypatch.setattr(nodes, "find_address", lambda: LOOPBACK)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     url = f"file://{tmp_path}/store/run"
     spec = fused_spec().model_copy(update={"data_hash": "digest"})
@@ -281,13 +281,13 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path, monkeypatch):
         spread = train_and_evaluate(spec, context)
     assert spread.snapshot == alone.snapshot
     there = locate_working_copy(url, locate_cache("pods")) / "pods" / spec.pod
-    assert (home_of(there, 2, 1) / "state.safetensors").is_file()
-    assert not home_of(context.folder, 2, 1).exists()
+    assert (locate_replica(there, 2, 1) / "state.safetensors").is_file()
+    assert not locate_replica(context.folder, 2, 1).exists()
 
 
 def test_backends():
     def backend(*devices, hosts=1):
-        return ranks.backend_of(rank_addresses(devices, hosts))
+        return ranks.choose_backend(assign_ranks(devices, hosts))
 
     assert backend("cuda:0", "cuda:1") == "nccl"
     assert backend("cuda:0", "cuda:0") == "gloo"  # NCCL refuses two ranks on one GPU
@@ -318,19 +318,19 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path):
     count = max(1, min(2, torch.cuda.device_count()))
     spec = fused_spec(fusions=2)
     devices = [torch.device(f"cuda:{number}") for number in range(count)]
-    assert ranks.backend_of(rank_addresses([str(device) for device in devices], 1)) == "nccl"
+    assert ranks.choose_backend(assign_ranks([str(device) for device in devices], 1)) == "nccl"
     context = PodContext(
         RunFolder(tmp_path), market_file(tmp_path), folder=tmp_path / "pods" / "p0000"
     )
     context.folder.mkdir(parents=True)
-    learner = ranks.ProcessFusion(spec, context, devices, maker(spec, context))
+    learner = ranks.ProcessFusion(spec, context, devices, build_maker(spec, context))
     try:
         learner.advance(Budget.model_validate(spec.budget), 1.0, lambda progress: None)
     finally:
         learner.close()
     fused = learner.state()
     expected = average(
-        [read_agent_state(home_of(context.folder, 1, replica)) for replica in range(2)]
+        [read_agent_state(locate_replica(context.folder, 1, replica)) for replica in range(2)]
     )
     for name, tensor in expected.items():
         if name.startswith(INHERITED_PREFIXES):

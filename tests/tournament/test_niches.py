@@ -63,7 +63,7 @@ def test_elites_are_the_best_of_each_niche(draws, size, niche):
     board = Leaderboard(size, niche)
     for one in entries:
         submit(board, one)
-        assert board.founder(one) == root(one, entries)
+        assert board.find_founder(one) == root(one, entries)
     best = {}
     for one in sorted((one for one in entries if one.inheritable), key=lambda one: one.order):
         best.setdefault(root(one, entries) if niche == "lineage" else depth(one), one)

@@ -24,7 +24,7 @@ from fintrader.tournament.pod import run_pod
 from fintrader.tournament.repair import repair
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, PodContext
-from fintrader.tournament.status import compare, make_index, status
+from fintrader.tournament.status import compare, make_index, read_status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, Faults, everything, forked
@@ -110,7 +110,7 @@ def test_the_outcome_is_the_same_with_and_without_a_store(tmp_path, race, kind, 
         mirror.pull(curves=True)
         assert make_index(RunFolder(copy)) == len(stored.leaderboard)
         assert compare(RunFolder(copy), plain.folder) == []
-        assert not status(RunFolder(copy))["active"]
+        assert not read_status(RunFolder(copy))["active"]
         best = lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]
         assert best["score"] == stored.leaderboard[0]["score"]
         assert mirror.objects.list_names() == before
@@ -347,11 +347,11 @@ def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch
         "operations": OperationsSettings(store_seconds=60.0).model_dump(),
     }
     said = queue.SimpleQueue()
-    node._work({**task, "mirror": None}, said)
+    node._run_pod({**task, "mirror": None}, said)
     word = said.get()
     assert word["kind"] == "failed"
     assert "or the run in a store" in word["detail"]
-    node._work({**task, "mirror": {"url": url, "inside": "null_model/"}}, said)
+    node._run_pod({**task, "mirror": {"url": url, "inside": "null_model/"}}, said)
     words = [said.get() for _ in range(said.qsize())]
     assert words[-1]["kind"] == "done", words[-1]
     assert open_store(run, find_mirror(run.root)).has_result("p0003")
@@ -372,7 +372,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path, run, url, ra
     assert not list(run.pods.glob("*/metrics.jsonl"))  # that is where the pods were
     assert list(node.pods.glob("*/metrics.jsonl"))
     with pytest.raises(CheckpointError, match="no market"):
-        open_store(node, find_mirror(node.root)).market("unknown", tmp_path / "nowhere")
+        open_store(node, find_mirror(node.root)).fetch_market("unknown", tmp_path / "nowhere")
 
 
 def test_a_store_in_memory_cannot_serve_other_processes(tmp_path, race):

@@ -4,7 +4,7 @@ from fintrader.errors import TournamentError
 from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.launchers.local import cuda_devices
+from fintrader.tournament.launchers.local import list_cuda_devices
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.chaos import events_of, everything
@@ -21,7 +21,7 @@ def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_poo
     other = race("c", seed=2)
     assert everything(first.folder) == everything(second.folder)
     assert everything(first.folder) != everything(other.folder)
-    assert [spec.seen for spec in RunStore(first.folder).specs().values()] == [
+    assert [spec.seen for spec in RunStore(first.folder).read_specs().values()] == [
         0,
         0,
         0,
@@ -38,8 +38,8 @@ def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_poo
 def test_children_start_from_a_snapshot_that_was_on_the_board(race):
     run = race(pods=30, fresh=0.0).folder
     store = RunStore(run)
-    specs = store.specs()
-    results = store.results()
+    specs = store.read_specs()
+    results = store.read_results()
     children = [spec for spec in specs.values() if spec.parent]
     assert len(children) > 20
     for spec in children:
@@ -54,7 +54,7 @@ def test_children_start_from_a_snapshot_that_was_on_the_board(race):
 def test_arrival_writes_its_order_and_uses_all_workers(race):
     run = race(pods=10, order="arrival", workers=3).folder
     applied = [event["pod"] for event in events_of(run, "applied")]
-    assert sorted(applied) == sorted(RunStore(run).specs())
+    assert sorted(applied) == sorted(RunStore(run).read_specs())
     assert [
         row["pod"] for row in sorted(read_pods(run.leaderboard), key=lambda row: row["applied"])
     ] == applied
@@ -85,7 +85,7 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race):
     with pytest.raises(TournamentError, match=r"other settings \(replicas: 2 there, 1 here\)"):
         race(pods=3, devices=("cpu",))
     run = race(pods=3, devices=("cpu",), replicas=2).folder
-    assert {spec.replicas for spec in RunStore(run).specs().values()} == {2}
+    assert {spec.replicas for spec in RunStore(run).read_specs().values()} == {2}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_fewer_pods_end_with_what_there_is(race):
 
 def test_fewer_pods_while_one_of_them_is_not_done(race):
     before = race("a", pods=6, order="arrival")
-    RunStore(before.folder).result_path("p0001").unlink()
+    RunStore(before.folder).locate_result("p0001").unlink()
     assert race("a", pods=3, order="arrival").trials == 5
     assert race("a", pods=6, order="arrival").trials == 6
 
@@ -161,7 +161,7 @@ def test_by_default_nobody_waits_for_a_pod_that_hangs(race, tmp_path):
 
     race("a", pods=16, order=ORDER, how={"watch": watch})
     assert 15 in applied
-    specs = RunStore(RunFolder(tmp_path / "a")).specs()
+    specs = RunStore(RunFolder(tmp_path / "a")).read_specs()
     assert specs["p0015"].seen >= 13
 
 
@@ -185,7 +185,7 @@ def test_a_tournament_in_which_nothing_works_says_why(race, tmp_path):
         race("a", retries=0)
 
 
-@pytest.mark.skipif(bool(cuda_devices()), reason="this machine has the device")
+@pytest.mark.skipif(bool(list_cuda_devices()), reason="this machine has the device")
 def test_no_capacity_is_said_at_once_and_harms_nothing(race, tmp_path):
     with pytest.raises(TournamentError, match="no capacity"):
         race("a", pods=2, processes=True, devices=("cuda:0",))
@@ -195,7 +195,7 @@ def test_no_capacity_is_said_at_once_and_harms_nothing(race, tmp_path):
 
 def test_devices_that_vanish_are_waited_for_and_then_reported(race, tmp_path):
     class Vanishing(ThreadLauncher):
-        def capacity(self):
+        def measure_capacity(self):
             return 0 if self.started else 1
 
         started = False
@@ -208,6 +208,6 @@ def test_devices_that_vanish_are_waited_for_and_then_reported(race, tmp_path):
     launcher = Vanishing(run, tmp_path, stubs.body, workers=1)
     with pytest.raises(TournamentError, match="devices have disappeared"):
         race("a", pods=3, patience_seconds=0.2, how={"launcher": launcher})
-    assert len(RunStore(run).results()) == 1
+    assert len(RunStore(run).read_results()) == 1
     assert events_of(run, "no_capacity")
     assert race("a", pods=3).trials == 3

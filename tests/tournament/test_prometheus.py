@@ -75,7 +75,7 @@ def test_the_endpoint_tells_the_truth_at_every_turn(race, tmp_path, endpoint):
     turns = []
     wanted = settings(pods=8, workers=2)
 
-    with endpoint.watching("run", wanted) as watch:
+    with endpoint.observe("run", wanted) as watch:
 
         def body(spec, context):
             if spec.pod != "p0005":
@@ -86,7 +86,7 @@ def test_the_endpoint_tells_the_truth_at_every_turn(race, tmp_path, endpoint):
             raise MemoryError("no memory left")
 
         def watched(orchestrator):
-            at = orchestrator.launcher.progress().get("p0005", PodProgress())
+            at = orchestrator.launcher.report_progress().get("p0005", PodProgress())
             watch(orchestrator)
             turns.append(scrape(endpoint))
             if at.env_steps == 50 and "p0005" in orchestrator.running:
@@ -131,7 +131,7 @@ def test_the_endpoint_tells_the_truth_at_every_turn(race, tmp_path, endpoint):
 
 def test_counts_survive_a_restart_but_the_rate_does_not_jump(race, endpoint):
     race("run", pods=4)
-    with endpoint.watching("run", settings(pods=6, workers=2)) as watch:
+    with endpoint.observe("run", settings(pods=6, workers=2)) as watch:
         race("run", pods=6, how={"watch": watch})
     samples = scrape(endpoint)
     assert by_label(samples, "fintrader_submissions_total", "status") == {"done": 6}
@@ -166,7 +166,7 @@ def test_every_family_of_the_catalogue_is_told(race, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     stubs.plant(RunFolder(tmp_path / "run"), "p0001", "nan")
     with closing(Endpoint()) as endpoint:
-        with endpoint.watching("run", settings()) as watch:
+        with endpoint.observe("run", settings()) as watch:
             race("run", how={"watch": watch})
         samples = scrape(endpoint)
     told = {name for name, _ in samples}
@@ -182,7 +182,7 @@ def test_every_family_of_the_catalogue_is_told(race, tmp_path, monkeypatch):
 
 def test_health_fails_when_a_race_stands_still(endpoint):
     assert get(endpoint, "/healthz") == (200, "ok\n")
-    with endpoint.watching("run", settings()) as watch:
+    with endpoint.observe("run", settings()) as watch:
         assert get(endpoint, "/healthz")[0] == 200, "it has not begun yet"
         watch.last_turn = time.time() - STALE_SECONDS - 60
         status, text = get(endpoint, "/healthz")

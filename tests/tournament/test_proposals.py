@@ -8,7 +8,7 @@ import pytest
 from fintrader.errors import ConfigError
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.proposals import proposed
+from fintrader.tournament.proposals import propose
 from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.settings import Range
 from fintrader.tournament.spec import PodResult
@@ -32,7 +32,7 @@ def search(generator, count, stopped=False):
     board = Leaderboard(16)
     specs = []
     for index in range(count):
-        spec = generator.fresh(index, board)
+        spec = generator.draw_fresh(index, board)
         score = -abs(np.log10(spec.agent["learning_rate"]) + 3) - abs(spec.agent["width"] - 20) / 20
         more = {"status": "done"}
         if stopped and index % 2:
@@ -47,13 +47,13 @@ def search(generator, count, stopped=False):
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_proposals_find_what_draws_find_later(stopped):
-    drawn, proposed = (
+    drawn, propose = (
         np.mean(
             [score for score, _ in search(breeder(search=SEARCH, proposals=how), 40, stopped)[20:]]
         )
         for how in ("drawn", "tpe")
     )
-    assert proposed > drawn + 0.3
+    assert propose > drawn + 0.3
 
 
 def test_a_proposal_is_a_pure_function_and_lies_in_the_ranges():
@@ -80,14 +80,14 @@ def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_bel
     """What they had says nothing of it; a logarithm of integers begins at one."""
     board = Leaderboard(16)
     for index in range(12):
-        spec = breeder(search=SEARCH).fresh(index, board)
+        spec = breeder(search=SEARCH).draw_fresh(index, board)
         submit(
             board,
             FinishedPod(
                 spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")
             ),
         )
-    found = proposed(
+    found = propose(
         {"steps": Range(low=0.4, high=8, log=True)}, {"steps": 3}, board.applied, seed=1
     )
     assert found["steps"] in range(1, 9)
@@ -98,14 +98,14 @@ def test_children_do_not_count():
     generator = breeder(search=SEARCH, proposals="tpe")
     board = Leaderboard(16)
     for index in range(12):
-        spec = generator.fresh(index, Leaderboard(16)).model_copy(update={"origin": "exploit"})
+        spec = generator.draw_fresh(index, Leaderboard(16)).model_copy(update={"origin": "exploit"})
         submit(
             board,
             FinishedPod(
                 spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")
             ),
         )
-    assert generator.fresh(20, board).agent == generator.fresh(20, Leaderboard(16)).agent
+    assert generator.draw_fresh(20, board).agent == generator.draw_fresh(20, Leaderboard(16)).agent
 
 
 def test_a_race_of_proposals_goes_on_and_is_made_again(race):
@@ -121,15 +121,15 @@ def test_a_race_of_proposals_goes_on_and_is_made_again(race):
     whole = race("whole", pods=16, **how).folder
     for pods in (13, 16):
         halves = race("halves", pods=pods, **how).folder
-    maker = Generator(
+    build_maker = Generator(
         settings(pods=16, **how),
         (StubAgent(),),
         env={},
         seed=1,
-        data_hash=RunStore(whole).identity()["data_hash"],
+        data_hash=RunStore(whole).read_identity()["data_hash"],
     )
-    assert RunStore(whole).specs() == RunStore(halves).specs()
-    assert check_tournament(whole, generator=maker).problems == []
+    assert RunStore(whole).read_specs() == RunStore(halves).read_specs()
+    assert check_tournament(whole, generator=build_maker).problems == []
 
 
 def test_without_optuna_a_sentence_says_what_to_install(monkeypatch):

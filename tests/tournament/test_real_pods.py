@@ -24,9 +24,9 @@ from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.evaluator import score
 from fintrader.tournament.fusion import learners
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.status import status
+from fintrader.tournament.status import read_status
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.terminal import leaderboard_table
+from fintrader.tournament.terminal import build_leaderboard_table
 from fintrader.tournament.updater import submit
 from tests.engines.killing import Killed, dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, first_spec, market_file, real_race, train_pod
@@ -62,7 +62,7 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(f
 
 
 def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(finished):
-    for name, result in RunStore(finished.folder).results().items():
+    for name, result in RunStore(finished.folder).read_results().items():
         rows = read_jsonl(finished.folder.pod(name) / "validation.jsonl")
         assert rows[-1] == {
             "share": 1.0,
@@ -76,7 +76,7 @@ def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(finishe
 
 def test_looking_at_the_curve_changes_nothing(finished, tmp_path, monkeypatch):
     spec = next(
-        spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None
+        spec for spec in RunStore(finished.folder).read_specs().values() if spec.snapshot is None
     )
     monkeypatch.setattr(bodies.ValidationCurve, "TIME", 1.0)
     looked, _ = train_pod(tmp_path / "looked", spec)
@@ -92,7 +92,7 @@ def test_looking_at_the_curve_changes_nothing(finished, tmp_path, monkeypatch):
 def test_the_benchmark_has_a_row_and_no_rank(finished):
     """It is what env.benchmark says, at costs; nobody's parent, no member, no trial, and no pod."""
     market = make_market(240, 3, session_bars=10).split().validation
-    results = RunStore(finished.folder).results().values()
+    results = RunStore(finished.folder).read_results().values()
     portfolio = benchmark_portfolio(market, ENV).daily_returns
     for result in results:
         assert result.benchmark_score == score(portfolio, "sharpe", portfolio)
@@ -105,15 +105,15 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
     assert rows["score"].is_monotonic_decreasing
     assert [row["pod"] for row in pods] == [pod for pod in rows["pod"] if pod != "benchmark"]
     assert list(rows["rank"].dropna()) == list(range(1, len(pods) + 1))
-    report = status(finished.folder)
+    report = read_status(finished.folder)
     assert report["trials"] == len(pods) == 4
     assert [row["pod"] for row in report["leaderboard"]] == list(rows["pod"])
     board = Leaderboard(4)
-    specs = RunStore(finished.folder).specs()
+    specs = RunStore(finished.folder).read_specs()
     for result in results:
         submit(board, FinishedPod(specs[result.pod], result))
     shown = Console(width=160, record=True, file=io.StringIO())
-    shown.print(leaderboard_table(board, "sharpe"))
+    shown.print(build_leaderboard_table(board, "sharpe"))
     lines = [line.split() for line in shown.export_text().splitlines()[2:]]
     assert [line[0] if line[0] == "benchmark" else line[1] for line in lines] == list(rows["pod"])
 
@@ -137,8 +137,8 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path):
     threads = ThreadLauncher(run, market_file(tmp_path), bodies.train_and_evaluate, workers=1)
     result = real_race(run, settings, agent=(AGENT, A2C(num_steps=8)), seed=1, launcher=threads)
     store = RunStore(result.folder)
-    specs = store.specs()
-    results = store.results()
+    specs = store.read_specs()
+    results = store.read_results()
     assert {spec.agent["algo"] for spec in specs.values()} == {"ppo", "a2c"}
     stopped = [pod for pod, one in results.items() if one.status == "stopped"]
     assert stopped
@@ -155,7 +155,7 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path):
 
 def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(finished, tmp_path, monkeypatch):
     fresh = next(
-        spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None
+        spec for spec in RunStore(finished.folder).read_specs().values() if spec.snapshot is None
     )
     spec = fresh.model_copy(update={"rungs": (0.5,)})
     whole, _ = train_pod(tmp_path / "whole", spec)

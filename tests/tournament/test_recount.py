@@ -114,8 +114,8 @@ def forge(path, **changes):
 def test_another_score_or_seed_is_found_out_and_mended(run, undisturbed, change):
     store = RunStore(run)
     score = store.read_result("p0001").score
-    change(store.result_path("p0001"), score=score + 100)
-    change(store.spec_path("p0002"), seed=7)
+    change(store.locate_result("p0001"), score=score + 100)
+    change(store.locate_spec("p0002"), seed=7)
     said = " ".join(problems(run))
     assert "p0001" in said
     assert "p0002" in said
@@ -298,14 +298,14 @@ def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_pa
     wanted = settings(pods=12, workers=3, order="arrival", fresh=0.2)
     race = partial(chaos.stub_race_of, run, wanted)
     race()
-    maker = Generator(wanted, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
-    assert check_tournament(run, wanted, maker).problems == []
+    build_maker = Generator(wanted, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
+    assert check_tournament(run, wanted, build_maker).problems == []
     store = RunStore(run)
     spec = store.read_spec("p0008")
     whole = everything(run)
     assert spec.seen > 2
-    store.spec_path("p0008").write_bytes(b"half")
-    repair(run, wanted, maker)
+    store.locate_spec("p0008").write_bytes(b"half")
+    repair(run, wanted, build_maker)
     assert store.read_spec("p0008") == spec
     race()
     assert everything(run) == whole

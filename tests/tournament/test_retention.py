@@ -32,11 +32,13 @@ def _often(monkeypatch):
 def kept(run):
     """Pods whose policy is there; it is so with the snapshot, too."""
     store = RunStore(run)
-    found = {pod for pod, result in store.results().items() if store.policy_path(pod).is_file()}
+    found = {
+        pod for pod, result in store.read_results().items() if store.locate_policy(pod).is_file()
+    }
     assert found == {
         pod
-        for pod, result in store.results().items()
-        if store.snapshot_path(str(result.snapshot)).is_file()
+        for pod, result in store.read_results().items()
+        if store.locate_snapshot(str(result.snapshot)).is_file()
     }
     return found
 
@@ -51,7 +53,7 @@ def board(ended):
 
 def ancestors(run, pods):
     """These and all that they descend from, found the long way."""
-    specs = RunStore(run).specs()
+    specs = RunStore(run).read_specs()
     found = set(pods)
     for _ in specs:
         found |= {str(specs[pod].parent) for pod in found if specs[pod].parent}
@@ -66,14 +68,14 @@ def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race, order):
     for keep, ended in runs.items():
         rows = {str(row["pod"]) for row in ended.leaderboard}
         wanted = {
-            "all": set(RunStore(ended.folder).specs()),
+            "all": set(RunStore(ended.folder).read_specs()),
             "lineage": ancestors(ended.folder, rows),
             "leaders": rows,
         }
         assert kept(ended.folder) == wanted[keep]
         checks = check_tournament(ended.folder).checks
         assert [check.problems for check in checks if check.name != "specs"] == [()] * 6
-        assert len(RunStore(ended.folder).results()) == 40
+        assert len(RunStore(ended.folder).read_results()) == 40
     if order == "submission":
         assert board(runs["all"]) == board(runs["lineage"]) == board(runs["leaders"])
         assert (
@@ -99,7 +101,7 @@ def test_what_a_kill_left_undeleted_goes_with_the_next_start(race, tmp_path):
     run = race("a", keep="leaders", **MANY).folder
     before = kept(run)
     gone = events_of(run, "dropped")[0]["pods"][0]
-    RunStore(run).policy_path(gone).write_bytes(b"left over")
+    RunStore(run).locate_policy(gone).write_bytes(b"left over")
     leftover = run.pod(gone) / "state.safetensors"
     leftover.write_bytes(b"left over, too")
     race("a", keep="leaders", **MANY)
@@ -111,10 +113,10 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race):
     """As one who had lost the run may have made a child that its heir knew nothing of."""
     run = race("a", keep="all", **MANY).folder
     store = RunStore(run)
-    child = next(spec for spec in reversed(store.specs().values()) if spec.parent_here)
+    child = next(spec for spec in reversed(store.read_specs().values()) if spec.parent_here)
     parent = str(child.parent_here)
     grown = store.read_result(child.pod)
-    store.result_path(child.pod).unlink()
+    store.locate_result(child.pod).unlink()
     EventLog(run.events).append({"event": "dropped", "pods": [parent]})
     store.drop(store.read_result(parent))
 
@@ -132,7 +134,7 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race):
     assert store.read_result(child.pod).snapshot == grown.snapshot
     assert [event["pod"] for event in events_of(ended, "damaged")] == [parent]
     race("a", keep="leaders", **MANY)
-    assert store.holds(store.read_result(parent)) == (parent in kept(ended))
+    assert store.has_leftovers(store.read_result(parent)) == (parent in kept(ended))
 
 
 @pytest.mark.parametrize("stride", [83, pytest.param(11, marks=pytest.mark.slow)])
@@ -191,7 +193,7 @@ def test_what_others_have_too_stays(race):
     run = race("a", keep="leaders", body=twins, **MANY).folder
     store = RunStore(run)
     assert len(events_of(run, "dropped")) > 1
-    assert store.intact(str(store.read_result("p0000").snapshot))
+    assert store.has_snapshot(str(store.read_result("p0000").snapshot))
 
 
 def test_the_state_of_a_training_goes_with_its_result(race):
@@ -231,7 +233,7 @@ def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race, tmp_path):
     attach(tmp_path / "run", url)
     first = race("run", keep="leaders", order="submission", **MANY)
     objects = {path.name for path in (tmp_path / "store" / "run" / "objects").iterdir()}
-    results = RunStore(RunFolder(tmp_path / "run")).results()
+    results = RunStore(RunFolder(tmp_path / "run")).read_results()
     rows = {str(row["pod"]) for row in first.leaderboard}
     assert {result.snapshot for result in results.values()} & objects == {
         results[pod].snapshot for pod in rows
@@ -251,7 +253,7 @@ def test_a_recount_misses_nothing_that_was_dropped(race):
     run = race("a", keep="leaders", **MANY).folder
     assert not check_tournament(run).problems
     gone = events_of(run, "dropped")[0]["pods"][0]
-    RunStore(run).policy_path(gone).write_bytes(b"another")
+    RunStore(run).locate_policy(gone).write_bytes(b"another")
     assert check_tournament(run).problems == [f"pods/{gone}/policy.safetensors was changed"]
     repair(run)
     assert not check_tournament(run).problems

@@ -14,12 +14,18 @@ from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.files import seal
 from fintrader.runs import RunFolder
-from fintrader.tournament.ensemble import choose, correlations, evidence_of, james_stein, weights_of
+from fintrader.tournament.ensemble import (
+    choose,
+    estimate_shrinkage,
+    james_stein,
+    measure_correlations,
+    weigh_members,
+)
 from fintrader.tournament.evaluator import LEAST_TRACKING_ERROR, check_windows, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.process import location_of
+from fintrader.tournament.process import describe_location
 from fintrader.tournament.schedulers import Generational
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
@@ -55,7 +61,7 @@ def breeder(*agents, seed=0, **changes):
 def bred(generator, board, name, parent=None, count=30):
     """That setting of so many children of the board's best, or of another parent."""
     made = (
-        generator.child(index, board, parent or board.rows[0], generation=1)
+        generator.derive_child(index, board, parent or board.rows[0], generation=1)
         for index in range(count)
     )
     return [child.agent[name] for child in made]
@@ -113,7 +119,7 @@ def test_specs_are_pure_functions_of_seed_number_and_board():
 def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search():
     many = breeder(StubAgent(), OtherAgent())
     board = Leaderboard(4)
-    first, second, third = (many.fresh(index, board) for index in range(3))
+    first, second, third = (many.draw_fresh(index, board) for index in range(3))
     assert first.agent == StubAgent().model_dump()
     assert second.agent == OtherAgent().model_dump()
     assert third.agent["algo"] == "stub"
@@ -121,7 +127,7 @@ def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search():
     assert third.hyper == {name: third.agent[name] for name in ("learning_rate", "width")}
     assert set(second.hyper) == {"learning_rate"}  # it has no width
     for index in range(2, 40):
-        agent = many.fresh(index, board).agent
+        agent = many.draw_fresh(index, board).agent
         assert 1e-5 <= agent["learning_rate"] <= 1e-1
         assert agent.get("width", 8) in (4, 8, 16)
 
@@ -223,7 +229,7 @@ def test_successive_halving_compares_peers_of_an_age():
 
 def test_generations_wait_and_the_best_are_copied_over_the_rest():
     scheduler = Generational(population=4, survivors=2)
-    assert [scheduler.needs(index) for index in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
+    assert [scheduler.count_needed(index) for index in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
     board = board_of(0.1, 0.9, None, 0.5)
     made = [scheduler.make(index, board, breeder()) for index in range(4, 8)]
     assert [(spec.parent, spec.origin) for spec in made] == [
@@ -290,7 +296,7 @@ def test_members_are_the_best_or_the_best_that_differ():
     assert [member.spec.index for member in choose(rows, 2, diversity=0.0)] == [0, 1]
     assert [member.spec.index for member in choose(rows, 2, diversity=5.0)] == [0, 2]
     assert len(choose(rows, 9, diversity=1.0)) == 3
-    np.testing.assert_allclose(correlations(rows[::2]), [[1.0, -1.0], [-1.0, 1.0]])
+    np.testing.assert_allclose(measure_correlations(rows[::2]), [[1.0, -1.0], [-1.0, 1.0]])
 
 
 def test_at_most_half_of_an_ensemble_has_one_founder():
@@ -301,10 +307,12 @@ def test_at_most_half_of_an_ensemble_has_one_founder():
         one = entry(index, float(value))
         spec = one.spec.model_copy(update={"parent": None if parent is None else f"p{parent:04d}"})
         submit(board, FinishedPod(spec, one.result))
-    assert [board.founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + ["p0005"]
+    assert [board.find_founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + [
+        "p0005"
+    ]
 
     def chosen(size, rows):
-        return [row.spec.index for row in choose(rows, size, 0.0, board.founder)]
+        return [row.spec.index for row in choose(rows, size, 0.0, board.find_founder)]
 
     assert chosen(4, board.rows) == [0, 1, 3, 4]
     assert chosen(3, board.rows) == [
@@ -341,8 +349,8 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, 
     members = [entry(k, 1.0, active_returns=tuple(days + (k - 0.5) * apart)) for k in range(2)]
     plain = settings(ensemble_shrinkage="james_stein")
     sized = settings(ensemble_shrinkage="james_stein", ensemble_tracking_error=wanted * learned)
-    before = evidence_of(members, [0.5, 0.5], plain)
-    after = evidence_of(members, [0.5, 0.5], sized)
+    before = estimate_shrinkage(members, [0.5, 0.5], plain)
+    after = estimate_shrinkage(members, [0.5, 0.5], sized)
     assert before is not None
     assert after is not None
     assert 0 < before["tilt_scale"] == before["kappa"] == after["kappa"]
@@ -352,11 +360,11 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, 
 
 def test_weights_sum_to_one_and_follow_the_score():
     members = [entry(0, 3.0), entry(1, 1.0), entry(2, 1.0)]
-    assert weights_of(members, "equal") == [pytest.approx(1 / 3)] * 3
-    by_score = weights_of(members, "score")
+    assert weigh_members(members, "equal") == [pytest.approx(1 / 3)] * 3
+    by_score = weigh_members(members, "score")
     assert sum(by_score) == pytest.approx(1.0)
     assert by_score[0] / by_score[1] == pytest.approx(math.exp(2.0 / np.std([3.0, 1.0, 1.0])))
-    assert weights_of(members[1:], "score") == [0.5, 0.5]
+    assert weigh_members(members[1:], "score") == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -397,18 +405,18 @@ def test_settings_refuse_nonsense(wrong, message):
 )
 def test_a_pod_has_a_learner_for_each_device_it_spans(asked, learners):
     assert TournamentSettings(**asked).learners == learners
-    assert breeder(**asked).fresh(0, Leaderboard(4)).replicas == learners
+    assert breeder(**asked).draw_fresh(0, Leaderboard(4)).replicas == learners
 
 
 def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path, monkeypatch):
     """A process counts the GPUs it may use from 0, so `cuda:0` alone says nothing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     run = RunFolder(tmp_path)
-    spec = breeder().fresh(0, Leaderboard(4))
+    spec = breeder().draw_fresh(0, Leaderboard(4))
     result = run_pod(spec, PodContext(run, tmp_path, device="cuda:0"), stubs.body)
     assert result.location == f"{socket.gethostname()} cuda:0 (GPU 3)"
-    assert location_of("cpu") == f"{socket.gethostname()} cpu"
-    assert "place" not in result.reproducible()
+    assert describe_location("cpu") == f"{socket.gethostname()} cpu"
+    assert "place" not in result.select_reproducible()
 
 
 @pytest.mark.parametrize(

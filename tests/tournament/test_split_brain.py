@@ -13,7 +13,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage import lease
 from fintrader.storage.mirror import attach, find_mirror
 from fintrader.storage.objects import ObjectStore
-from fintrader.tournament.lease import current_token
+from fintrader.tournament.lease import read_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.status import compare
@@ -33,7 +33,7 @@ class Sleeper(ThreadLauncher):
 
     results = -1
 
-    def tick(self):
+    def check_pods(self):
         if 0 <= self.results <= len(list(self.run.pods.glob("*/result.json"))):
             self.results = -1
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -141,7 +141,7 @@ def test_the_spec_that_stands_counts_wherever_another_one_lies(
     assert (
         len(list(stores[1].run.pod("p0000").glob("spec.damaged-*.json"))) == 1
     )  # nothing is thrown away
-    assert stores[0].unbroken_specs() == [first, stubs.spec(1)]
+    assert stores[0].read_unbroken_specs() == [first, stubs.spec(1)]
     assert stores[0].write_spec(first) == first
 
 
@@ -197,4 +197,4 @@ def test_never_one_token_for_two_where_each_machine_keeps_its_locks_to_itself(
         assert os.waitpid(pid, 0)[1] == 0
     tokens = [int(line) for line in diary.read_text().split()]
     assert len(set(tokens)) == len(tokens) == 140
-    assert current_token(run) == max(tokens)
+    assert read_token(run) == max(tokens)

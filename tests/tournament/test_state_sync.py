@@ -94,7 +94,7 @@ def test_another_machine_goes_on_in_the_middle(tmp_path, kind, changes, state, m
         )
         assert begin < 0.1
         assert told[0][0] > 0.5  # it did not start over
-        assert result.reproducible() == undisturbed.reproducible()
+        assert result.select_reproducible() == undisturbed.select_reproducible()
         assert open_store(second, find_mirror(second.root)).get(str(result.snapshot))
         records = read_jsonl(
             second.pod(spec.pod) / state.replace("state.safetensors", "metrics.jsonl")
@@ -186,11 +186,11 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path):
     try:
         open_store(run, mirror).keep_market("", stubs.market(run.root))
         future = local.submit(stubs.spec(0))
-        until(lambda: bool(local.progress()["p0000"].note))
+        until(lambda: bool(local.report_progress()["p0000"].note))
         until(lambda: (run.pod("p0000") / "state.safetensors").exists())
         assert stored(url, "p0000") == {}
         local.resize(0)
-        local.tick()
+        local.check_pods()
         with pytest.raises(PodFailure, match="drained"):
             future.result(timeout=PATIENCE_SECONDS)
         assert list(stored(url, "p0000")) == ["state.safetensors"]

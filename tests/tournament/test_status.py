@@ -24,7 +24,13 @@ from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
 from fintrader.tournament.repair import repair
 from fintrader.tournament.run_tournament import replay
-from fintrader.tournament.status import compare, effect, requested_pods, scale, status
+from fintrader.tournament.status import (
+    compare,
+    describe_effect,
+    read_requested_pods,
+    read_status,
+    scale,
+)
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import describe
 from tests.engines import stubs
@@ -38,20 +44,20 @@ from tests.engines.waiting import PATIENCE_SECONDS
 def test_status_counts_and_is_json(race, tmp_path):
     plant(RunFolder(tmp_path / "run"), "p0001", "nan")
     run = race(pods=6).folder
-    report = status(run)
+    report = read_status(run)
     json.dumps(report, allow_nan=False)
     assert report["states"] == {"done": 6}
     assert (report["trials"], report["env_steps"], report["losses"]) == (6, 600, {"nan": 1})
     assert (report["active"], report["finished"], report["at_work"]) == (False, True, [])
     assert report["leaderboard"][0]["rank"] == 1
     with pytest.raises(TournamentError, match="no tournament"):
-        status(RunFolder(tmp_path / "nothing"))
+        read_status(RunFolder(tmp_path / "nothing"))
 
 
 def test_lineage_leads_to_a_founder(race):
     run = race(pods=30, fresh=0.0).folder
     store = RunStore(run)
-    specs = store.specs()
+    specs = store.read_specs()
     eldest = max(specs.values(), key=lambda spec: spec.generation)
     pods = read_pods(run.leaderboard)
     steps = lineage(pods, eldest.pod)
@@ -62,7 +68,7 @@ def test_lineage_leads_to_a_founder(race):
         assert child["inherited"] == parent["snapshot"]
         old, new = child["changed"]["learning_rate"]
         assert (old, new) == (parent["hyper"]["learning_rate"], child["hyper"]["learning_rate"])
-    rows = {row["pod"]: row for row in status(run)["leaderboard"]}
+    rows = {row["pod"]: row for row in read_status(run)["leaderboard"]}
     assert all(
         row["lineage_env_steps"] == 100 * len(lineage(pods, pod)) for pod, row in rows.items()
     )
@@ -78,7 +84,7 @@ def test_the_database_is_only_an_index(race, order):
     for path in run.root.glob("leaderboard.sqlite*"):
         path.unlink()
     with pytest.raises(NotThereError, match=r"verify .* --repair"):
-        status(run)
+        read_status(run)
     assert repair(run) == ["leaderboard.sqlite: made again from 7 results"]
     assert canonical(run.leaderboard) == before
     with sqlite3.connect(run.leaderboard) as other:  # a version that counted no looks
@@ -89,7 +95,7 @@ def test_the_database_is_only_an_index(race, order):
     assert canonical(run.leaderboard) == before
     run.leaderboard.write_bytes(b"x" * 9000)
     with pytest.raises(DamagedFileError, match="damaged"):
-        status(run)
+        read_status(run)
     with lease.acquire(run, None), pytest.raises(TournamentError, match="another process"):
         repair(run)
 
@@ -144,7 +150,7 @@ def test_scale_is_honoured_while_it_runs(race, tmp_path):
 
     def control(orchestrator):
         turn = orchestrator.reconciles
-        trace[turn] = len(orchestrator.running), orchestrator.launcher.capacity()
+        trace[turn] = len(orchestrator.running), orchestrator.launcher.measure_capacity()
         if turn == 2:
             scale(run, 64)
         if turn == 4:
@@ -176,7 +182,7 @@ def test_what_a_scheduler_does_not_let_work_is_said(race, tmp_path):
         most = max(most, len(orchestrator.running))
         if not told:
             scale(run, 6)
-            told.append(effect(run, 6))
+            told.append(describe_effect(run, 6))
 
     race(pods=12, how={"watch": control})
     assert most <= 2
@@ -195,18 +201,18 @@ def test_scaling_what_nobody_races_promises_nothing(race, capsys):
     bred = race("b", pods=4, **generations).folder
     cli.main(["status", str(finished.root), "--workers", "6"])
     cli.main(["status", str(finished.root), "--workers", "settings"])
-    assert requested_pods(finished) is None
+    assert read_requested_pods(finished) is None
     cli.main(["status", str(finished.root), "--workers", "6"])
     assert "finished, so nothing is at work" in capsys.readouterr().out
-    assert requested_pods(finished) == 6
-    assert effect(finished, 6).endswith(": 6 pods")
-    assert "as many pods as its settings say" in effect(finished, None)
-    assert "6 pods, but at most 4: `population: 4`" in effect(bred, 6)
-    assert effect(bred, 1).endswith(": 1 pod")
+    assert read_requested_pods(finished) == 6
+    assert describe_effect(finished, 6).endswith(": 6 pods")
+    assert "as many pods as its settings say" in describe_effect(finished, None)
+    assert "6 pods, but at most 4: `population: 4`" in describe_effect(bred, 6)
+    assert describe_effect(bred, 1).endswith(": 1 pod")
     lines = finished.events.read_text().splitlines(keepends=True)
     finished.events.write_text("".join(line for line in lines if '"finished"' not in line))
     assert (
-        effect(finished, 6)
+        describe_effect(finished, 6)
         == "nothing is at work now; once the run is resumed by its own command: 6 pods"
     )
 
@@ -215,7 +221,7 @@ def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
     """A night between two sittings is no part of the rate, and neither are results that were there
     before."""
     run = race(pods=4).folder
-    assert status(run)["eta_seconds"] is None, "finished"
+    assert read_status(run)["eta_seconds"] is None, "finished"
     began = time.time()
     now = time.time() + 10.0
     monkeypatch.setattr(status_module, "time", SimpleNamespace(time=lambda: now))
@@ -225,12 +231,14 @@ def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
     ]
     append_jsonl(run.events, events[0])
     with lease.acquire(run, None):
-        assert status(run)["eta_seconds"] is None, "no result yet"
+        assert read_status(run)["eta_seconds"] is None, "no result yet"
         append_jsonl(run.events, events[1])
-        assert status(run)["eta_seconds"] == pytest.approx(40.0)  # four to come, ten seconds each
+        assert read_status(run)["eta_seconds"] == pytest.approx(
+            40.0
+        )  # four to come, ten seconds each
         cli.main(["status", str(run.root)])
     assert re.search(r"5 of 9 results; about 40 s left", capsys.readouterr().out)
-    assert status(run)["eta_seconds"] is None, "nobody races it"
+    assert read_status(run)["eta_seconds"] is None, "nobody races it"
 
 
 def test_scaling_down_processes_drains_without_orphans_or_losses(race, tmp_path):
@@ -266,11 +274,11 @@ def test_scale_refuses_nonsense_and_control_survives_damage(race, tmp_path):
         scale(run, 0)
     with pytest.raises(TournamentError, match="no tournament"):
         scale(RunFolder(tmp_path / "none"), 3)
-    assert requested_pods(run) is None
+    assert read_requested_pods(run) is None
     scale(run, 5)
-    assert requested_pods(run) == 5
+    assert read_requested_pods(run) == 5
     (run.root / "scale.json").write_text("{")
-    assert requested_pods(run) is None
+    assert read_requested_pods(run) is None
 
 
 def test_the_view_shows_board_pods_and_events(race):
@@ -278,7 +286,7 @@ def test_the_view_shows_board_pods_and_events(race):
 
     def look(orchestrator):
         console = Console(file=io.StringIO(), width=150)
-        console.print(orchestrator._view())
+        console.print(orchestrator._render())
         pictures.append(console.file.getvalue())
 
     result = race(pods=5, how={"watch": look})

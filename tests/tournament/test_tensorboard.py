@@ -39,7 +39,7 @@ def run(race, tmp_path):
 
 def test_every_value_is_there(run):
     exported = export(run)
-    results = RunStore(run).results()
+    results = RunStore(run).read_results()
     assert exported.out == run.root / "tensorboard"
     assert exported.pods == 5
     curves = read(exported.out / "p0002")

@@ -28,8 +28,8 @@ import torch
 
 from fintrader.agents import Budget, TrainProgress
 from fintrader.system import KILL, SENT_BY_OTHERS, count_oom_kills, find_interface
-from fintrader.tournament.fusion.learners import Make, State, ThreadFusion
-from fintrader.tournament.process import messages_of, spawn, tell
+from fintrader.tournament.fusion.learners import Maker, State, ThreadFusion
+from fintrader.tournament.process import read_messages, spawn, tell
 from fintrader.tournament.spec import (
     Host,
     Message,
@@ -59,7 +59,7 @@ class RankAddress:
     device: str
 
 
-def rank_addresses(devices: Sequence[str], hosts: int) -> list[RankAddress]:
+def assign_ranks(devices: Sequence[str], hosts: int) -> list[RankAddress]:
     """The ranks in order: hosts take turns. `devices` are those of all hosts, one host after
     another."""
     each = len(devices) // hosts
@@ -96,7 +96,7 @@ class LocalHost:
     def _read(
         self, process: subprocess.Popen[str], rank: int, log: str, on_message: OnMessage
     ) -> None:
-        for message in messages_of(process):
+        for message in read_messages(process):
             on_message(rank, message)
         on_message(rank, {"kind": "ended", "code": process.wait(), "log": log})
 
@@ -144,7 +144,7 @@ class RankGroup:
             "backend": backend,
             "patience": PATIENCE_SECONDS,
         }
-        common = context.task(spec, folder=str(context.folder), world=len(ranks), **meeting)
+        common = context.build_task(spec, folder=str(context.folder), world=len(ranks), **meeting)
         tasks = [{**common, "rank": rank, "device": at.device} for rank, at in enumerate(ranks)]
         for number, host in enumerate(hosts):
             mine = [task for task, at in zip(tasks, ranks, strict=True) if at.host == number]
@@ -187,7 +187,7 @@ class RankGroup:
             number, by = min(
                 killed, key=lambda one: one[1] in SENT_BY_OTHERS
             )  # who fell by itself took the others
-            return self._lost(number, self._reason_of(by), f"killed by signal {by}")
+            return self._build_loss(number, self._explain_signal(by), f"killed by signal {by}")
         reasons = [(number, one) for number, one in sorted(ended.items()) if one["code"] is None]
         reasons += sorted(failed.items())
         if reasons:  # those who only lost the others come last
@@ -198,17 +198,19 @@ class RankGroup:
             gone = (
                 one["kind"] == "ended" and one["reason"] == "rank"
             )  # its machine, or the process above it
-            return self._lost(number, "node" if gone else one["reason"], one["detail"])
+            return self._build_loss(number, "node" if gone else one["reason"], one["detail"])
         number, one = min(ended.items())
-        return self._lost(number, "rank", f"exited with status {one['code']}; see {one['log']}")
+        return self._build_loss(
+            number, "rank", f"exited with status {one['code']}; see {one['log']}"
+        )
 
-    def _reason_of(self, by: int) -> Reason:
+    def _explain_signal(self, by: int) -> Reason:
         """What a signal says: whom somebody ended is tried again without limit, as any pod is."""
         if by == KILL and count_oom_kills() > self._oom_kills:
             return "oom"
         return "killed" if by in SENT_BY_OTHERS else "rank"
 
-    def _lost(self, rank: int, reason: Reason, detail: str) -> RankLost:
+    def _build_loss(self, rank: int, reason: Reason, detail: str) -> RankLost:
         return RankLost(
             reason, f"rank {rank} of {len(self.ranks)} on {self.ranks[rank].device}: {detail}"
         )
@@ -220,7 +222,7 @@ class RankGroup:
             host.stop()
 
 
-def backend_of(ranks: Sequence[RankAddress]) -> str:
+def choose_backend(ranks: Sequence[RankAddress]) -> str:
     """NCCL where every rank has a GPU of its own, else gloo."""
     distinct = len(set(ranks)) == len(ranks)
     return (
@@ -238,7 +240,7 @@ class ProcessFusion(ThreadFusion):
         spec: PodSpec,
         context: PodContext,
         devices: Sequence[torch.device],
-        make: Make,
+        make: Maker,
         *,
         parent: State | None = None,
     ) -> None:
@@ -254,7 +256,7 @@ class ProcessFusion(ThreadFusion):
         self.spec = spec
         self.context = context
         self.hosts = context.hosts or [LocalHost()]
-        self.ranks = rank_addresses([str(device) for device in devices], len(self.hosts))[
+        self.ranks = assign_ranks([str(device) for device in devices], len(self.hosts))[
             : spec.replicas
         ]
         self._group: RankGroup | None = None
@@ -263,14 +265,14 @@ class ProcessFusion(ThreadFusion):
         """Round after round until `due` are done. Raises RankLost when a rank came to nothing."""
         if self._group is None:
             self._group = RankGroup(
-                self.spec, self.context, self.ranks, backend_of(self.ranks), self.hosts
+                self.spec, self.context, self.ranks, choose_backend(self.ranks), self.hosts
             )
         self._group.order(due)
         at = [(0.0, 0)] * len(self.ranks)
         while self.done < due:
             rank, message = self._group.receive()
             if message["kind"] == "round" and rank == 0:
-                self.catch_up()
+                self.take_finished_rounds()
             elif message["kind"] == "progress":
                 at[rank] = message["fraction"], message["env_steps"]
                 slowest = min(fraction for fraction, _ in at)

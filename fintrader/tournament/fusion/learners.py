@@ -52,18 +52,18 @@ CPU = torch.device("cpu")
 FORMAT = "fintrader-fusion-1"
 State = Mapping[str, Tensor]
 """An agent's networks, optimisers and normalisers, by name."""
-Make = Callable[[int, int, torch.device], tuple[Agent, Any]]
+Maker = Callable[[int, int, torch.device], tuple[Agent, Any]]
 """(replica, round, device) -> a new agent and its environment, seeded by replica and round."""
 Report = Callable[[TrainProgress], None]
 
 # --- out of the pod's spec ------------------------------------------------------------------------
 
 
-def maker(spec: PodSpec, context: PodContext) -> Make:
+def build_maker(spec: PodSpec, context: PodContext) -> Maker:
     """What makes the pod's agents and environments. Raises TournamentError, ConfigError for a
     foreign spec."""
-    settings = agent_settings_of(spec)
-    env_settings = env_settings_of(spec)
+    settings = read_agent_settings(spec)
+    env_settings = read_env_settings(spec)
     split = load_windows(context.market)
 
     def make(replica: int, number: int, device: torch.device) -> tuple[Agent, TradingEnv]:
@@ -75,7 +75,7 @@ def maker(spec: PodSpec, context: PodContext) -> Make:
     return make
 
 
-def agent_settings_of(spec: PodSpec) -> Any:
+def read_agent_settings(spec: PodSpec) -> Any:
     """The agent's settings. Raises TournamentError for a spec of another version."""
     try:
         return TypeAdapter(AgentSettings).validate_python(spec.agent)
@@ -85,7 +85,7 @@ def agent_settings_of(spec: PodSpec) -> Any:
         ) from None
 
 
-def env_settings_of(spec: PodSpec) -> EnvSettings:
+def read_env_settings(spec: PodSpec) -> EnvSettings:
     """The environment's settings. Raises ConfigError for a spec of another version."""
     return validate(EnvSettings, spec.env, f"{spec.pod}: env")
 
@@ -96,7 +96,7 @@ def load_windows(path: Path) -> Split:
     return MarketTensors.load(path).split()
 
 
-def parent_state(spec: PodSpec, context: PodContext) -> dict[str, Tensor] | None:
+def read_parent_state(spec: PodSpec, context: PodContext) -> dict[str, Tensor] | None:
     """What the pod begins from. Raises CheckpointError."""
     return None if spec.snapshot is None else read_snapshot(context, spec.snapshot)
 
@@ -135,7 +135,7 @@ class Single(_Carrier):
     """One agent on one device."""
 
     def __init__(
-        self, folder: Path, device: torch.device, make: Make, *, parent: State | None = None
+        self, folder: Path, device: torch.device, make: Maker, *, parent: State | None = None
     ) -> None:
         self.folder = folder
         self.agent, self.env = make(0, 0, device)
@@ -156,7 +156,7 @@ class Single(_Carrier):
 # --- several --------------------------------------------------------------------------------------
 
 
-def part_of_round(budget: Budget, replicas: int, rounds: int, devices: int) -> Budget:
+def split_budget(budget: Budget, replicas: int, rounds: int, devices: int) -> Budget:
     """One replica's part of one round."""
     if budget.env_steps is not None:
         return Budget(env_steps=max(1, budget.env_steps // (rounds * replicas)))
@@ -164,7 +164,7 @@ def part_of_round(budget: Budget, replicas: int, rounds: int, devices: int) -> B
     return Budget(seconds=float(budget.seconds or 0.0) / (rounds * turns))
 
 
-def home_of(folder: Path, number: int, replica: int) -> Path:
+def locate_replica(folder: Path, number: int, replica: int) -> Path:
     """Where a replica trains in a round; it resumes there after a kill."""
     return folder / f"round-{number}" / f"replica-{replica}"
 
@@ -197,7 +197,7 @@ class ThreadFusion(_Carrier):
         self,
         folder: Path,
         devices: Sequence[torch.device],
-        make: Make,
+        make: Maker,
         *,
         replicas: int,
         rounds: int,
@@ -218,7 +218,7 @@ class ThreadFusion(_Carrier):
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Learn until `share` of the whole `budget` is used up (to the nearest round above)."""
-        self.catch_up()
+        self.take_finished_rounds()
         due = math.ceil(share * self.rounds - 1e-9)
         if self.done < due:
             self.learn(due, budget, report)
@@ -229,7 +229,7 @@ class ThreadFusion(_Carrier):
             metrics=self.totals[-self.replicas].metrics,
         )
 
-    def catch_up(self) -> None:
+    def take_finished_rounds(self) -> None:
         """Take what earlier attempts, or the ranks, have finished."""
         while self.done < self.rounds and (known := read_round(self.folder, self.done)) is not None:
             self.fused, totals = known
@@ -240,10 +240,10 @@ class ThreadFusion(_Carrier):
 
     def learn(self, due: int, budget: Budget, report: Report) -> None:
         """Round after round until `due` are done."""
-        part = part_of_round(budget, self.replicas, self.rounds, len(self.devices))
+        part = split_budget(budget, self.replicas, self.rounds, len(self.devices))
         while self.done < due:
             self._round(self.done, part, report)
-            self.catch_up()
+            self.take_finished_rounds()
 
     def _round(self, number: int, part: Budget, report: Report) -> None:
         """All replicas once, then their average; every replica resumes by itself after a kill."""
@@ -265,14 +265,14 @@ class ThreadFusion(_Carrier):
                 agent,
                 env,
                 part,
-                folder=home_of(self.folder, number, replica),
+                folder=locate_replica(self.folder, number, replica),
                 on_progress=on_progress,
             )
 
         with ThreadPoolExecutor(max_workers=min(self.replicas, len(self.devices))) as pool:
             totals = list(pool.map(learn, learners))
         states = [
-            read_agent_state(home_of(self.folder, number, replica))
+            read_agent_state(locate_replica(self.folder, number, replica))
             for replica in range(self.replicas)
         ]
         write_round(self.folder, number, dict(sorted(average(states).items())), totals)

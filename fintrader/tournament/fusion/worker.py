@@ -32,16 +32,16 @@ from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_stat
 from fintrader.agents.parallel import INHERITED_PREFIXES, average
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.learners import (
-    Make,
+    Maker,
     State,
-    home_of,
-    maker,
-    parent_state,
-    part_of_round,
+    build_maker,
+    locate_replica,
+    read_parent_state,
     read_round,
+    split_budget,
     write_round,
 )
-from fintrader.tournament.pod import failure_message
+from fintrader.tournament.pod import describe_failure
 from fintrader.tournament.process import Channel
 from fintrader.tournament.spec import PodContext, PodSpec, RankLost
 
@@ -62,14 +62,14 @@ class Exchange:
     def gather(self, data: bytes) -> list[bytes]:
         """Every rank's `data`, in the order of the ranks, on every rank; some rank has any."""
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
-        with lost_others():
+        with translate_errors():
             dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
         longest = max(int(size) for size in sizes)
         own = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(
             self._device
         )
         parts = [torch.empty_like(own) for _ in range(self.world)]
-        with lost_others():
+        with translate_errors():
             dist.all_gather(parts, own)
         return [
             part[: int(size)].cpu().numpy().tobytes()
@@ -77,7 +77,7 @@ class Exchange:
         ]
 
 
-def inherited(state: State) -> dict[str, Tensor]:
+def select_inherited(state: State) -> dict[str, Tensor]:
     """The part of an agent's state that other ranks need."""
     return {
         name: tensor.cpu().contiguous()
@@ -90,7 +90,7 @@ class Rank:
     """This process's replicas: those whose number is the rank, modulo the number of ranks."""
 
     def __init__(
-        self, spec: PodSpec, folder: Path, device: torch.device, make: Make, exchange: Exchange
+        self, spec: PodSpec, folder: Path, device: torch.device, make: Maker, exchange: Exchange
     ) -> None:
         self.spec = spec
         self.folder = folder
@@ -110,14 +110,14 @@ class Rank:
                 self.fused = stored[0]
                 self.number += 1
             known = self.number.to_bytes(8, "big")
-            known += save(inherited(self.fused)) if self.fused is not None else b""
+            known += save(select_inherited(self.fused)) if self.fused is not None else b""
         known = self.exchange.gather(known)[0]
         self.number = int.from_bytes(known[:8], "big")
         self.fused = load(known[8:]) if known[8:] else None
 
     def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
         """Learn one round and fuse it."""
-        part = part_of_round(
+        part = split_budget(
             Budget.model_validate(self.spec.budget),
             self.spec.replicas,
             self.spec.fusions,
@@ -129,23 +129,23 @@ class Rank:
             agent, env = self.make(replica, self.number, self.device)
             if self.fused is not None:
                 agent.inherit(self.fused)
-            home = home_of(self.folder, self.number, replica)
+            home = locate_replica(self.folder, self.number, replica)
             totals.append(train(agent, env, part, folder=home, on_progress=on_progress))
             states.append(read_agent_state(home))
-        fused, everyone = self.fuse(states, totals)
+        fused, everyone = self.average_replicas(states, totals)
         if self.exchange.rank == 0:
             write_round(self.folder, self.number, fused, everyone)
         self.fused = fused
         self.number += 1
 
-    def fuse(
+    def average_replicas(
         self, states: Sequence[State], totals: Sequence[TrainResult]
     ) -> tuple[dict[str, Tensor], list[TrainResult]]:
         """The average over all replicas of all ranks; on rank 0 with what only replica 0 has."""
         replicas: dict[int, State] = {}
         world = self.exchange.world
         for turn in range(-(-self.spec.replicas // world)):
-            own = save(inherited(states[turn])) if turn < len(states) else b""
+            own = save(select_inherited(states[turn])) if turn < len(states) else b""
             for rank, data in enumerate(self.exchange.gather(own)):
                 if data:
                     replicas[turn * world + rank] = load(data)
@@ -168,41 +168,41 @@ def main() -> None:
     channel = Channel()
     task = json.loads(channel.inbox.readline())
     try:
-        work(task, channel)
+        run_rank(task, channel)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
         with suppress(BrokenPipeError):
-            channel.send(**failure_message(error))
+            channel.send(**describe_failure(error))
         os._exit(
             1
         )  # other ranks may wait in a collective that will never be whole: no tidy end is possible
     os._exit(0)
 
 
-def work(task: dict[str, Any], channel: Channel) -> None:
+def run_rank(task: dict[str, Any], channel: Channel) -> None:
     """Join the group and learn as many rounds as are asked for, until the last order, or until
     nobody is there to give one: then RankLost is raised.
     """
     reproducible.settle()
     spec = PodSpec.model_validate(task["spec"])
-    context = PodContext.of_task(task, folder=Path(task["folder"]))
+    context = PodContext.from_task(task, folder=Path(task["folder"]))
     device = torch.device(context.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     patience = timedelta(seconds=task["patience"])
-    with lost_others():
+    with translate_errors():
         dist.init_process_group(
             task["backend"],
-            store=rendezvous(task["rendezvous"], patience),
+            store=connect(task["rendezvous"], patience),
             rank=task["rank"],
             world_size=task["world"],
             timeout=patience,
         )
-        orders = rendezvous(
+        orders = connect(
             task["rendezvous"], FOR_EVER
         )  # its own connection: nothing else may have to wait for it
-    rank = Rank(spec, context.folder, device, maker(spec, context), Exchange(device))
-    rank.begin(parent_state(spec, context) if task["rank"] == 0 else None)
+    rank = Rank(spec, context.folder, device, build_maker(spec, context), Exchange(device))
+    rank.begin(read_parent_state(spec, context) if task["rank"] == 0 else None)
     channel.send(kind="ready", round=rank.number)
     last = 0.0
 
@@ -223,7 +223,7 @@ def work(task: dict[str, Any], channel: Channel) -> None:
             channel.send(kind="round", number=rank.number)
 
 
-def rendezvous(address: str, patience: timedelta) -> Any:
+def connect(address: str, patience: timedelta) -> Any:
     """A connection to the store that the pod's process keeps."""
     host, _, port = address.rpartition(":")
     return dist.TCPStore(host, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]
@@ -232,12 +232,12 @@ def rendezvous(address: str, patience: timedelta) -> Any:
 def order(orders: Any, number: int) -> int:
     """Wait for that order, as long as the pod evaluates. Raises RankLost when the pod's process is
     gone."""
-    with lost_others():
+    with translate_errors():
         return int(orders.get(f"order-{number}"))
 
 
 @contextmanager
-def lost_others() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """What goes wrong between ranks is not this rank's own fault: RankLost with the reason
     `rank`."""
     try:

@@ -49,7 +49,7 @@ class PodProgress:
 class Launcher(Protocol):
     """Local processes, or a cluster."""
 
-    def capacity(self) -> int:
+    def measure_capacity(self) -> int:
         """Pods that can work at once, at this moment."""
 
     def resize(self, workers: int | None) -> None:
@@ -58,10 +58,10 @@ class Launcher(Protocol):
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         """Start a pod. The future raises PodFailure when the pod is lost."""
 
-    def progress(self) -> dict[str, PodProgress]:
+    def report_progress(self) -> dict[str, PodProgress]:
         """Pods at work and how far they are."""
 
-    def tick(self) -> None:
+    def check_pods(self) -> None:
         """Called every so often: look for hung pods and for changed devices."""
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ LauncherFactory = Callable[[TournamentSettings, PodContext], Launcher]
 class AdoptingLauncher(Launcher, Protocol):
     """One whose pods outlive an orchestrator that is killed."""
 
-    def orphans(self) -> frozenset[str]:
+    def list_orphans(self) -> frozenset[str]:
         """Pods at work that an earlier orchestrator started: to `submit` one is to take it over."""
 
 

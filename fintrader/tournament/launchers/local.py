@@ -24,9 +24,9 @@ from fintrader.system import (
     count_usable_cores,
     list_nvidia_cards,
 )
-from fintrader.tournament.at_work import at_work_in, end, holder
+from fintrader.tournament.at_work import end, list_at_work, read_holder
 from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
-from fintrader.tournament.process import messages_of, spawn, tell
+from fintrader.tournament.process import read_messages, spawn, tell
 from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reason
 
 
@@ -56,15 +56,15 @@ class _Worker:
     """Of the machine, when this process began."""
     leaves: float | None = None
     """When it is to be gone (monotonic seconds): it has been asked to end."""
-    retired: bool = False
-    ready: bool = False
+    is_retired: bool = False
+    is_ready: bool = False
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Alive, idle, and not about to end."""
         return (
             self.spec is None
-            and not self.retired
+            and not self.is_retired
             and self.leaves is None
             and self.process.poll() is None
         )
@@ -75,7 +75,7 @@ class LocalLauncher:
 
     A worker outlives its pods. When it dies, however it dies, only the pod it was at is lost, and
     the next pod of that slot gets a new worker. When this process is killed, workers finish the pod
-    they are at (`at_work.outlive`); a later launcher takes such a pod over by starting it again.
+    they are at (`at_work.wait_for_takeover`); a later launcher takes such a pod over by starting it again.
     Every other end of this process ends all pods.
     """
 
@@ -102,15 +102,15 @@ class LocalLauncher:
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
 
-    def capacity(self) -> int:
-        return len(self.slots())
+    def measure_capacity(self) -> int:
+        return len(self.list_slots())
 
-    def orphans(self) -> frozenset[str]:
+    def list_orphans(self) -> frozenset[str]:
         with self._lock:
             mine = {worker.spec.pod for worker in self._workers.values() if worker.spec is not None}
-        return frozenset(at_work_in(self.access.run)) - mine
+        return frozenset(list_at_work(self.access.run)) - mine
 
-    def slots(self) -> list[Slot]:
+    def list_slots(self) -> list[Slot]:
         """Slots in use: the machine's, thinned or doubled up to the requested number of workers."""
         slots = self._slots()
         if self._limit is None or not slots:
@@ -128,9 +128,9 @@ class LocalLauncher:
         self._limit = workers
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        orphan = holder(self.access.run.pod(spec.pod))
+        orphan = read_holder(self.access.run.pod(spec.pod))
         with self._lock:
-            worker = self._free_worker(prefers=orphan.slot if orphan else "")
+            worker = self._find_free_worker(prefers=orphan.slot if orphan else "")
             future: Future[PodResult] = Future()
             worker.spec = spec
             worker.future = future
@@ -138,11 +138,11 @@ class LocalLauncher:
             worker.last_message = time.monotonic()
             worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
             here = {"device": worker.slot.device, "slot": worker.slot.name}
-            task = self.access.task(spec, attempt=attempt, body=self.body, **here)
+            task = self.access.build_task(spec, attempt=attempt, body=self.body, **here)
             tell(worker.process, task)
             return future
 
-    def progress(self) -> dict[str, PodProgress]:
+    def report_progress(self) -> dict[str, PodProgress]:
         with self._lock:
             return {
                 worker.spec.pod: worker.progress
@@ -150,26 +150,26 @@ class LocalLauncher:
                 if worker.spec is not None
             }
 
-    def tick(self) -> None:
+    def check_pods(self) -> None:
         now = time.monotonic()
         with self._lock:
-            names = {slot.name for slot in self.slots()}
+            names = {slot.name for slot in self.list_slots()}
             for name, worker in list(self._workers.items()):
-                patience = self._hang if worker.ready else max(self._hang, START_SECONDS)
+                patience = self._hang if worker.is_ready else max(self._hang, START_SECONDS)
                 if worker.leaves is not None and now > worker.leaves:
                     worker.process.kill()
                 elif worker.spec is not None and now - worker.last_message > patience:
                     self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
-                elif name not in names and not worker.retired:
-                    worker.retired = True
-                    self._drain(worker, "stopped on request")
+                elif name not in names and not worker.is_retired:
+                    worker.is_retired = True
+                    self._ask_to_leave(worker, "stopped on request")
 
     def close(self) -> None:
         with self._lock:
             workers = list(self._workers.values())
             for worker in workers:
-                self._drain(worker, "stopped on request")
-        for pod in self.orphans():
+                self._ask_to_leave(worker, "stopped on request")
+        for pod in self.list_orphans():
             end(self.access.run.pod(pod), self._farewell)
         deadline = time.monotonic() + LEAVE_SECONDS
         for worker in workers:
@@ -177,22 +177,24 @@ class LocalLauncher:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
             worker.process.wait()
-        while (left := self.orphans()) and time.monotonic() < deadline:
+        while (left := self.list_orphans()) and time.monotonic() < deadline:
             time.sleep(0.05)
         for pod in left:
             end(self.access.run.pod(pod), KILL)
 
-    def _free_worker(self, prefers: str) -> _Worker:
+    def _find_free_worker(self, prefers: str) -> _Worker:
         """For the slot of that name if it is free, since an orphan is on its device; else an idle
         one, or a new one."""
 
-        def usable(slot: Slot) -> bool:
-            return slot.name in self._workers and self._workers[slot.name].usable
+        def is_usable(slot: Slot) -> bool:
+            return slot.name in self._workers and self._workers[slot.name].is_usable
 
-        for slot in sorted(self.slots(), key=lambda slot: (slot.name != prefers, not usable(slot))):
+        for slot in sorted(
+            self.list_slots(), key=lambda slot: (slot.name != prefers, not is_usable(slot))
+        ):
             worker = self._workers.get(slot.name)
             if worker is None or worker.spec is None:
-                if not usable(slot):
+                if not is_usable(slot):
                     self._workers[slot.name] = self._spawn(slot)
                 return self._workers[slot.name]
         raise TournamentError("no free slot; submit no more pods than capacity() allows")
@@ -208,7 +210,7 @@ class LocalLauncher:
         ).start()
         return worker
 
-    def _drain(self, worker: _Worker, detail: str) -> None:
+    def _ask_to_leave(self, worker: _Worker, detail: str) -> None:
         """Stop a worker; where the run lies in a store, its pod's state gets there first."""
         if not self._stores_state or worker.spec is None:
             self._kill(worker, "drained", detail)
@@ -228,8 +230,8 @@ class LocalLauncher:
 
     def _read(self, worker: _Worker) -> None:
         """Handle a worker's messages until it ends."""
-        for message in messages_of(worker.process):
-            self._on_message(worker, message)
+        for message in read_messages(worker.process):
+            self._receive(worker, message)
         code = worker.process.wait()
         with self._lock:
             future = worker.future
@@ -238,17 +240,17 @@ class LocalLauncher:
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
         if future is not None:
-            reason, detail = worker.lost_by or _cause(
+            reason, detail = worker.lost_by or _explain_exit(
                 code, worker.log, count_oom_kills() > worker.oom_kills
             )
             future.set_exception(PodFailure(reason, detail))
 
-    def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _receive(self, worker: _Worker, message: dict[str, Any]) -> None:
         with self._lock:
             worker.last_message = time.monotonic()
             kind = message.get("kind")
             if kind == "ready":
-                worker.ready = (
+                worker.is_ready = (
                     True  # from here on the pod's own silence counts, not that of the imports
                 )
                 return
@@ -260,7 +262,7 @@ class LocalLauncher:
             future = worker.future
             worker.future = None
             worker.spec = None
-            worker.retired = worker.retired or message.get("last", False)
+            worker.is_retired = worker.is_retired or message.get("last", False)
         if future is None:
             return
         if kind == "done":
@@ -269,7 +271,7 @@ class LocalLauncher:
             future.set_exception(PodFailure(message["reason"], message["detail"]))
 
 
-def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
+def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
     """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out
     meanwhile."""
     tail = ""
@@ -291,7 +293,7 @@ _UNKNOWN = "?"
 """In a card's UUID while the driver has not looked at it."""
 
 
-def cuda_devices() -> list[str]:
+def list_cuda_devices() -> list[str]:
     """Names of the CUDA devices that are there now, without waking a driver: `["0", "1"]`.
 
     Where `CUDA_VISIBLE_DEVICES` is set, those of its names that a new process would find: numbers
@@ -306,12 +308,12 @@ def cuda_devices() -> list[str]:
     for name in (name.strip() for name in visible.split(",")):
         if name.lstrip("-").isdigit() and int(name) < 0:
             break  # CUDA reads no further, hence the custom of -1 for no device
-        if name and _present(name, cards):
+        if name and _is_present(name, cards):
             found.append(name)
     return found
 
 
-def _present(name: str, cards: Sequence[str]) -> bool:
+def _is_present(name: str, cards: Sequence[str]) -> bool:
     """Whether a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID may be
     any."""
     if name.isdigit():
@@ -321,8 +323,8 @@ def _present(name: str, cards: Sequence[str]) -> bool:
     return any(uuid.lower().startswith(name.lower()) or _UNKNOWN in uuid for uuid in cards)
 
 
-def slots_of(
-    devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = cuda_devices
+def find_slots(
+    devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = list_cuda_devices
 ) -> list[Slot]:
     """`pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` is CUDA if there is any,
     else the CPU."""
@@ -335,7 +337,11 @@ def slots_of(
                 for number in range(count_usable_cores())
             ]
         elif device in ("auto", "cuda"):
-            slots += [_cuda(name, number) for number in range(pods_per_device) for name in found]
+            slots += [
+                _build_cuda_slot(name, number)
+                for number in range(pods_per_device)
+                for name in found
+            ]
         elif set(device.split("/")) == {"cpu"}:
             name = f"cpu-ranks-{len(slots)}"
             slots.append(Slot(name, device, (("CUDA_VISIBLE_DEVICES", ""),)))
@@ -343,14 +349,17 @@ def slots_of(
             join = "/" if "/" in device else "+"
             names = device.removeprefix("cuda:").split(join)
             if set(names) <= set(found):
-                slots += [_cuda(",".join(names), number, join) for number in range(pods_per_device)]
+                slots += [
+                    _build_cuda_slot(",".join(names), number, join)
+                    for number in range(pods_per_device)
+                ]
         else:
             known = "auto, cpu, cpu/cpu, cuda, cuda:0, cuda:0+1, cuda:0/1"
             raise ConfigError(f"tournament.devices: {device!r} is none of {known}")
     return slots
 
 
-def _cuda(names: str, number: int, join: str = "+") -> Slot:
+def _build_cuda_slot(names: str, number: int, join: str = "+") -> Slot:
     count = len(names.split(","))
     inside = "cuda" if count == 1 else join.join(f"cuda:{card}" for card in range(count))
     return Slot(

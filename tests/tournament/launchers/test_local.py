@@ -12,7 +12,7 @@ from fintrader import system
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure
-from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers.local import LocalLauncher, Slot, find_slots, list_cuda_devices
 from fintrader.tournament.spec import PodContext
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
@@ -52,7 +52,7 @@ def launcher(run, slots=None, **more):
     ],
 )
 def test_slots_follow_the_devices_that_are_there(devices, found, names):
-    slots = slots_of(devices, 2, lambda: found)
+    slots = find_slots(devices, 2, lambda: found)
     assert [slot.name for slot in slots] == names
     for slot in slots:
         wanted = slot.name.split("-")[1].replace("+", ",")
@@ -98,18 +98,18 @@ def test_a_card_that_is_gone_is_no_device(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert cuda_devices() == found
-    assert len(slots_of(("cuda",), 2)) == 2 * len(found)
+    assert list_cuda_devices() == found
+    assert len(find_slots(("cuda",), 2)) == 2 * len(found)
 
 
 def test_the_cpu_has_a_slot_a_core():
     cores = len(os.sched_getaffinity(0))
-    assert len(slots_of(("cpu",), 1)) == len(slots_of(("auto",), 1, list)) == cores
-    first, second = slots_of(("cpu/cpu", "cpu/cpu/cpu"), 1, probe=list)
+    assert len(find_slots(("cpu",), 1)) == len(find_slots(("auto",), 1, list)) == cores
+    first, second = find_slots(("cpu/cpu", "cpu/cpu/cpu"), 1, probe=list)
     assert (first.device, second.device) == ("cpu/cpu", "cpu/cpu/cpu")
     for unknown in ("gpu", "cpu/gpu"):
         with pytest.raises(ConfigError, match="is none of"):
-            slots_of((unknown,), 1, probe=list)
+            find_slots((unknown,), 1, probe=list)
 
 
 def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path):
@@ -149,7 +149,7 @@ def test_a_killed_worker_loses_only_its_own_pod(tmp_path, monkeypatch, starved, 
     with closing(waiting(run)) as local:
         lost = local.submit(spec(0))
         kept = local.submit(spec(1))
-        until(lambda: bool(local.progress()["p0000"].note))
+        until(lambda: bool(local.report_progress()["p0000"].note))
         (at_work,) = [
             one for one in local._workers.values() if one.spec and one.spec.pod == "p0000"
         ]
@@ -168,10 +168,10 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path):
     places = [Slot("x"), Slot("y")]
     with closing(waiting(run, places)) as local:
         futures = [local.submit(spec(0)), local.submit(spec(1))]
-        until(lambda: all(at.note for at in local.progress().values()))
+        until(lambda: all(at.note for at in local.report_progress().values()))
         places.pop()
-        assert local.capacity() == 1
-        local.tick()
+        assert local.measure_capacity() == 1
+        local.check_pods()
         with pytest.raises(PodFailure, match="drained"):
             futures[1].result(timeout=PATIENCE_SECONDS)
         with pytest.raises(TournamentError, match="no free slot"):
@@ -182,10 +182,10 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path):
 
 def test_workers_beyond_the_devices_share_them(tmp_path):
     local = launcher(RunFolder(tmp_path), [Slot("x"), Slot("y")], workers=5)
-    assert [slot.name for slot in local.slots()] == ["x", "y", "x.1", "y.1", "x.2"]
+    assert [slot.name for slot in local.list_slots()] == ["x", "y", "x.1", "y.1", "x.2"]
     local.resize(1)
-    assert local.capacity() == 1
-    assert launcher(RunFolder(tmp_path), []).capacity() == 0
+    assert local.measure_capacity() == 1
+    assert launcher(RunFolder(tmp_path), []).measure_capacity() == 0
     local.close()
 
 
@@ -194,7 +194,7 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path):
         "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;from"
         " tests.tournament.launchers.test_local import launcher;local ="
         " launcher(RunFolder(Path(sys.argv[1]))); [local._spawn(slot) for slot in"
-        " local.slots()[:2]];print('warm', flush=True); time.sleep(3600)"
+        " local.list_slots()[:2]];print('warm', flush=True); time.sleep(3600)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],

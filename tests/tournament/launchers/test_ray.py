@@ -10,8 +10,13 @@ import pytest
 from fintrader.config import validate
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers.ray.cluster import authentication_of, connect, fits, groups
-from fintrader.tournament.launchers.ray.launcher import on_ray
+from fintrader.tournament.launchers.ray.cluster import (
+    connect,
+    count_fits,
+    count_groups,
+    probe_authentication,
+)
+from fintrader.tournament.launchers.ray.launcher import run_on_ray
 from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.spec import PodContext
@@ -209,7 +214,7 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(nodes, t
         Racer(RunFolder(tmp_path / "nine"), nodes.address, "stub", asked, pods=2, replicas=9)
     )
     assert two.wait() == (0, "")
-    assert {result.device for result in RunStore(run).results().values()} == {"cuda:0/cuda:1"}
+    assert {result.device for result in RunStore(run).read_results().values()} == {"cuda:0/cuda:1"}
     status, said = nine.wait()
     assert status == REFUSED
     assert "no node of the Ray cluster can hold a pod: it takes 1 CPU, 9 GPU" in said
@@ -271,18 +276,18 @@ def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(nodes, tmp_pa
 def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(nodes, monkeypatch):
     from fintrader.tournament.launchers.ray import cluster
 
-    assert authentication_of(nodes.address) == "open"
-    assert cluster._node_addresses(nodes.address) == ["127.0.0.1"] * len(
-        cluster._node_addresses(nodes.address)
+    assert probe_authentication(nodes.address) == "open"
+    assert cluster._list_addresses(nodes.address) == ["127.0.0.1"] * len(
+        cluster._list_addresses(nodes.address)
     )
     joined = []
     monkeypatch.setattr(
         cluster, "_init", lambda ray, address, **more: bool(joined.append(address)) or True
     )
-    monkeypatch.setattr(cluster, "_stay_on_loopback", lambda: None)
+    monkeypatch.setattr(cluster, "_keep_on_loopback", lambda: None)
     connect(RaySettings(address=nodes.address))
     assert joined == [nodes.address]
-    monkeypatch.setattr(cluster, "_node_addresses", lambda address: ["127.0.0.1", "192.0.2.7"])
+    monkeypatch.setattr(cluster, "_list_addresses", lambda address: ["127.0.0.1", "192.0.2.7"])
     with pytest.raises(TournamentError, match="RAY_AUTH_MODE=token"):
         connect(RaySettings(address=nodes.address))
     connect(RaySettings(address=nodes.address, allow_insecure=True))
@@ -294,7 +299,7 @@ def test_a_cluster_with_a_token_wants_it(tmp_path, started, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where a token might lie
     token = "a-token-of-the-test-and-of-nothing-else"
     cluster = started(Nodes(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token))
-    assert authentication_of(cluster.address) == "closed"
+    assert probe_authentication(cluster.address) == "closed"
     with pytest.raises(TournamentError, match=r"wants a token.*RAY_AUTH_TOKEN"):
         connect(RaySettings(address=cluster.address))
     folder = tmp_path / ".ray"
@@ -330,10 +335,14 @@ def test_errors_say_what_to_do(monkeypatch):
 
 def test_how_often_a_pod_fits_into_a_node():
     node = {"CPU": 4.0, "GPU": 1.0, "memory": 1e9}
-    assert fits({"CPU": 1.0, "GPU": 0.0}, node) == 4
-    assert fits({"CPU": 1.0, "GPU": 0.3}, node) == 3
-    assert fits({"CPU": 0.5, "GPU": 0.1}, node) == 8
-    assert fits({"CPU": 1.0, "GPU": 2.0}, node) == fits({"CPU": 1.0, "TPU": 1.0}, node) == 0
+    assert count_fits({"CPU": 1.0, "GPU": 0.0}, node) == 4
+    assert count_fits({"CPU": 1.0, "GPU": 0.3}, node) == 3
+    assert count_fits({"CPU": 0.5, "GPU": 0.1}, node) == 8
+    assert (
+        count_fits({"CPU": 1.0, "GPU": 2.0}, node)
+        == count_fits({"CPU": 1.0, "TPU": 1.0}, node)
+        == 0
+    )
 
 
 FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
@@ -400,21 +409,21 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(tmp_path, star
 
 
 def test_groups_of_nodes():
-    assert groups([2, 0, 1], 1) == 3
-    assert groups([4], 2) == 0  # a node counts once
-    assert groups([4, 1], 2) == 1
-    assert groups([2, 2], 2) == 2
-    assert groups([3, 1, 1, 1], 2) == 3
-    assert groups([5, 1, 1, 1], 3) == 1
-    assert groups([], 2) == 0
+    assert count_groups([2, 0, 1], 1) == 3
+    assert count_groups([4], 2) == 0  # a node counts once
+    assert count_groups([4, 1], 2) == 1
+    assert count_groups([2, 2], 2) == 2
+    assert count_groups([3, 1, 1, 1], 2) == 3
+    assert count_groups([5, 1, 1, 1], 3) == 1
+    assert count_groups([], 2) == 0
 
 
 def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
-        on_ray(RaySettings(nodes=3))(
+        run_on_ray(RaySettings(nodes=3))(
             settings(replicas=2), PodContext(RunFolder(tmp_path), tmp_path)
         )
     with pytest.raises(
         ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower launcher\.gpus"
     ):
-        on_ray(RaySettings(gpus=2))(settings(), PodContext(RunFolder(tmp_path), tmp_path))
+        run_on_ray(RaySettings(gpus=2))(settings(), PodContext(RunFolder(tmp_path), tmp_path))

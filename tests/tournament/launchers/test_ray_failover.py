@@ -69,7 +69,7 @@ def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_se
     tokens = [claim(mirror.objects), claim(mirror.objects)]
     context = PodContext(copy, stubs.market(tmp_path), mirror)
     task = {
-        **context.task(spec, body="tests.engines.orphans:body", trained=None),
+        **context.build_task(spec, body="tests.engines.orphans:body", trained=None),
         "token": tokens[0],
     }
     actor = object.__new__(PodActor)  # what Ray has to do with it is of no interest
@@ -81,13 +81,15 @@ def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_se
     actor._number = 0
     actor._taken = 0
     with ThreadPoolExecutor() as pool:
-        outcome = pool.submit(actor._outcome, spec, context)
+        outcome = pool.submit(actor._train_or_evaluate, spec, context)
         until(
-            lambda: len(trainings(copy)) == 1 and bool(list(copy.pods.glob("*/.spooled.json"))),
+            lambda: (
+                len(trainings(copy)) == 1 and bool(list(copy.pods.glob("*/.read_unpublished.json")))
+            ),
             "it to be trained",
         )
         assert not mirror.objects.exists("pods/p0000/result.json")
-        actor._say({"kind": "progress"})
+        actor._send({"kind": "progress"})
         assert [message for _, message in actor.listen(0, tokens[1])] == [{"kind": "progress"}]
         result = outcome.result(timeout=PATIENCE_SECONDS)
     assert mirror.objects.exists("pods/p0000/result.json")

@@ -22,17 +22,17 @@ from typing import Any
 from fintrader import reproducible
 from fintrader.config import load_object
 from fintrader.files import dump_json
-from fintrader.tournament.at_work import until_checkpoint
-from fintrader.tournament.launchers.ray.cluster import Resources, import_ray, options_of
+from fintrader.tournament.at_work import wait_for_checkpoint
+from fintrader.tournament.launchers.ray.cluster import Resources, build_options, import_ray
 from fintrader.tournament.launchers.ray.tasks import (
     LAST_MESSAGES,
     REPORT_SECONDS,
+    follow_node,
     log_traceback,
     run_of,
-    watch_node,
 )
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
+from fintrader.tournament.pod import begin_pod, describe_failure, evaluate_pod
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, Message, PodContext, PodResult, PodSpec, TrainedPod
 
@@ -48,7 +48,7 @@ class PodActor:
     """One pod at work. Messages are numbered from 1; of progress only the last is kept."""
 
     def __init__(self, task: Message) -> None:
-        """`task`: of the launcher's `submit`, as `PodContext.task` makes it."""
+        """`task`: of the launcher's `submit`, as `PodContext.build_task` makes it."""
         import ray
 
         os.environ.update(
@@ -63,15 +63,15 @@ class PodActor:
         self._change = threading.Condition()
         self._heard = time.monotonic()
         self._over = threading.Event()
-        self._say(
+        self._send(
             {"kind": "started", "node": self.node, "pid": os.getpid(), "host": socket.gethostname()}
         )
-        threading.Thread(target=self._work, daemon=True, name=task["spec"]["pod"]).start()
+        threading.Thread(target=self._run_pod, daemon=True, name=task["spec"]["pod"]).start()
         if self.patience:
             threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
         if task["mirror"] is not None and task["operations"]["store_seconds"]:
             threading.Thread(
-                target=watch_node, args=(self.node, self._over), daemon=True, name="node"
+                target=follow_node, args=(self.node, self._over), daemon=True, name="node"
             ).start()
 
     def listen(self, after: int, token: int | None) -> list[tuple[int, Message]]:
@@ -87,7 +87,7 @@ class PodActor:
             self._heard = time.monotonic()
             return [(number, message) for number, message in self._messages if number > after]
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         with self._change:
             kind = message["kind"]
             self._messages = [
@@ -97,22 +97,22 @@ class PodActor:
             self._messages.append((self._number, message))
             self._change.notify_all()
 
-    def _alone(self) -> float:
+    def _measure_silence(self) -> float:
         """Seconds since somebody listened."""
         return time.monotonic() - self._heard
 
     def _wait_for_listeners(self) -> None:
         """End this process once nobody has listened for too long: at a checkpoint, or with its
         result stored."""
-        while self._alone() < self.patience:
+        while self._measure_silence() < self.patience:
             time.sleep(1.0)
-            if self._over.is_set() and self._alone() > ALONE_SECONDS:
+            if self._over.is_set() and self._measure_silence() > ALONE_SECONDS:
                 os._exit(0)
         with suppress(Exception):  # whatever is wrong here, nobody else ends this process
-            until_checkpoint(run_of(self.task)[0].pod(self.task["spec"]["pod"]))
+            wait_for_checkpoint(run_of(self.task)[0].pod(self.task["spec"]["pod"]))
         os._exit(1)
 
-    def _work(self) -> None:
+    def _run_pod(self) -> None:
         """Train or evaluate the pod."""
         spec = PodSpec.model_validate(self.task["spec"])
         last_report = 0.0
@@ -121,30 +121,30 @@ class PodActor:
             nonlocal last_report
             if time.monotonic() - last_report >= REPORT_SECONDS:
                 last_report = time.monotonic()
-                self._say(
+                self._send(
                     {"kind": "progress", "share": share, "env_steps": env_steps, "note": note}
                 )
 
         elsewhere = self.task["evaluate_elsewhere"]
-        context = PodContext.of_task(self.task, report=report, evaluate_elsewhere=elsewhere)
+        context = PodContext.from_task(self.task, report=report, evaluate_elsewhere=elsewhere)
         try:
             context.run, context.mirror = run_of(self.task)
             load_object(self.task["body"])
             reproducible.settle()  # as in a local worker: results depend on the number of threads
             report(0.0, 0, "ready")
-            outcome = self._outcome(spec, context)
+            outcome = self._train_or_evaluate(spec, context)
             if isinstance(outcome, TrainedPod):
-                if self._hand_over(outcome):
+                if self._offer_evaluation(outcome):
                     return
                 outcome = evaluate_pod(spec, context, outcome)
         except BaseException as error:
             log_traceback(context.run, spec.pod)
-            self._say(failure_message(error))
+            self._send(describe_failure(error))
             return
         self._over.set()
-        self._say({"kind": "done", "outcome": outcome.model_dump(mode="json")})
+        self._send({"kind": "done", "outcome": outcome.model_dump(mode="json")})
 
-    def _outcome(self, spec: PodSpec, context: PodContext) -> PodResult:
+    def _train_or_evaluate(self, spec: PodSpec, context: PodContext) -> PodResult:
         """The pod's, stored under the newest token that listens. Raises Fenced when none of the
         run's holder comes."""
         while True:
@@ -162,20 +162,20 @@ class PodActor:
                     ):
                         raise
 
-    def _hand_over(self, outcome: TrainedPod) -> bool:
+    def _offer_evaluation(self, outcome: TrainedPod) -> bool:
         """Leave the evaluation to the orchestrator; False when there is none, and it is for this
         process."""
-        self._say({"kind": "trained", "outcome": outcome.model_dump(mode="json")})
+        self._send({"kind": "trained", "outcome": outcome.model_dump(mode="json")})
         with self._change:
             number = self._number
             while not self._change.wait_for(lambda: self._taken >= number, timeout=1.0):
-                if self.patience and self._alone() > ALONE_SECONDS:
+                if self.patience and self._measure_silence() > ALONE_SECONDS:
                     self._messages = [one for one in self._messages if one[0] != number]
                     return False
         return True
 
 
-def namespace_of(access: PodContext) -> str:
+def name_namespace(access: PodContext) -> str:
     """Of a run's actors: equal for whoever drives the run, on whatever machine, and another one for
     another run that lies there later."""
     where = (
@@ -183,11 +183,11 @@ def namespace_of(access: PodContext) -> str:
         if access.mirror is None
         else json.dumps(access.mirror.address)
     )
-    identity = open_store(access.run, access.mirror).identity()
+    identity = open_store(access.run, access.mirror).read_identity()
     return f"fintrader-{hashlib.sha256(f'{where} {dump_json(identity)}'.encode()).hexdigest()[:16]}"
 
 
-def left_in(namespace: str, access: PodContext) -> set[str]:
+def list_actors(namespace: str, access: PodContext) -> set[str]:
     """Names of the actors that are there and whose pod has no result yet; the others are about to
     end."""
     import_ray()
@@ -206,7 +206,7 @@ def start(task: Message, need: Resources, name: str, namespace: str) -> Any:
     """The actor of that name, or a new one for `task`."""
     ray = import_ray()
     named = {"name": name, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
-    options = {**options_of(need), **named, "max_concurrency": 4, "max_restarts": 0}
+    options = {**build_options(need), **named, "max_concurrency": 4, "max_restarts": 0}
     return ray.remote(PodActor).options(**options).remote(task)
 
 
@@ -217,7 +217,7 @@ def kill(name: str, namespace: str) -> None:
         ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
 
 
-class Listened:
+class ActorSource:
     """An actor as `tasks.Streams` reads it: by one call after another."""
 
     def __init__(self, actor: Any, token: int | None) -> None:

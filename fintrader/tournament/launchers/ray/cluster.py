@@ -57,7 +57,7 @@ class ClusterView:
         return [node for node in self.nodes.values() if node.leaves is None]
 
 
-def fits(need: Resources, have: Resources) -> int:
+def count_fits(need: Resources, have: Resources) -> int:
     """How many times `need` fits into `have`."""
     counts = [
         int(have.get(name, 0.0) / amount + 1e-6) for name, amount in need.items() if amount > 0
@@ -65,7 +65,7 @@ def fits(need: Resources, have: Resources) -> int:
     return min(counts, default=0)
 
 
-def groups(room: Iterable[int], size: int) -> int:
+def count_groups(room: Iterable[int], size: int) -> int:
     """How many groups of `size` different nodes there are, where node k has room for `room[k]`
     members."""
     rooms = list(room)
@@ -100,11 +100,11 @@ def connect(settings: RaySettings) -> bool:
         return False
     more: dict[str, Any] = {"runtime_env": settings.runtime_env} if settings.runtime_env else {}
     if settings.address == "local":
-        _stay_on_loopback()
+        _keep_on_loopback()
         return _init(ray, "local", include_dashboard=False, **more)
     address = _resolve(settings.address)
     _reach(address)
-    manner = authentication_of(address)
+    manner = probe_authentication(address)
     if manner == "silent":
         raise TournamentError(
             f"{address} answers, but not as a Ray cluster of this version; is it the head's GCS"
@@ -112,7 +112,7 @@ def connect(settings: RaySettings) -> bool:
         )
     if manner == "closed":
         _take_token()
-    addresses = _node_addresses(address)
+    addresses = _list_addresses(address)
     loopback = bool(addresses) and all(is_loopback(one) for one in addresses)
     if manner == "open" and not loopback and not settings.allow_insecure:
         raise TournamentError(
@@ -121,11 +121,11 @@ def connect(settings: RaySettings) -> bool:
             " when nobody else can reach it"
         )
     if loopback:
-        _stay_on_loopback()
+        _keep_on_loopback()
     return _init(ray, address, **more)
 
 
-def remote(
+def wrap_remote(
     function: Callable[..., Any], need: Resources, name: str, *, group: Any = None, bundle: int = 0
 ) -> Callable[..., Any]:
     """`function` as Ray's remote generator that takes `need` of a node (of that bundle of a
@@ -137,7 +137,7 @@ def remote(
     sees to this only for GPUs that are named here, not for those in `options`.
     """
     ray = import_ray()
-    options = {**options_of(need), "num_returns": "streaming", "max_retries": 0, "name": name}
+    options = {**build_options(need), "num_returns": "streaming", "max_retries": 0, "name": name}
     if group is not None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -149,7 +149,7 @@ def remote(
     return start
 
 
-def options_of(need: Resources) -> dict[str, Any]:
+def build_options(need: Resources) -> dict[str, Any]:
     """Ray's options of a task or actor that takes `need` of a node."""
     options: dict[str, Any] = {
         "num_cpus": need["CPU"],
@@ -168,7 +168,7 @@ def _init(ray: ModuleType, address: str, **more: Any) -> bool:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
     except AuthenticationError as error:
-        raise _refused(address, error) from None
+        raise _build_refusal(address, error) from None
     except (ConnectionError, RuntimeError, OSError) as error:
         with contextlib.suppress(Exception):
             ray.shutdown()
@@ -210,7 +210,7 @@ def _reach(address: str) -> None:
         ) from None
 
 
-def authentication_of(address: str) -> str:
+def probe_authentication(address: str) -> str:
     """`open`, `closed` or `silent`: how the cluster answers somebody without a token.
 
     Asked by a process of its own, because Ray settles how it authenticates once a process; it is
@@ -256,21 +256,21 @@ def _take_token() -> None:
         setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
-def _refused(address: str, error: Exception) -> TournamentError:
+def _build_refusal(address: str, error: Exception) -> TournamentError:
     return TournamentError(
         f"the cluster at {address} wants a token ({str(error).split('. ')[0]}); set"
         " RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's"
     )
 
 
-def _node_addresses(address: str) -> list[str]:
+def _list_addresses(address: str) -> list[str]:
     from ray._raylet import GcsClient
     from ray.exceptions import AuthenticationError, RayError
 
     try:
         nodes = GcsClient(address=address).get_all_node_info(timeout=20).values()
     except AuthenticationError as error:
-        raise _refused(address, error) from None
+        raise _build_refusal(address, error) from None
     except (RayError, RuntimeError) as error:
         raise TournamentError(f"the Ray cluster at {address} does not answer: {error}") from None
     return [str(node.node_manager_address) for node in nodes if node.state == 0]  # 0: alive
@@ -284,7 +284,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _stay_on_loopback() -> None:
+def _keep_on_loopback() -> None:
     """Keep Ray from replacing 127.0.0.1 by this machine's outward address, at which such a cluster
     does not listen."""
     from ray._private import ray_constants
@@ -301,12 +301,13 @@ class Cluster:
 
     def __init__(self, settings: RaySettings) -> None:
         self.ours = connect(settings)
-        self._view = read_nodes()
+        self.view = read_nodes()
+        """Nodes as last read: at most about a second old while the head answers."""
         self._asked_since: float | None = None
         self._requested: list[dict[str, float]] | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="ray nodes")
+        self._thread = threading.Thread(target=self._follow_nodes, daemon=True, name="ray nodes")
         self._thread.start()
 
     @property
@@ -314,10 +315,6 @@ class Cluster:
         """Whether the head does not answer at the moment."""
         since = self._asked_since
         return since is not None and time.monotonic() - since > REFRESH_SECONDS * 5
-
-    def view(self) -> ClusterView:
-        """What was read last; it is at most about a second old while the head answers."""
-        return self._view
 
     def refresh(self) -> None:
         """Read them again now. Raises TournamentError when the head has not answered for long."""
@@ -335,14 +332,14 @@ class Cluster:
         self._requested = [dict(bundle) for bundle in bundles]
         self._wake.set()
 
-    def _watch(self) -> None:
+    def _follow_nodes(self) -> None:
         while not self._closing.is_set():
             self._wake.wait(REFRESH_SECONDS)
             self._wake.clear()
             self._asked_since = time.monotonic()
             try:
                 self._ask_for_more()
-                self._view = read_nodes()
+                self.view = read_nodes()
             except Exception:  # whether it matters is seen by how long it lasts
                 self._closing.wait(REFRESH_SECONDS)
                 continue
@@ -361,7 +358,7 @@ class Cluster:
         """Take the request back and disconnect; give up after a few seconds if the head does not
         answer."""
 
-        def leave() -> None:
+        def disconnect() -> None:
             self._thread.join()
             with contextlib.suppress(Exception):
                 self._ask_for_more()
@@ -371,7 +368,7 @@ class Cluster:
         silent = self.silent
         self.request([])
         self._closing.set()
-        leaving = threading.Thread(target=leave, daemon=True, name="ray leaving")
+        leaving = threading.Thread(target=disconnect, daemon=True, name="ray leaving")
         leaving.start()
         leaving.join(1.0 if silent else CLOSE_SECONDS)
 
@@ -389,10 +386,10 @@ def read_nodes() -> ClusterView:
         )
         for name, total in totals.items()
     }
-    return ClusterView(nodes, _growth(state))
+    return ClusterView(nodes, _read_growth(state))
 
 
-def _growth(state: Any) -> tuple[Resources, ...] | None:
+def _read_growth(state: Any) -> tuple[Resources, ...] | None:
     config = state.get_cluster_config()
     if config is None or not config.node_group_configs:
         return None

@@ -22,32 +22,32 @@ from fintrader.errors import ConfigError, StorageError, TournamentError
 from fintrader.tournament.launchers import START_SECONDS, LauncherFactory, PodFailure, PodProgress
 from fintrader.tournament.launchers.ray.actors import (
     EVALUATION,
-    Listened,
+    ActorSource,
     kill,
-    left_in,
-    namespace_of,
+    list_actors,
+    name_namespace,
     start,
 )
 from fintrader.tournament.launchers.ray.cluster import (
     Cluster,
     Node,
     Resources,
-    fits,
-    groups,
-    remote,
+    count_fits,
+    count_groups,
+    wrap_remote,
 )
 from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.launchers.ray.tasks import (
-    Generated,
     Source,
     Stream,
     Streams,
-    cause_of,
+    TaskSource,
+    explain_error,
     run_task,
 )
-from fintrader.tournament.lease import current_token
+from fintrader.tournament.lease import read_token
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.settings import TournamentSettings, spanned
+from fintrader.tournament.settings import TournamentSettings, count_spanned
 from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
 
 
@@ -71,7 +71,7 @@ class _Pod:
     ready: bool = False
     progress: PodProgress = field(default_factory=PodProgress)
 
-    def nodes(self) -> list[str]:
+    def list_nodes(self) -> list[str]:
         """Where it runs, as far as that is known."""
         return [self.node, *self.others] if self.node else []
 
@@ -102,7 +102,7 @@ class RayLauncher:
         self._cluster = Cluster(settings)
         if settings.gpus is not None:
             gpus = settings.gpus
-        elif not any(node.total.get("GPU") for node in self._cluster.view().nodes.values()):
+        elif not any(node.total.get("GPU") for node in self._cluster.view.nodes.values()):
             gpus = 0.0
         self.gpus = gpus
         asked = {"CPU": settings.cpus, "GPU": gpus, **settings.resources}
@@ -111,32 +111,36 @@ class RayLauncher:
         self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
         outlives = access.operations.orphan_seconds > 0 and settings.address != "local"
         outlives = outlives and gpus <= 1 and settings.nodes == 1
-        self._namespace = namespace_of(access) if outlives else ""
+        self._namespace = name_namespace(access) if outlives else ""
         """Of the actors; empty where pods are tasks."""
-        self._left = left_in(self._namespace, access) if outlives else set()
+        self._left = list_actors(self._namespace, access) if outlives else set()
         """Actors of an earlier orchestrator that this one has not taken over yet, by name."""
         self._streams = Streams()
 
     # --- Launcher ---------------------------------------------------------------------------------
 
-    def capacity(self) -> int:
+    def measure_capacity(self) -> int:
         """Pods at work plus those for which there is room now, on nodes that stay."""
-        view = self._cluster.view()
+        view = self._cluster.view
         staying = {node.id: node for node in view.staying}
         with self._lock:
             evaluating = sum(pod.evaluating for pod in self._pods.values())
-            training = [pod.nodes() for pod in self._pods.values() if not pod.evaluating]
+            training = [pod.list_nodes() for pod in self._pods.values() if not pod.evaluating]
         leaving = sum(any(node not in staying for node in nodes) for nodes in training)
         size = self.settings.nodes
-        in_all = groups((fits(self.need, node.total) for node in staying.values()), size)
+        in_all = count_groups(
+            (count_fits(self.need, node.total) for node in staying.values()), size
+        )
         # others may use the cluster too
-        vacant = groups((fits(self.need, node.available) for node in staying.values()), size)
+        vacant = count_groups(
+            (count_fits(self.need, node.available) for node in staying.values()), size
+        )
         room = (
             min(in_all, len(training) - leaving + vacant) + evaluating + leaving + len(self._left)
         )
         return room if self._limit is None else min(room, self._limit)
 
-    def orphans(self) -> frozenset[str]:
+    def list_orphans(self) -> frozenset[str]:
         return frozenset(name.removesuffix(EVALUATION) for name in self._left)
 
     def resize(self, workers: int | None) -> None:
@@ -153,10 +157,10 @@ class RayLauncher:
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         here = {"nodes": self.settings.nodes, "need": dict(self.need), "trained": None}
         here |= {
-            "device": devices(self.gpus, self.settings.nodes),
+            "device": name_devices(self.gpus, self.settings.nodes),
             "evaluate_elsewhere": self.settings.evaluators,
         }
-        task = self.access.task(spec, attempt=attempt, body=self.body, **here)
+        task = self.access.build_task(spec, attempt=attempt, body=self.body, **here)
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
         if self.gpus > 1 or self.settings.nodes > 1:
@@ -173,15 +177,15 @@ class RayLauncher:
         self._left -= {spec.pod, spec.pod + EVALUATION}
         return pod.future
 
-    def progress(self) -> dict[str, PodProgress]:
+    def report_progress(self) -> dict[str, PodProgress]:
         with self._lock:
             return {name: pod.progress for name, pod in self._pods.items()}
 
-    def tick(self) -> None:
+    def check_pods(self) -> None:
         """Raises TournamentError when the head is gone, or no node can hold a pod for longer than
         we wait."""
         self._cluster.refresh()
-        nodes = self._cluster.view().nodes
+        nodes = self._cluster.view.nodes
         now = time.monotonic()
         with self._lock:
             pods = list(self._pods.values())
@@ -191,7 +195,7 @@ class RayLauncher:
             patience = self._hang if pod.ready else max(self._hang, START_SECONDS)
             if pod.node and now - pod.last_message > patience:
                 self._stop(pod, "hung", f"no sign of life for {self._hang:g} s")
-            elif any(self._must_go(nodes[node]) for node in pod.nodes() if node in nodes):
+            elif any(self._is_leaving(nodes[node]) for node in pod.list_nodes() if node in nodes):
                 self._stop(pod, "drained", "its node goes")
         if self._limit is not None:
             for pod in pods[self._limit :]:
@@ -201,7 +205,7 @@ class RayLauncher:
     def close(self) -> None:
         with self._lock:
             pods = list(self._pods.values())
-        if not self._lost():
+        if not self._is_superseded():
             for pod in pods:
                 self._stop(pod, "drained", "stopped on request")
             for name in self._left:
@@ -209,19 +213,19 @@ class RayLauncher:
         self._streams.close(wait=not self._cluster.silent)
         self._cluster.close()
 
-    def _lost(self) -> bool:
+    def _is_superseded(self) -> bool:
         """Whether another orchestrator has these pods by now."""
         if not self._namespace or self.access.token is None:
             return False
         token = self.access.token
         store = open_store(self.access.run, self.access.mirror)
         with suppress(StorageError):
-            return current_token(self.access.run) != token or store.superseded(token)
+            return read_token(self.access.run) != token or store.is_superseded(token)
         return False
 
     # --- room -------------------------------------------------------------------------------------
 
-    def _must_go(self, node: Node) -> bool:
+    def _is_leaving(self, node: Node) -> bool:
         return (
             bool(node.leaves)
             and time.time() > float(node.leaves or 0.0) - self.settings.drain_seconds
@@ -229,7 +233,7 @@ class RayLauncher:
 
     def _check_room(self, pods: Sequence[_Pod]) -> None:
         """Give up when nothing runs and nothing can."""
-        view = self._cluster.view()
+        view = self._cluster.view
         shapes = [(self.need, self.settings.nodes)]
         if self.settings.evaluators:
             shapes.append((self.evaluator, 1))
@@ -237,7 +241,7 @@ class RayLauncher:
         lacking = [
             (shape, size)
             for shape, size in shapes
-            if sum(fits(shape, total) > 0 for total in totals) < size
+            if sum(count_fits(shape, total) > 0 for total in totals) < size
         ]
         if not lacking or any(pod.node for pod in pods):
             self._empty_since = None
@@ -245,14 +249,18 @@ class RayLauncher:
         if self._empty_since is None:
             self._empty_since = time.monotonic()
         shape, size = lacking[0]
-        cannot_grow = view.growth is not None and not any(fits(shape, kind) for kind in view.growth)
+        cannot_grow = view.growth is not None and not any(
+            count_fits(shape, kind) for kind in view.growth
+        )
         if cannot_grow or time.monotonic() - self._empty_since >= self.settings.wait_seconds:
-            raise TournamentError(self._no_room(shape, size, [*totals, *(view.growth or ())]))
+            raise TournamentError(
+                self._explain_no_room(shape, size, [*totals, *(view.growth or ())])
+            )
 
-    def _no_room(self, shape: Resources, size: int, offers: Sequence[Resources]) -> str:
+    def _explain_no_room(self, shape: Resources, size: int, offers: Sequence[Resources]) -> str:
         what = "a pod" if shape is self.need else "an evaluator"
         asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items())
-        roomy = sum(fits(shape, offer) > 0 for offer in offers)
+        roomy = sum(count_fits(shape, offer) > 0 for offer in offers)
         if size > 1 and roomy:
             return (
                 f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only"
@@ -277,14 +285,14 @@ class RayLauncher:
         source: Source
         if self._namespace:
             name = pod.spec.pod + (EVALUATION if pod.evaluating else "")
-            source = Listened(start(pod.task, need, name, self._namespace), self.access.token)
+            source = ActorSource(start(pod.task, need, name, self._namespace), self.access.token)
         else:
             name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
-            source = Generated(remote(run_task, need, name, group=group)(pod.task))
+            source = TaskSource(wrap_remote(run_task, need, name, group=group)(pod.task))
         pod.stream = self._streams.start(
             source,
-            lambda message: self._on_message(pod, message),
-            lambda error: self._conclude(pod, error),
+            lambda message: self._receive(pod, message),
+            lambda error: self._settle_pod(pod, error),
             group=group,
         )
 
@@ -309,7 +317,7 @@ class RayLauncher:
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _on_message(self, pod: _Pod, message: Message) -> None:
+    def _receive(self, pod: _Pod, message: Message) -> None:
         """Act on one message; the last one waits for the end of its task."""
         pod.last_message = time.monotonic()
         match message["kind"]:
@@ -326,13 +334,13 @@ class RayLauncher:
             case _:
                 pod.last = message
 
-    def _conclude(self, pod: _Pod, error: Exception | None) -> None:
+    def _settle_pod(self, pod: _Pod, error: Exception | None) -> None:
         """Its task has ended: what becomes of the pod."""
         try:
             if pod.last is not None:  # whatever happened to the task since
                 self._act(pod, pod.last)
             elif error is not None:
-                self._end(pod, self._cause(pod, error))
+                self._end(pod, self._explain_loss(pod, error))
             else:
                 self._end(pod, PodFailure("error", "its task ended without a message"))
         except Exception as problem:  # a pod lost in its handling must not cost the others
@@ -371,10 +379,10 @@ class RayLauncher:
             case "failed":
                 self._end(pod, PodFailure(message["reason"], message["detail"]))
 
-    def _cause(self, pod: _Pod, error: Exception) -> PodFailure:
+    def _explain_loss(self, pod: _Pod, error: Exception) -> PodFailure:
         """What became of a pod's process, as a reason of ours."""
-        reason, detail = cause_of(error)
-        if pod.node and pod.node not in self._cluster.view().nodes and reason != "oom":
+        reason, detail = explain_error(error)
+        if pod.node and pod.node not in self._cluster.view.nodes and reason != "oom":
             reason = "node"
             detail = "its node vanished"
         if reason in ("node", "killed"):
@@ -384,7 +392,7 @@ class RayLauncher:
         return PodFailure(reason, detail)
 
 
-def devices(gpus: float, nodes: int) -> str:
+def name_devices(gpus: float, nodes: int) -> str:
     """A pod's devices: Ray lets a task see its own GPUs only; learners of a pod get one each, in a
     process each."""
     if nodes == 1 and gpus <= 1:
@@ -393,7 +401,7 @@ def devices(gpus: float, nodes: int) -> str:
     return "/".join(own * nodes)
 
 
-def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
+def run_on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
     """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu`
     leaves GPUs alone.
 
@@ -407,7 +415,7 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
             if device == "cpu" or set(settings.devices) == {"cpu"}
             else 1.0 / settings.pods_per_device
         )
-        spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
+        spans = count_spanned(name_devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:
             what, lower = (
                 (f"{spans} GPUs", "launcher.gpus")

@@ -62,7 +62,7 @@ class RaySettings(LauncherSettings):
                 f"env_vars holds {', '.join(secret)}: settings are stored and shown, so secrets"
                 " belong into the nodes' own environment (a Kubernetes secret, an instance's role)"
             )
-        for text in _texts(runtime_env):
+        for text in _list_texts(runtime_env):
             refuse_secret(text)
         return runtime_env
 
@@ -85,10 +85,10 @@ class RaySettings(LauncherSettings):
         return address
 
 
-def _texts(values: Any) -> Iterator[str]:
+def _list_texts(values: Any) -> Iterator[str]:
     """Every text in plain values, however deep."""
     if isinstance(values, str):
         yield values
     elif isinstance(values, Mapping | list | tuple):
         for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _texts(value)
+            yield from _list_texts(value)

@@ -29,10 +29,10 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, locate_cache, open_mirror, open_working_copy
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
 from fintrader.tournament.launchers import LEAVE_SECONDS
-from fintrader.tournament.launchers.ray.cluster import import_ray, remote
-from fintrader.tournament.lease import current_token
+from fintrader.tournament.launchers.ray.cluster import import_ray, wrap_remote
+from fintrader.tournament.lease import read_token
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
+from fintrader.tournament.pod import begin_pod, describe_failure, evaluate_pod
 from fintrader.tournament.spec import (
     Host,
     Message,
@@ -61,7 +61,7 @@ class Source(Protocol):
         """End its process, without another call."""
 
 
-class Generated:
+class TaskSource:
     """A task that yields its messages."""
 
     def __init__(self, generator: Any) -> None:
@@ -102,7 +102,7 @@ class Stream:
         self.over = threading.Event()
         """Set once it has ended and its group is released."""
 
-    def leave_soon(self) -> None:
+    def set_deadline(self) -> None:
         """From now on its end is waited for."""
         self.deadline = self.deadline or time.monotonic() + LEAVE_SECONDS
 
@@ -135,7 +135,7 @@ class Streams:
     def stop(self, stream: Stream) -> None:
         """Kill the task's process, without another call. Its group is released when it is gone."""
         stream.silent = True
-        stream.leave_soon()
+        stream.set_deadline()
         stream.source.kill()
 
     def close(self, *, wait: bool = True) -> None:
@@ -167,13 +167,13 @@ class Streams:
                 self._closing.wait(WAIT_SECONDS)
                 continue
             for one in ready:
-                self._next_messages(streams[one], ray)
+                self._take_messages(streams[one], ray)
             for stream in streams.values():
                 if stream.deadline is not None and time.monotonic() > stream.deadline:
                     stream.source.kill()
                     self._end(stream)
 
-    def _next_messages(self, stream: Stream, ray: Any) -> None:
+    def _take_messages(self, stream: Stream, ray: Any) -> None:
         """Take what has arrived. An error is not the end: another may follow, and is to be read as
         well."""
         try:
@@ -182,11 +182,11 @@ class Streams:
             self._end(stream)
         except ray.exceptions.RayError as error:
             stream.error = stream.error or error
-            stream.leave_soon()
+            stream.set_deadline()
         else:
             for message in messages:
                 if message["kind"] in LAST_MESSAGES:
-                    stream.leave_soon()
+                    stream.set_deadline()
                 if not stream.silent:
                     stream.on_message(message)
 
@@ -212,7 +212,7 @@ def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
     Raises TournamentError when it has neither.
     """
     run = RunFolder(Path(task["run"]))
-    if task["token"] is None or current_token(run) != 0:
+    if task["token"] is None or read_token(run) != 0:
         return run, open_mirror(run.root, task["mirror"])
     if task["mirror"] is None:
         raise TournamentError(
@@ -223,7 +223,7 @@ def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
     return RunFolder(copy), open_mirror(copy, task["mirror"])
 
 
-def address() -> str:
+def find_address() -> str:
     """Where other nodes of the cluster reach this one."""
     from ray.util import get_node_ip_address
 
@@ -240,10 +240,10 @@ def serve_ranks(task: Message, ranks: list[Message]) -> Iterator[Message]:
     spec = PodSpec.model_validate(task["spec"])
     folder = run.pod(spec.pod)
     make_folder(folder)
-    market = open_store(run, mirror).market(spec.data_hash, Path(task["market"]))
+    market = open_store(run, mirror).fetch_market(spec.data_hash, Path(task["market"]))
     here = {"run": str(run.root), "market": str(market), "folder": str(folder)}
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    host = LocalHost(address())
+    host = LocalHost(find_address())
     yield {"kind": "joined", "node": node, "host": socket.gethostname(), "pid": os.getpid()}
     try:
         host.start(
@@ -283,7 +283,7 @@ class RayHost:
         from ray.exceptions import RayTaskError
 
         name = f"{self._task['spec']['pod']} ranks"
-        serve = remote(
+        serve = wrap_remote(
             serve_ranks, self._task["need"], name, group=self._group, bundle=self._bundle
         )
         ranks = {task["rank"] for task in tasks}
@@ -300,7 +300,7 @@ class RayHost:
         def ended(error: Exception | None) -> None:
             """Ranks that did not send how they ended are lost with their task."""
             reason, detail = (
-                cause_of(error)
+                explain_error(error)
                 if error is not None
                 else ("rank", "its task ended without a message")
             )
@@ -314,7 +314,7 @@ class RayHost:
                 )
 
         self._stream = self._streams.start(
-            Generated(serve(self._task, list(tasks))), receive, ended
+            TaskSource(serve(self._task, list(tasks))), receive, ended
         )
 
     def stop(self) -> None:
@@ -325,7 +325,7 @@ class RayHost:
             self._stream.over.wait(GRACE_SECONDS)
 
 
-def cause_of(error: Exception) -> tuple[Reason, str]:
+def explain_error(error: Exception) -> tuple[Reason, str]:
     """What became of a task that ended with this error."""
     from ray import exceptions
 
@@ -367,13 +367,13 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
             RayHost(task, group, bundle, streams, messages.put)
             for bundle in range(1, task["nodes"])
         ]
-        hosts = [LocalHost(address()), *others]
+        hosts = [LocalHost(find_address()), *others]
     threading.Thread(
-        target=_work, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]
+        target=_run_pod, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]
     ).start()
     over = threading.Event()
     if task["mirror"] is not None and task["operations"]["store_seconds"]:
-        threading.Thread(target=watch_node, args=(node, over), daemon=True, name="node").start()
+        threading.Thread(target=follow_node, args=(node, over), daemon=True, name="node").start()
     try:
         while True:
             message = messages.get()
@@ -386,7 +386,7 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
             streams.close(wait=False)
 
 
-def watch_node(node: str, over: threading.Event) -> None:
+def follow_node(node: str, over: threading.Event) -> None:
     """While this node is about to go, store the pod's state as often as there is a new one.
 
     Not left to Ray's cancellation of the task, which does not always interrupt it.
@@ -399,7 +399,9 @@ def watch_node(node: str, over: threading.Event) -> None:
                 save_all()
 
 
-def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[Host] = ()) -> None:
+def _run_pod(
+    task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[Host] = ()
+) -> None:
     """Train or evaluate the pod of `task`, and put its messages into the queue."""
     spec = PodSpec.model_validate(task["spec"])
     last_report = 0.0
@@ -410,7 +412,7 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
             last_report = time.monotonic()
             messages.put({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
 
-    context = PodContext.of_task(
+    context = PodContext.from_task(
         task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"]
     )
     try:
@@ -425,7 +427,7 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
             outcome = begin_pod(spec, context, task["body"])
     except BaseException as error:
         log_traceback(context.run, spec.pod)
-        messages.put(failure_message(error))
+        messages.put(describe_failure(error))
         return
     kind = "trained" if isinstance(outcome, TrainedPod) else "done"
     messages.put({"kind": kind, "outcome": outcome.model_dump(mode="json")})

@@ -40,7 +40,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.folds import WHOLE
-from fintrader.tournament.generator import get, has, put
+from fintrader.tournament.generator import find_value, has_value, set_value
 from fintrader.tournament.leaderboard import FinishedPod
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings
@@ -55,7 +55,7 @@ _MOMENTS = "optimisers.adam."
 
 
 @dataclass(frozen=True)
-class Inheritance:
+class WarmStart:
     """What a run begins with."""
 
     address: str
@@ -73,7 +73,7 @@ class Inheritance:
     store."""
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Inheritance | None:
+    def read(cls, folder: RunFolder) -> WarmStart | None:
         """What a run began with; None if with nothing."""
         path = folder.root / FILE
         if not path.is_file():
@@ -102,7 +102,7 @@ class Inheritance:
 
 
 @dataclass(frozen=True)
-class Heirs:
+class WarmStartTarget:
     """What the new run is made of: its pods' settings and their market."""
 
     settings: TournamentSettings
@@ -112,8 +112,8 @@ class Heirs:
 
 
 def inherit(
-    store: RunStore, address: str, find: Callable[[], RunFolder], heirs: Heirs
-) -> Inheritance:
+    store: RunStore, address: str, find: Callable[[], RunFolder], heirs: WarmStartTarget
+) -> WarmStart:
     """Take over the leaderboard of the run at `address` (`find` fetches its folder) into the store
     of a new one.
 
@@ -123,14 +123,14 @@ def inherit(
     has seen bars of the new test window, or it is another run than the one begun with;
     CheckpointError when its files are damaged.
     """
-    known = Inheritance.read(store.run)
+    known = WarmStart.read(store.run)
     if known is not None and known.address != address and not store.identity_path.exists():
         known = None  # another one was asked for before anything began with it
     if known is not None and all(
-        store.intact(str(entry.result.snapshot)) for entry in known.entries
+        store.has_snapshot(str(entry.result.snapshot)) for entry in known.entries
     ):
         return known
-    found = _taken_over(store, address, find(), heirs)
+    found = _take_over(store, address, find(), heirs)
     if known is not None and found != known:
         raise TournamentError(
             f"{address} has changed since {store.run.root} began with it, and what was taken over"
@@ -140,9 +140,9 @@ def inherit(
     return found
 
 
-def copied(store: RunStore, source: RunStore) -> Inheritance | None:
+def copy_warm_start(store: RunStore, source: RunStore) -> WarmStart | None:
     """What `source` began with, for a run that repeats it."""
-    known = Inheritance.read(source.run)
+    known = WarmStart.read(source.run)
     if known is not None:
         for entry in known.entries:
             store.put(source.get(str(entry.result.snapshot)))
@@ -152,18 +152,20 @@ def copied(store: RunStore, source: RunStore) -> Inheritance | None:
 
 def has_pods(folder: RunFolder) -> bool:
     """Whether a run has pods that others can start from."""
-    return bool(_ranked(open_store(folder, find_mirror(folder.root))))
+    return bool(_rank_pods(open_store(folder, find_mirror(folder.root))))
 
 
-def _ranked(source: RunStore) -> list[FinishedPod]:
+def _rank_pods(source: RunStore) -> list[FinishedPod]:
     """Its pods that others can start from, best first."""
-    specs = source.specs()
-    results = source.results()
+    specs = source.read_specs()
+    results = source.read_results()
     entries = [FinishedPod(specs[pod], result) for pod, result in results.items() if pod in specs]
     return sorted((entry for entry in entries if entry.inheritable), key=lambda entry: entry.order)
 
 
-def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) -> Inheritance:
+def _take_over(
+    store: RunStore, address: str, folder: RunFolder, heirs: WarmStartTarget
+) -> WarmStart:
     if heirs.settings.validation == "kfold":
         raise TournamentError(
             f"{address} cannot start pods of tournament.validation: kfold: its own have seen the"
@@ -171,13 +173,13 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
             " --from, no walkforward.warm_start)"
         )
     source = open_store(folder, find_mirror(folder.root))
-    ranked = _ranked(source)
+    ranked = _rank_pods(source)
     if not ranked:
         hint = "let its own command finish first" if folder.root.is_dir() else "no run lies there"
         if any((folder.root / "folds").glob("*/tournament.json")):
             hint = "it was walked forward: give one of its folds, such as RUN/folds/00"
         raise TournamentError(f"{address} has no finished pods to start from; {hint}")
-    before = Inheritance.read(folder)
+    before = WarmStart.read(folder)
     split = MarketTensors.load(heirs.market).split()
     layout = TradingEnv.evaluation(split.validation, heirs.env).layout
     here = MarketIdentity.of(split.train)
@@ -190,11 +192,11 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
         source.ensure_policy(entry.result)
         if not source.has_policy(entry.result):
             raise CheckpointError(
-                f"{source.policy_path(pod)} is missing or damaged; run its own command again"
+                f"{source.locate_policy(pod)} is missing or damaged; run its own command again"
             )
-        _, header = read_tensors(source.policy_path(pod), FORMAT)
+        _, header = read_tensors(source.locate_policy(pod), FORMAT)
         try:
-            agent, state = _moved(header, entry, source, heirs, layout, here)
+            agent, state = _transfer_pod(header, entry, source, heirs, layout, here)
         except (CheckpointError, TournamentError) as error:
             problems.append(f"{pod}: {error}")
             continue
@@ -221,14 +223,14 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
             " start from a run that ends before"
         )
     trials = len(ranked) + (0 if before is None else before.trials)
-    return Inheritance(address, folder.label, policies, trials, max(seen), tuple(entries))
+    return WarmStart(address, folder.label, policies, trials, max(seen), tuple(entries))
 
 
-def _moved(
+def _transfer_pod(
     header: Mapping[str, Any],
     entry: FinishedPod,
     source: RunStore,
-    heirs: Heirs,
+    heirs: WarmStartTarget,
     layout: Any,
     here: MarketIdentity,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -257,15 +259,15 @@ def _moved(
     except SafetensorError as error:
         raise CheckpointError(f"its snapshot holds no tensors ({error})") from None
     if trained != here:
-        state = _restated(state, stored, trained, here)
+        state = _transfer_state(state, stored, trained, here)
     algo = entry.spec.agent.get("algo")
     problem = f"its algorithm ({algo}) takes no part here"
     for base in heirs.agents:
         if getattr(base, "algo", None) != algo:
             continue
-        settings = _settings(base, entry.spec.agent, heirs.settings)
+        settings = _merge_settings(base, entry.spec.agent, heirs.settings)
         agent = make_agent(settings, layout, device="cpu", seed=0)
-        other = _other_architecture(description, agent.policy)
+        other = _compare_architecture(description, agent.policy)
         if other is None:
             agent.inherit(state)
             return settings.model_dump(mode="json"), state
@@ -273,13 +275,13 @@ def _moved(
     raise TournamentError(problem)
 
 
-def _settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSettings) -> Any:
+def _merge_settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSettings) -> Any:
     """This run's settings, with the values that the earlier search found for what is searched
     here."""
     values = base.model_dump(mode="json")
     for name in settings.search:
-        if has(values, name) and has(theirs, name):
-            put(values, name, get(theirs, name))
+        if has_value(values, name) and has_value(theirs, name):
+            set_value(values, name, find_value(theirs, name))
     try:
         return type(base).model_validate(values)
     except ValidationError as error:
@@ -288,7 +290,7 @@ def _settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSet
         ) from None
 
 
-def _other_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> str | None:
+def _compare_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> str | None:
     """In what a stored policy differs from one made here, as far as that shows in no shape; None:
     in nothing."""
     own = policy.describe()
@@ -302,7 +304,7 @@ def _other_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> 
     )
 
 
-def _restated(
+def _transfer_state(
     state: Mapping[str, Tensor],
     layout: ObservationLayout,
     trained: MarketIdentity,
