@@ -1,6 +1,7 @@
 import pytest
 
-from fintrader.pipeline import RunConfig
+from fintrader.files import write_text
+from fintrader.pipeline import RunConfig, evaluation
 from fintrader.tournament.pod_training import train_and_evaluate
 from tests.engines.thread_launcher import ThreadLauncher
 
@@ -17,3 +18,12 @@ def in_this_process():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunConfig, "make_launcher", lambda self: threads)
         yield
+
+
+@pytest.fixture
+def blank_reports(monkeypatch):
+    """Backtests leave a page without content: to draw the report takes longer than all else that a
+    tiny run does."""
+    monkeypatch.setattr(
+        evaluation, "write_report", lambda path, stored: write_text(path, "not drawn")
+    )

@@ -46,7 +46,9 @@ def copy_of(folder, place):
     return copy
 
 
-def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judged, tmp_path):
+def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
+    judged, tmp_path, request
+):
     folder = copy_of(judged, tmp_path / "with a space")
     own = (folder / "backtest" / "metrics.json").read_bytes()
     before = read_backtest(folder / "backtest").context
@@ -74,6 +76,7 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judge
         "participation",
     ):
         assert f"{fact}</th>" in page, fact
+    request.getfixturevalue("blank_reports")  # the page was read
     words = shlex.split(context["command"])
     assert words[:3] == ["fintrader", "backtest", str(folder)]
     main(["backtest", str(folder)])  # as the run itself was judged
@@ -114,7 +117,9 @@ def test_what_a_policy_was_trained_with_is_refused(judged, option, value):
     assert {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()} == before
 
 
-def test_the_control_is_the_same_search_whatever_the_backtest_changes(raced, judged, tmp_path):
+def test_the_control_is_the_same_search_whatever_the_backtest_changes(
+    raced, judged, tmp_path, blank_reports
+):
     folder = copy_of(raced, tmp_path)
     main(["backtest", str(folder), "--env.cost-bps", "0", "--env.decision-interval", "60"])
     names = sorted(

@@ -34,7 +34,7 @@ RACE = TINY["tournament"] | {
     "budget": {"env_steps": 512},
     "ensemble_size": 2,
 }
-pytestmark = pytest.mark.usefixtures("in_this_process")
+pytestmark = pytest.mark.usefixtures("in_this_process", "blank_reports")
 URL = f"s3://{object_stores.BUCKET}/runs"
 
 
