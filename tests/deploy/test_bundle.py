@@ -83,7 +83,7 @@ def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
     with pytest.raises(DeployError, match="time_left"):
         frozen(tmp_path, account=True)
     for clock in ("session", "none"):
-        bundle, market = frozen(tmp_path / clock, account=True, clock=clock)
+        bundle, market = frozen(tmp_path / clock, account=True, clock=clock, decision_interval=20)
         journal = replayed(tmp_path / clock, bundle, market)
         equity = simulate(bundle.policy, market, bundle.env).equity
         assert [entry.body["equity"] for entry in journal.entries("mark")][-1] == equity[-1]

@@ -239,8 +239,9 @@ def test_a_split_over_night(tmp_path):
         tmp_path, settings(source=source, windows={"fractions": [0.3, 0.2, 0.5]})
     )
     inside = market.events.bar[(market.events.bar > 5) & (market.events.bar < market.num_bars - 5)]
-    assert len(inside)
-    journal = run_live(tmp_path, bundle, market, bars=market.num_bars - 2)
+    first = int(inside.min())
+    journal = run_live(tmp_path, bundle, market, bars=first + 30)
+    assert max(equities(journal)) > int(market.minutes[first])
     assert backtested(bundle, market, journal) == len(equities(journal))
 
 

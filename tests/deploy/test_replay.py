@@ -41,7 +41,7 @@ EVENTFUL = {
 @pytest.mark.parametrize(
     ("data", "env"),
     [
-        ({}, {}),
+        (SHORT, {}),
         (
             SHORT,
             {
@@ -54,15 +54,16 @@ EVENTFUL = {
         ),
         (EVENTFUL, {"decision_interval": 3}),
         (
-            {"features": {"cross_sectional": "zscore"}},
+            {**SHORT, "features": {"cross_sectional": "zscore"}},
             {"benchmark": "equal_weight", "fractional": True},
         ),
         (
             {
+                **SHORT,
                 "features": {
                     "context": ["time_of_day", "turbulence", "index_return_5"],
                     "turbulence_days": 8,
-                }
+                },
             },
             {},
         ),

@@ -26,7 +26,7 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
-pytestmark = pytest.mark.usefixtures("in_this_process")
+pytestmark = pytest.mark.usefixtures("in_this_process", "blank_reports")
 SMALL = TINY["tournament"] | {"pods": 2, "leaderboard_size": 2, "ensemble_size": 1}
 ONE = SMALL | {"pods": 1, "ensemble_size": 1}
 
