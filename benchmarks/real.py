@@ -60,7 +60,7 @@ def plant(ic: float) -> dict[str, Any]:
     source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
     return {
         "source": source,
-        "walkforward": {"embargo_sessions": 20},
+        "windows": {"embargo_sessions": 20},
         "backtest": {"null_model": False},
     }
 
@@ -76,7 +76,7 @@ SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "n100": (
         "nasdaq100_2016",
         N100,
-        {"walkforward": {**MINUTES, "embargo_sessions": 1, "anchored": True}},
+        {"walkforward": {**MINUTES, "anchored": True}},
     ),
     "planted_15": ("walkforward_daily", DAILY, plant(0.15)),
     "planted_05": ("walkforward_daily", DAILY, plant(0.05)),

@@ -25,6 +25,15 @@ from fintrader.errors import ConfigError, DataError
 from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:
+    """Complete a setting that is a mapping with its defaults, as a pydantic validator."""
+    return BeforeValidator(
+        lambda value: {**defaults, **value} if isinstance(value, Mapping) else value
+    )
+
+
 REFERENCE = "package.module:name"
 """Name of an object of a user's own, where a setting takes one."""
 
@@ -177,6 +186,8 @@ def _follow(
     models: list[type[BaseModel]] = [model]
     annotation: Any = model
     for part in path:
+        if part == "[key]":  # pydantic's word for the name of an entry that is unknown
+            continue
         tagged = [member for member in get_args(annotation) if _is_tagged(member, part)]
         if tagged:
             models = list_models(tagged[0])

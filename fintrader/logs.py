@@ -3,8 +3,7 @@
     with logs.use_format("json"), logs.bind(run="quickstart"):
         logging.getLogger("fintrader").info("a result", extra={"fields": {"score": 1.2}})
 
-They are off by default; `--log-format json` or FINTRADER_LOG_FORMAT=json, which processes of pods
-inherit, turns them on. Logging of the standard library, warnings and uncaught exceptions then have
+They are off by default; FINTRADER_LOG_FORMAT=json, which processes of pods inherit, turns them on. Logging of the standard library, warnings and uncaught exceptions then have
 one shape.
 """
 
@@ -25,7 +24,7 @@ from typing import Any, Literal, TextIO, cast
 
 LogFormat = Literal["plain", "json"]
 FORMAT_VARIABLE = "FINTRADER_LOG_FORMAT"
-"""Environment variable with the log format; `--log-format json` sets it for processes of pods."""
+"""Environment variable with the log format, which processes of pods inherit."""
 RESERVED = ("time", "level", "logger", "message", "exception")
 """Keys that a record's own fields may not use."""
 _fields: ContextVar[Mapping[str, Any]] = ContextVar(

@@ -80,13 +80,9 @@ def test_progress_is_told_with_its_numbers(capsys):
     assert (lost["level"], lost["message"], lost["pod"]) == ("warning", "lost", "p0001")
 
 
-@pytest.mark.parametrize(
-    "how", [["--operations.log-format", "json"], ["--operations.log-format=json"], None]
-)
-def test_mistakes_and_crashes_are_records_too(how, monkeypatch):
-    if how is None:
-        monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
-    done = fintrader("run", "nowhere.yaml", *(how or []))
+def test_mistakes_are_records_too(monkeypatch):
+    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+    done = fintrader("run", "nowhere.yaml")
     assert done.status == 2
     record = json.loads(done.err)
     assert record["level"] == "error"
@@ -103,11 +99,9 @@ def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal, status)
     assert "the same command goes on from here" in done.stderr
 
 
-def test_a_bug_is_a_record_with_its_trace():
-    code = (
-        "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run', '--operations.log-format',"
-        " 'json'])"
-    )
+def test_a_bug_is_a_record_with_its_trace(monkeypatch):
+    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+    code = "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     record = json.loads(done.stderr)

@@ -35,6 +35,11 @@ from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 from fintrader.memory import require_memory
 
+VALUE_LEARNING_RATE = 3e-3
+"""Step size of the value's Adam."""
+VALUE_EPOCHS = 4
+"""Steps of the value on each rollout."""
+
 
 class APGAgent(BaseAgent):
     """An actor that climbs the exact gradient of its earnings over `num_steps` decisions."""
@@ -53,7 +58,7 @@ class APGAgent(BaseAgent):
             )
         super().__init__(settings, layout, device=device, seed=seed)
         self.add_optimiser("actor", self.actor.parameters(), settings.learning_rate)
-        self.add_optimiser("critic", self.critic.parameters(), settings.value_learning_rate)
+        self.add_optimiser("critic", self.critic.parameters(), VALUE_LEARNING_RATE)
         self.steps: list[Transition] = []
         self.accounts = 0
         """B of the steps so far."""
@@ -158,7 +163,7 @@ class APGAgent(BaseAgent):
             next_value = self.critic(next_batch).view_as(reward)
             ends = (rollout.terminated, rollout.truncated)
             _, target = gae(reward, value, next_value, *ends, settings.gamma, settings.gae_lambda)
-        for _ in range(settings.value_epochs):
+        for _ in range(VALUE_EPOCHS):
             loss = (self.critic(batch) - target.flatten()).pow(2).mean()
             self.descend("critic", loss)
         return {

@@ -23,6 +23,9 @@ ROWS_AT_ONCE = 4096
 """Rows of a minibatch that go through the networks together, so that all numbers between inputs and
 loss stay in the processor's caches."""
 
+NOISE_FLOOR = 0.2
+"""Deviation below which `noise_decay` takes nothing; a smaller one at the start stays."""
+
 
 class Rollout(NamedTuple):
     """`R = T · B` rows of experience, ready to be learned from."""
@@ -269,10 +272,10 @@ class OnPolicyAgent(BaseAgent):
 
     @torch.no_grad()
     def decay_noise(self) -> None:
-        """Lessen a fixed noise by `noise_decay`, down to `noise_floor`."""
+        """Lessen a fixed noise by `noise_decay`, down to NOISE_FLOOR."""
         settings = self.settings
         if settings.noise_decay and not settings.learn_noise:
-            floor = self.log_std.clamp_max(math.log(settings.noise_floor))
+            floor = self.log_std.clamp_max(math.log(NOISE_FLOOR))
             lessened = self.log_std + math.log1p(-settings.noise_decay)
             self.log_std.copy_(torch.maximum(lessened, floor))
 

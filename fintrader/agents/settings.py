@@ -149,11 +149,9 @@ class OnPolicySettings(BaseSettings):
     at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
     heads `aim` and `tilt`, else 0."""
     noise_decay: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the noise's deviation that goes with every update, down to `noise_floor`; without
+    """Share of the noise's deviation that goes with every update, down to 0.2; without
     effect on a learned one. Much noise finds the profitable actions soon. But it costs: the account
     holds cash to pay less, the longer the more assets there are."""
-    noise_floor: float = Field(default=0.2, gt=0)
-    """Deviation below which `noise_decay` takes nothing; a smaller one at the start stays."""
     group_baseline: bool = True
     """Judge an action by how it did against the other accounts at the same bar (see
     `env.start_groups`), not only against the critic: prices move all of them alike, and no critic
@@ -172,7 +170,7 @@ class PPO(OnPolicySettings):
     noise: float = Field(default=1.0, gt=0)
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_decay: float = Field(default=0.02, ge=0, lt=1)
-    """Share of the noise's deviation that goes with every update, down to `noise_floor`; without
+    """Share of the noise's deviation that goes with every update, down to 0.2; without
     effect on a learned one."""
     update_epochs: int = Field(default=3, ge=1)
     """Passes over each rollout."""
@@ -198,16 +196,12 @@ class APG(BaseSettings):
     learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others
     never."""
-    value_learning_rate: float = Field(default=3e-3, gt=0)
-    """Step size of the value's Adam."""
     num_steps: int = Field(default=16, ge=1)
     """H: decisions differentiated through."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """λ of the value's targets."""
     bootstrap: bool = True
     """Add a learned value at the horizon."""
-    value_epochs: int = Field(default=4, ge=1)
-    """Steps of the value on each rollout."""
     noise: float = Field(default=0.1, ge=0)
     """Standard deviation of the noise on the latents: spreads the accounts over the states."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -267,10 +261,6 @@ class TD3(OffPolicySettings):
     algo: Literal["td3"] = "td3"
     policy_delay: int = Field(default=2, ge=1)
     """Critic updates for each actor update."""
-    target_noise: float = Field(default=0.2, ge=0)
-    """Standard deviation of the noise on the target's latents."""
-    noise_clip: float = Field(default=0.5, ge=0)
-    """Largest absolute value of that noise."""
 
 
 class SACBase(OffPolicySettings):

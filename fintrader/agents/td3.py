@@ -18,6 +18,11 @@ from torch import Tensor
 from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample, combine_critics
 from fintrader.agents.settings import TD3
 
+TARGET_NOISE = 0.2
+"""Standard deviation of the noise on the target's latents, as in the paper."""
+NOISE_CLIP = 0.5
+"""Largest absolute value of that noise, as in the paper."""
+
 
 class TD3Agent(OffPolicyAgent):
     """Two critics, smoothed targets, and an actor that moves at every `policy_delay`-th update."""
@@ -29,8 +34,8 @@ class TD3Agent(OffPolicyAgent):
         settings = self.settings
         with torch.no_grad():
             following = torch.tanh(self.actor_target(sample.next_obs)[0])
-            noise = self.draw_normal(following.shape) * settings.target_noise
-            noise = noise.clamp(-settings.noise_clip, settings.noise_clip)
+            noise = self.draw_normal(following.shape) * TARGET_NOISE
+            noise = noise.clamp(-NOISE_CLIP, NOISE_CLIP)
             following = (following + noise).clamp(-1.0, 1.0)
             value = combine_critics(self.critic_target(sample.next_obs, following), "min")
             target = sample.reward + sample.discount * value

@@ -423,7 +423,7 @@ def as_tensor(obs: Any) -> Tensor:
     return torch.cat([private.float(), obs["clock"].unsqueeze(-1).float()], dim=-1)
 
 
-_NOT_COMPARED = {"num_envs", "workers", "evaluation_episodes"}
+_NOT_COMPARED = {"num_envs", "workers"}
 """Settings of environments that do not change the problem; the number of accounts is compared by
 itself."""
 

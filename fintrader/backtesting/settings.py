@@ -17,8 +17,6 @@ class WalkForwardSettings(Settings):
     test_sessions: int = Field(40, ge=1)
     """Length of each test window, and of the step from fold to fold: every session is tested at
     most once."""
-    embargo_sessions: int = Field(1, ge=0)
-    """Sessions left out before validation and before test."""
     anchored: bool = False
     """Train from the market's first session on, in every fold, instead of over a window that
     moves."""

@@ -38,15 +38,18 @@ class Fold(NamedTuple):
     test: tuple[int, int]
 
 
-def make_folds(market: MarketTensors, settings: WalkForwardSettings) -> list[Fold]:
+def make_folds(
+    market: MarketTensors, settings: WalkForwardSettings, embargo: int = 1
+) -> list[Fold]:
     """All folds whose test window fits; the last one may be shorter, but not below half.
+
+    embargo: sessions left out before validation and before test.
 
     Raises BacktestError when not even one fits.
     """
     ends = m.find_session_ends(market.session.cpu().numpy())
     starts = np.concatenate([[0], ends + 1])
     sessions = len(ends)
-    embargo = settings.embargo_sessions
     folds: list[Fold] = []
     first = 0
     while True:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # torch, not imported yet: threads of small networks wait for others
-    with logs.use_format(_log_format(argv)):
+    with logs.use_format():
         _main(argv)
 
 
@@ -96,14 +96,6 @@ _PLACES = {
 }
 """What is wrong with a disk or its rights, wherever it shows: a user can mend it, so it is no
 bug."""
-
-
-def _log_format(argv: list[str]) -> str | None:
-    """Known before anything is parsed, so that a mistake on the command line is told in the same
-    form."""
-    joined = " ".join(argv).replace("log_format", "log-format").replace("=", " ")
-    asked = "--operations.log-format json" in joined
-    return "json" if asked else None
 
 
 def _complain(text: str) -> None:

@@ -12,7 +12,7 @@ from fintrader.envs.account import Account
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import in_usd
 from fintrader.envs.observation import private_part
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 from fintrader.seeding import derive
 
 # SplitMix64's constants as signed 64-bit numbers. A draw is a function of key and episode alone, so
@@ -88,7 +88,7 @@ def begin(
     )
     shares = torch.where(is_listed(view, bar), shares, torch.zeros_like(shares))
     equity = cash + in_usd(shares, view.mark[bar]).sum(1)
-    variance = torch.full_like(equity, settings.sharpe_prior_volatility**2)
+    variance = torch.full_like(equity, SHARPE_PRIOR_VOLATILITY**2)
     memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
     finished = torch.zeros_like(bar, dtype=torch.bool)
     return Account(

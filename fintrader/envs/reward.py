@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fintrader.config import load_object
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 from fintrader.errors import ConfigError
 
 
@@ -109,14 +109,14 @@ def make_reward(settings: EnvSettings) -> Reward:
         case "drawdown":
             return lambda outcome: drawdown(outcome, settings.drawdown_penalty)
         case "differential_sharpe":
-            prior = settings.sharpe_prior_volatility
+            prior = SHARPE_PRIOR_VOLATILITY
             return lambda outcome: differential_sharpe(step_return(outcome), outcome.memory, prior)
         case "active_return":
             return active_return
         case "active_mean_variance":
             return lambda outcome: mean_variance(active_return(outcome), settings.risk_aversion)
         case "differential_information_ratio":
-            prior = settings.sharpe_prior_volatility
+            prior = SHARPE_PRIOR_VOLATILITY
             return lambda outcome: differential_sharpe(
                 active_return(outcome), outcome.memory, prior
             )

@@ -26,6 +26,11 @@ ACTIVE_REWARDS = REWARDS[-3:]
 """Rewards of what an account did otherwise than its benchmark."""
 
 
+SHARPE_PRIOR_VOLATILITY = 1e-3
+"""Volatility of one step's return that the differential rewards assume before any was seen: about
+that of an hour of a stock."""
+
+
 class RandomiseSettings(Settings):
     """Markets that differ a little from account to account while an agent trains
     (`envs/randomised.py`), so that it learns what holds in all of them
@@ -57,7 +62,7 @@ class RandomiseSettings(Settings):
         return self.costs != (1.0, 1.0) or self.delay_bars > 0 or self.block_sessions is not None
 
 
-class EnvSettings(Settings):
+class TradingSettings(Settings):
     """How accounts trade, what they pay, what they see and what they are rewarded for."""
 
     kind: Literal["trading"] = "trading"
@@ -161,8 +166,6 @@ class EnvSettings(Settings):
     """drawdown: lambda in r - lambda * (rise of the drawdown's depth)."""
     sharpe_decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
     """The two differential rewards: eta, the weight of the newest return in the moving moments."""
-    sharpe_prior_volatility: Positive = 1e-3
-    """The two differential rewards: volatility of one step's return assumed before any was seen."""
 
     # --- episodes ---------------------------------------------------------------------------------
     episode_bars: Annotated[int, Field(ge=1)] | None = None
@@ -176,16 +179,10 @@ class EnvSettings(Settings):
     """What the account's column `time_left` shows: the share of the episode that is left, which
     means nothing to who trades on; the share of the session's bars that are still to come; or
     nothing (0)."""
-    observation: Literal["flat", "factored"] = "flat"
-    """flat: one row of width D; factored: the private part and the clock (market rows are
-    shared)."""
     lookback: Annotated[int, Field(ge=1)] = 1
     """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a
     window's start its first bar is repeated). Whatever stores observations grows with it; see
     `agent.network.encoder`."""
-    observation_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the observation. numpy has no bfloat16: doors that hand out numpy arrays
-    make float32 of it."""
 
     @field_validator("participation", mode="before")
     @classmethod
@@ -263,6 +260,17 @@ class EnvSettings(Settings):
         )
 
 
+class EnvSettings(TradingSettings):
+    """Settings of a trading environment in Python: those of a run, and the form of observations."""
+
+    observation: Literal["flat", "factored"] = "flat"
+    """flat: one row of width D; factored: the private part and the clock (market rows are
+    shared)."""
+    observation_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the observation. numpy has no bfloat16: doors that hand out numpy arrays
+    make float32 of it."""
+
+
 CONVENTIONS = (
     *("fill", "decision_interval", "fractional", "rebalance_band", "trade_rate", "participation"),
     *(
@@ -307,6 +315,3 @@ class GymnasiumSettings(Settings):
     workers: Literal["async", "sync"] = "async"
     """`async`: a process each; `sync`: one after the other in this process, faster for cheap
     environments."""
-    evaluation_episodes: int = Field(default=20, ge=1)
-    """Episodes that the trained policy plays without noise; their mean return is what a training is
-    judged by."""

@@ -51,6 +51,7 @@ from fintrader.market.planted_in import PlantedInSettings, plant
 from fintrader.market.reading import Reader, candidates_of, read_all
 from fintrader.market.scaling import match_scales, name_scales, read_statistics, standardise
 from fintrader.market.settings import DataSettings, describe_drift, raw_features
+from fintrader.market.synthetic import SIGNAL
 from fintrader.market.universe import (
     load_membership,
     load_shares,
@@ -247,7 +248,7 @@ def _draft(
             opens = columns.adjusted("open")[:]
             planted, signal = plant(settings.source, opens, member[:], windows, tuple(symbols))
             for slot, values in zip(columns.slots, planted.T, strict=True):
-                columns.put_feature(slot, names.index(settings.source.column), values)
+                columns.put_feature(slot, names.index(SIGNAL), values)
         provenance = Provenance(
             source=source,
             calendar=settings.calendar,

@@ -141,7 +141,7 @@ def planted_optimum(planted: PlantedDrift | None, cost_bps: float, num_bars: int
     if planted is None:
         raise DataError(
             "only a drift planted in a synthetic market has a known optimum; build one with"
-            " planted.enabled"
+            " data.source.planted"
         )
     problem = _pose(planted, cost_bps)
     if num_bars < 1:
@@ -167,7 +167,7 @@ def oracle_policy(
     planted = market.provenance.planted_drift
     if planted is None or planted.feature not in market.feature_names:
         raise DataError(
-            "this market has no planted signal; build a synthetic one with planted.enabled"
+            "this market has no planted signal; build a synthetic one with data.source.planted"
         )
     column = market.feature_names.index(planted.feature)
     _, action = _solve(_pose(planted, cost_bps), horizon)

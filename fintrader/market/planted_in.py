@@ -25,6 +25,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
 from fintrader.market.description import PlantedSignal
 from fintrader.market.scaling import FEWEST, relative
+from fintrader.market.synthetic import SIGNAL
 from fintrader.seeding import create_numpy_generator
 
 CLIP = 3.0
@@ -43,8 +44,6 @@ class PlantedInSettings(FilesSettings):
     """Correlation of the signal's noise from bar to bar; 1 - 1 / horizon by default, that of
     returns that overlap."""
     seed: int = 0
-    column: str = Field("signal", pattern=r"^[a-z][a-z0-9_]*$")
-    """The feature's name."""
 
     @property
     def phi(self) -> float:
@@ -109,7 +108,7 @@ def plant(
             " data.universe"
         )
     return signal, PlantedSignal(
-        feature=settings.column,
+        feature=SIGNAL,
         ic=settings.ic,
         measured_ic=measured,
         horizon=horizon,

@@ -27,7 +27,7 @@ from fintrader.market import features as ft
 from fintrader.market.columns import ColumnStore
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
-from fintrader.market.synthetic import SyntheticSettings
+from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import Coverage, choose, member_days
 from fintrader.progress import SILENT, Progress
 
@@ -81,7 +81,7 @@ def read_all(
     grid = reader.grid
     coverage = Coverage(train)
     room = min(len(candidates), universe.max_symbols or len(candidates))
-    planted = [settings.source.column] if isinstance(settings.source, PlantedInSettings) else []
+    planted = [SIGNAL] if isinstance(settings.source, PlantedInSettings) else []
     later = {*ft.market_wide(settings.features.names), *planted}
     column_of: dict[str, int] = {}
     left_out: dict[str, str] = {}

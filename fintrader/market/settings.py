@@ -24,7 +24,7 @@ from fintrader.market.description import PlantedDrift
 from fintrader.market.features import FeatureSettings
 from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.planted_in import PlantedInSettings
-from fintrader.market.synthetic import SyntheticSettings
+from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import UniverseSettings
 
 SourceSettings = Annotated[
@@ -81,10 +81,8 @@ class DataSettings(Settings):
     def _signal(self) -> Self:
         source = self.source
         taken = (*self.features.names, *self.features.extra, *self.features.extra_raw)
-        if isinstance(source, PlantedInSettings) and source.column in taken:
-            raise ValueError(
-                f"a feature is called {source.column} already; set source.column to another name"
-            )
+        if isinstance(source, PlantedInSettings) and SIGNAL in taken:
+            raise ValueError(f"{SIGNAL} is the name of the planted feature; rename the other one")
         return self
 
     @model_validator(mode="after")
@@ -153,24 +151,23 @@ def raw_features(settings: DataSettings) -> tuple[str, ...]:
     source = settings.source
     names = settings.features.extra_raw
     if isinstance(source, PlantedInSettings):
-        return (*names, source.column)
-    if isinstance(source, SyntheticSettings) and source.planted.enabled:
-        column = source.planted.column
-        if column not in (*names, *settings.features.extra):
-            return (*names, column)
+        return (*names, SIGNAL)
+    is_planted = isinstance(source, SyntheticSettings) and source.planted is not None
+    if is_planted and SIGNAL not in (*names, *settings.features.extra):
+        return (*names, SIGNAL)
     return names
 
 
 def describe_drift(settings: DataSettings, num_assets: int) -> PlantedDrift | None:
     """Describe the drift planted in a synthetic market; None where there is none."""
     source = settings.source
-    if not isinstance(source, SyntheticSettings) or not source.planted.enabled:
+    if not isinstance(source, SyntheticSettings) or source.planted is None:
         return None
     planted = source.planted
     return PlantedDrift(
-        feature=planted.column,
-        drift_bps=planted.drift_bps,
-        switch=planted.switch,
+        feature=SIGNAL,
+        drift_bps=planted["drift_bps"],
+        switch=planted["switch"],
         num_assets=num_assets,
         bar_minutes=settings.bar_minutes,
     )

@@ -8,8 +8,9 @@ bars.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -18,31 +19,40 @@ from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.feed import MemoryFeed
-from fintrader.config import Settings
+from fintrader.config import Settings, fill_mapping
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.seeding import create_numpy_generator
 
-
-class EventSettings(Settings):
-    """How often what happens; nothing by default."""
-
-    jumps: float = Field(0.0, ge=0, le=1)
-    """Chance per stock and session that its price jumps with the first bar; up and down balance in
-    expectation."""
-    jump_size: float = Field(0.08, ge=0)
-    """Standard deviation of a jump's logarithm."""
-    halts: int = Field(0, ge=0)
-    """Market-wide halts of `halt_bars` bars, each in a session of its own."""
-    halt_bars: int = Field(15, ge=1)
-    splits: int = Field(0, ge=0)
-    """Stocks that split 2, 3 or 4 for 1."""
-    dividends: int = Field(0, ge=0)
-    """Stocks that pay 1 % of their price once."""
-    delistings: int = Field(0, ge=0)
-    """Stocks whose bars end for good."""
-    late_listings: int = Field(0, ge=0)
-    """Stocks whose bars begin later."""
+EventKind = Literal[
+    "jumps",
+    "jump_size",
+    "halts",
+    "halt_bars",
+    "splits",
+    "dividends",
+    "delistings",
+    "late_listings",
+]
+EVENTS: Mapping[EventKind, float] = {
+    "jumps": 0.0,
+    "jump_size": 0.08,
+    "halts": 0,
+    "halt_bars": 15,
+    "splits": 0,
+    "dividends": 0,
+    "delistings": 0,
+    "late_listings": 0,
+}
+SIGNAL = "signal"
+"""Name of the extra column that holds a planted signal."""
+PLANTED: Mapping[Literal["drift_bps", "switch"], float] = {"drift_bps": 8.0, "switch": 0.02}
+VOLUME_USD = 20e6
+"""USD that trade of a stock in a bar, about, averaged over the day: that of a large company."""
+REGIME_RATIO = 2.0
+"""Volatility of the wild regime over that of the calm one."""
+REGIME_SWITCH = 0.002
+"""Probability per bar that the volatility regime changes: about once in a day of minutes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +88,21 @@ class RandomEvents:
         return announced
 
 
-def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int) -> RandomEvents:
+def draw(
+    events: Mapping[EventKind, float], seed: int, grid: SessionGrid, num_symbols: int
+) -> RandomEvents:
     """Events of a market. Raises DataError when there are fewer stocks or sessions than events
     need."""
-    happens = settings.splits + settings.dividends + settings.delistings + settings.late_listings
+    happens = (
+        int(events["splits"])
+        + int(events["dividends"])
+        + int(events["delistings"])
+        + int(events["late_listings"])
+    )
     if (
         happens > num_symbols
         or (happens and grid.num_sessions < 4)
-        or settings.halts > grid.num_sessions
+        or int(events["halts"]) > grid.num_sessions
     ):
         raise DataError(
             f"{happens} splits, dividends, delistings and late listings need as many stocks (there"
@@ -102,43 +119,31 @@ def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int
 
     actions = [
         (stock, session, float(random.integers(2, 5)), 0.0)
-        for stock, session in take(settings.splits)
+        for stock, session in take(int(events["splits"]))
     ]
-    actions += [(stock, session, 1.0, 0.01) for stock, session in take(settings.dividends)]
+    actions += [(stock, session, 1.0, 0.01) for stock, session in take(int(events["dividends"]))]
     listed = np.ones((grid.num_bars, num_symbols), dtype=bool)
-    for stock, session in take(settings.delistings):
+    for stock, session in take(int(events["delistings"])):
         listed[grid.first_bar[session] :, stock] = False
-    for stock, session in take(settings.late_listings):
+    for stock, session in take(int(events["late_listings"])):
         listed[: grid.first_bar[session], stock] = False
     halted = np.zeros(grid.num_bars, dtype=bool)
-    for session in random.permutation(grid.num_sessions)[: settings.halts]:
+    for session in random.permutation(grid.num_sessions)[: int(events["halts"])]:
         first = int(grid.first_bar[session])
         stop = int(grid.first_bar[session + 1])
-        length = min(settings.halt_bars, stop - first - 2)
+        length = min(int(events["halt_bars"]), stop - first - 2)
         begin = first + 1 + int(random.integers(0, max(1, stop - first - 1 - length)))
         halted[begin : begin + max(length, 0)] = True
     jumps = np.zeros((grid.num_bars, num_symbols))
-    if settings.jumps > 0:
-        hit = random.random((grid.num_sessions, num_symbols)) < settings.jumps
-        size = settings.jump_size * random.standard_normal(hit.shape) - settings.jump_size**2 / 2
+    if events["jumps"] > 0:
+        hit = random.random((grid.num_sessions, num_symbols)) < events["jumps"]
+        size = (
+            events["jump_size"] * random.standard_normal(hit.shape) - events["jump_size"] ** 2 / 2
+        )
         jumps[grid.first_bar[:-1]] = np.where(
             hit, size, 0.0
         )  # mean one: nothing to be gained by holding over nights
     return RandomEvents(jumps, listed, halted, tuple(actions))
-
-
-class PlantedSettings(Settings):
-    """The predictable component: a two-state Markov drift in every stock, independent of all
-    others."""
-
-    enabled: bool = True
-    drift_bps: float = Field(8.0, ge=0)
-    """Expected return per bar, in basis points: plus this in the state up, minus this in the state
-    down."""
-    switch: float = Field(0.02, gt=0, le=0.5)
-    """Probability per bar that a stock's state changes; nights change nothing."""
-    column: str = "signal"
-    """Extra column that tells the state at the bar's close, +1 or -1."""
 
 
 class SyntheticSettings(Settings):
@@ -155,25 +160,39 @@ class SyntheticSettings(Settings):
     day."""
     index_volatility_bps: float = Field(5.0, ge=0)
     """Standard deviation of the index's return per bar, in basis points, averaged over the day."""
-    regime_ratio: float = Field(2.0, ge=1)
-    """Volatility of the wild regime over that of the calm one."""
-    regime_switch: float = Field(0.002, ge=0, le=1)
-    """Probability per bar that the volatility regime changes."""
-    volume_usd: float = Field(20e6, gt=0)
-    """USD that trade of a stock in a bar, about, averaged over the day."""
     missing: float = Field(0.0, ge=0, lt=0.9)
     """Share of bars in which a stock does not trade, so that the bar is absent."""
-    planted: PlantedSettings = PlantedSettings()
-    events: EventSettings = EventSettings()
-    """Jumps, halts, splits, dividends, delistings and late listings (half days are the
-    calendar's)."""
+    planted: (
+        Annotated[Mapping[Literal["drift_bps", "switch"], float], fill_mapping(PLANTED)] | None
+    ) = PLANTED
+    """The predictable part: a two-state Markov drift in every stock, independent of all others.
+    `drift_bps`: expected return per bar, in basis points, plus this in the state up and minus this
+    in the state down; `switch`: probability per bar that the state changes (nights change nothing).
+    The extra column `signal` holds the state at the bar's close, +1 or -1. None: nothing is
+    predictable."""
+    events: Annotated[Mapping[EventKind, float], fill_mapping(EVENTS)] = EVENTS
+    """How often something happens; by default nothing does. `jumps`: chance per stock and session
+    that its price jumps with the first bar, by `jump_size` (standard deviation of the logarithm);
+    `halts`: market-wide halts of `halt_bars` bars; `splits`, `dividends` (1 % of the price, once),
+    `delistings`, `late_listings`: the number of stocks that have one. (Half days are the
+    calendar's.)"""
 
     @field_validator("planted")
     @classmethod
-    def _plain_column(cls, value: PlantedSettings) -> PlantedSettings:
-        if not value.column.isidentifier():
-            raise ValueError("planted.column must be a plain name, like signal")
-        return value
+    def _check_planted(cls, planted: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        if planted is not None and not (planted["drift_bps"] >= 0 and 0 < planted["switch"] <= 0.5):
+            raise ValueError("expected drift_bps of at least 0, and switch above 0, at most 0.5")
+        return planted
+
+    @field_validator("events")
+    @classmethod
+    def _check_events(cls, events: Mapping[EventKind, float]) -> Mapping[EventKind, float]:
+        for name, value in events.items():
+            if value < 0 or (name == "jumps" and value > 1):
+                raise ValueError(f"{name}: expected 0 or more, and at most 1 for jumps")
+            if not name.startswith("jump") and value != int(value):
+                raise ValueError(f"{name}: expected a whole number")
+        return events
 
 
 def synthetic_grid(settings: SyntheticSettings, calendar: str, bar_minutes: int) -> SessionGrid:
@@ -226,10 +245,10 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     happening = draw(settings.events, settings.seed, grid, num_symbols)
     steps += happening.jumps
     extras: dict[str, Array] = {}
-    if settings.planted.enabled:
+    if settings.planted is not None:
         state = drift_states(settings, num_bars)
-        steps[1:] += 1e-4 * settings.planted.drift_bps * state[:-1]
-        extras[settings.planted.column] = state
+        steps[1:] += 1e-4 * settings.planted["drift_bps"] * state[:-1]
+        extras[SIGNAL] = state
     first = create_numpy_generator(settings.seed, "synthetic", "price").uniform(
         20.0, 200.0, num_symbols
     )
@@ -239,7 +258,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     high = np.maximum(open_, close) * (1 + reach[0])
     low = np.minimum(open_, close) * (1 - np.minimum(reach[1], 0.5))
     surge = volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))
-    volume = np.floor(settings.volume_usd / first * surge) + 1
+    volume = np.floor(VOLUME_USD / first * surge) + 1
 
     present = (
         create_numpy_generator(settings.seed, "synthetic", "missing").random(
@@ -295,9 +314,10 @@ class SyntheticFeed(MemoryFeed):
 def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
     """`[T, N]`: the state of each stock at each bar's close, +1.0 or -1.0; it governs the bar that
     follows."""
+    planted = settings.planted or PLANTED
     random = create_numpy_generator(settings.seed, "synthetic", "state")
     start = random.integers(0, 2, settings.num_symbols)
-    flips = random.random((num_bars, settings.num_symbols)) < settings.planted.switch
+    flips = random.random((num_bars, settings.num_symbols)) < planted["switch"]
     return 1.0 - 2.0 * ((start + np.cumsum(flips, axis=0)) % 2)
 
 
@@ -305,8 +325,8 @@ def _volatility(settings: SyntheticSettings, grid: SessionGrid) -> Array:
     """`[T]`: the multiplier of volatility, U-shaped over the day (mean about 1), times the
     regime's."""
     random = create_numpy_generator(settings.seed, "synthetic", "regime")
-    wild = np.cumsum(random.random(grid.num_bars) < settings.regime_switch) % 2
-    level = np.where(wild == 1, np.sqrt(settings.regime_ratio), 1 / np.sqrt(settings.regime_ratio))
+    wild = np.cumsum(random.random(grid.num_bars) < REGIME_SWITCH) % 2
+    level = np.where(wild == 1, np.sqrt(REGIME_RATIO), 1 / np.sqrt(REGIME_RATIO))
     first = grid.first_bar
     inside = np.arange(grid.num_bars) - first[grid.session]
     length = np.diff(first)[grid.session]

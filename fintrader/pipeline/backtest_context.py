@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, read_json
 from fintrader.market.tensors import MarketTensors
@@ -43,7 +44,7 @@ def settings_hash(config: RunConfig, window: str) -> str:
         "null_model": config.backtest.null_model,
         "sensitivity": config.backtest.sensitivity,
     }
-    asked["limits"] = config.backtest.limits.model_dump()
+    asked["limits"] = LimitSettings().model_dump()
     made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
     return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
 
@@ -149,12 +150,7 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
 def caveats(config: RunConfig, context: Mapping[str, Any]) -> list[str]:
     """What a run's data and windows take for granted, in words that complete "with ..."."""
     found = []
-    embargo = (
-        config.walkforward.embargo_sessions
-        if context.get("folds")
-        else config.data.windows.embargo_sessions
-    )
-    if embargo == 0:
+    if config.data.windows.embargo_sessions == 0:
         found.append("no embargo between the windows")
     if context["data"].get("survivorship"):
         found.append("a universe of survivors")

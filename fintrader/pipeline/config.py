@@ -19,7 +19,6 @@ from pydantic import (
 
 from fintrader import runs
 from fintrader.agents.settings import PPO, AgentSettings
-from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.config import (
     REFERENCE,
@@ -32,7 +31,7 @@ from fintrader.config import (
     validate,
     validate_below,
 )
-from fintrader.envs.settings import EnvSettings, GymnasiumSettings
+from fintrader.envs.settings import EnvSettings, GymnasiumSettings, TradingSettings
 from fintrader.errors import ConfigError, DataError, RunError
 from fintrader.market.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
 from fintrader.market.settings import DataSettings
@@ -75,9 +74,6 @@ class BacktestSettings(Settings):
     from skill)."""
     sensitivity: bool = True
     """Also trade at other costs, fills, delays and starts, and without each stock."""
-    limits: LimitSettings = LimitSettings()
-    """What a deployment would let the ensemble do: told beside its own figures, which know no
-    limits."""
     tear_sheet: Literal["auto", "png", "pdf", "none"] = "auto"
     """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is
     installed (the extra `report`) and the window is a month or longer."""
@@ -117,7 +113,9 @@ class RunConfig(Settings):
     """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies.
     None: only here."""
     data: DataSettings = DataSettings()
-    env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
+    env: Annotated[TradingSettings | GymnasiumSettings, Field(discriminator="kind")] = (
+        TradingSettings()
+    )
     agent: OneOrSeveralAgents = PPO()
     """The algorithm and its settings; or a list of several, which race each other in a
     tournament."""
@@ -138,17 +136,6 @@ class RunConfig(Settings):
         """The trading environment is the default kind."""
         env = values.get("env") if isinstance(values, dict) else None
         return {**values, "env": {"kind": "trading", **env}} if isinstance(env, dict) else values
-
-    @field_validator("env")
-    @classmethod
-    def _readable(cls, env: EnvSettings | GymnasiumSettings) -> EnvSettings | GymnasiumSettings:
-        """Told here, before a market is built for nothing."""
-        if isinstance(env, EnvSettings) and env.observation != "flat":
-            raise ValueError(
-                f"observation {env.observation} is for your own policies in Python; agents here"
-                " read flat"
-            )
-        return env
 
     @field_validator("name")
     @classmethod
@@ -240,7 +227,7 @@ class RunConfig(Settings):
                 f"env.kind: {self.env.id} is no market, so there is no tournament and no backtest; "
                 "train one agent in it with `fintrader train`"
             )
-        return self.env
+        return EnvSettings.model_validate(dict(self.env))
 
     def make_launcher(self) -> LauncherFactory | None:
         """Return what makes the launcher of a tournament; None: local processes.

@@ -84,7 +84,7 @@ def evaluate_chosen(
             if config.backtest.sensitivity
             else []
         )
-        limited = _within_limits([policy], [market], env, config.backtest.limits, progress)
+        limited = _within_limits([policy], [market], env, LimitSettings(), progress)
     context = (
         provenance(config, manifest, window, repeat)
         | shrinkage_of([folder])
@@ -175,7 +175,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             if config.backtest.sensitivity
             else []
         )
-        limited = _within_limits(policies, tests, env, config.backtest.limits, progress)
+        limited = _within_limits(policies, tests, env, LimitSettings(), progress)
     whole = {
         name: stitch(results, name=name)
         for name, results in parts.items()

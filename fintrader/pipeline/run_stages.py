@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
-from fintrader.envs.settings import CONVENTIONS, EnvSettings
+from fintrader.envs.settings import CONVENTIONS, GymnasiumSettings
 from fintrader.envs.trading import engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import remove, write_text
@@ -88,7 +88,7 @@ def walk_forward(config: RunConfig) -> Path:
         if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
             with manifest.stage("tournament"):
                 market = MarketTensors.load(path)
-                folds = make_folds(market, config.walkforward)
+                folds = make_folds(market, config.walkforward, config.data.windows.embargo_sessions)
                 trials = [_race_fold(config, manifest, market, fold, len(folds)) for fold in folds]
                 manifest.update(trials=sum(trials) + _earlier_trials(manifest), best=None)
             with manifest.stage("backtest"):
@@ -262,8 +262,8 @@ def claim(
         code_paths=used if here in used else [*used, here],
         plan=list(planned),
     )
-    if isinstance(config.env, EnvSettings):
-        engine = engine_for(config.env, config.resolved_device())
+    if not isinstance(config.env, GymnasiumSettings):
+        engine = engine_for(config.trading, config.resolved_device())
         manifest.update(engine=engine)
         print(f"engine: {engine}")
     if reopened or not folder.config.is_file():

@@ -62,7 +62,7 @@ def observing(config: RunConfig) -> Iterator[MetricsEndpoint | None]:
 
     Raises ConfigError when the port is taken or the extra `observe` is missing.
     """
-    with logs.use_format(config.operations.log_format), logs.bind(run=config.name):
+    with logs.use_format(), logs.bind(run=config.name):
         address = config.operations.metrics_address
         if address is None or _endpoint.get() is not None:
             yield _endpoint.get()

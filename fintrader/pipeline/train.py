@@ -24,6 +24,9 @@ from fintrader.results.formatting import active_table, metrics_table, standing
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.warm_start import check_unused
 
+EVALUATION_EPISODES = 20
+"""Episodes that a policy of a classic environment plays without noise when it is judged."""
+
 
 def train_one(config: RunConfig) -> Path:
     """Train the configured agent for one pod's budget; returns the policy's path in
@@ -46,7 +49,7 @@ def train_one(config: RunConfig) -> Path:
         else:
             path = make_market(config, manifest)
             with manifest.stage("train"):
-                _train_trader(config, config.env, path, home)
+                _train_trader(config, config.trading, path, home)
         manifest.saved()
     print(f"  {home / 'policy.safetensors'}")
     return home / "policy.safetensors"
@@ -90,9 +93,7 @@ def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -
     ) as env:
         trained = _learn(config, env, home, {"environment": settings.id})
         policy = load_policy(home / "policy.safetensors", device=device)
-        returns = episode_returns(
-            env, policy, settings.evaluation_episodes, seed=derive(seed, "evaluation")
-        )
+        returns = episode_returns(env, policy, EVALUATION_EPISODES, seed=derive(seed, "evaluation"))
     mean = float(np.mean(returns))
     deviation = float(np.std(returns))
     said = {

@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,16 +81,6 @@ def _choose_greedily(
     return chosen
 
 
-def weigh_members(members: Sequence[FinishedPod], how: str) -> list[float]:
-    """Weights summing to 1: equal, or softmax of the scores standardised over the members."""
-    if how == "equal" or len(members) == 1:
-        return [1.0 / len(members)] * len(members)
-    scores = np.array([member.score for member in members])
-    spread = float(scores.std())
-    raised = np.exp((scores - scores.max()) / spread) if spread > 0 else np.ones_like(scores)
-    return [float(weight) for weight in raised / raised.sum()]
-
-
 def build_ensemble(
     run: RunFolder,
     leaderboard: Leaderboard,
@@ -112,9 +102,9 @@ def build_ensemble(
     members = choose(
         ready, settings.ensemble_size, settings.diversity, lambda entry: founders[entry.key]
     )
-    weights = weigh_members(members, settings.ensemble_weights)
+    weights = [1.0 / len(members)] * len(members)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
-    mode = _choose_mode(settings)
+    mode = settings.ensemble_mode
     names = [member.spec.pod for member in members]
     shrinkage = estimate_shrinkage(members, weights, settings)
     meta = {
@@ -210,12 +200,6 @@ def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
         else 0.0
     )
     return (max(0.0, 1.0 - 1.0 / t**2) if t > 0 else 0.0), t
-
-
-def _choose_mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
-    if settings.ensemble_mode == "vote":
-        return "vote"
-    return "weighted" if settings.ensemble_weights == "score" else "mean"
 
 
 def measure_correlations(members: Sequence[FinishedPod]) -> list[list[float | None]]:

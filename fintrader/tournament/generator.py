@@ -25,7 +25,7 @@ from fintrader.errors import ConfigError
 from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import import_optuna, propose
-from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.settings import HALVING_RUNGS, Range, TournamentSettings
 from fintrader.tournament.spec import PodSpec, StopRule
 
 Random = np.random.Generator
@@ -152,7 +152,7 @@ class Generator:
             step,
             -step,
         ):  # a parent at the end of a range must not have its copy for a child
-            moved = step_value(space, value, self.settings.perturb, way)
+            moved = step_value(space, value, way)
             if moved != value:
                 return moved
         return fresh  # no factor moves a zero
@@ -195,7 +195,7 @@ class Generator:
                 "windows": settings.validation_windows,
                 "spread_penalty": settings.spread_penalty,
             },
-            rungs=settings.halving_rungs if settings.halving is not None else (),
+            rungs=HALVING_RUNGS if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
             looks=settings.looks,
             folds=settings.validation_folds if settings.validation == "kfold" else 0,
@@ -236,7 +236,7 @@ def stop_rules(
     if settings.halving is None:
         return ()
     rules = []
-    for share in settings.halving_rungs:
+    for share in HALVING_RUNGS:
         scores = leaderboard.rungs.get((generation, str(share)), [])
         if len(scores) >= MIN_PEERS:
             rules.append(StopRule(share=share, score=quantile(scores, settings.halving)))
@@ -268,15 +268,19 @@ def draw(space: Range, like: Any, random: Random) -> Any:
     return _round_like(like, random.uniform(space.low, space.high))
 
 
-def step_value(space: Range, value: Any, perturb: float, way: int) -> Any:
-    """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range
+PERTURB = 1.25
+"""Factor by which a child's hyper-parameter is multiplied or divided."""
+
+
+def step_value(space: Range, value: Any, way: int) -> Any:
+    """`value` times (`way` 1) or by (-1) PERTURB, or the next of the choices, as far as the range
     goes."""
     if space.choices:
         number = space.choices.index(value) if value in space.choices else 0
         return space.choices[min(max(number + way, 0), len(space.choices) - 1)]
     assert space.low is not None
     assert space.high is not None
-    moved = _round_like(value, value * (perturb if way > 0 else 1 / perturb))
+    moved = _round_like(value, value * (PERTURB if way > 0 else 1 / PERTURB))
     if isinstance(value, int) and moved == value:  # too small for the factor to show
         moved = value + way
     return _round_like(value, min(max(moved, space.low), space.high))

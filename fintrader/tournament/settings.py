@@ -10,12 +10,13 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings
-from fintrader.logs import LogFormat
 from fintrader.seams import LAUNCHERS
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]
 Niche = Literal["none", "lineage", "age"]
 
+HALVING_RUNGS = (0.25, 0.5)
+"""Shares of the budget at which pods are compared (only with `halving`)."""
 LOOKS = 10
 """Looks of `early_stopping: best_validation` at the validation window, the last one included."""
 
@@ -64,7 +65,7 @@ class LauncherSettings(Settings):
 
 
 class OperationsSettings(Settings):
-    """Waits, retries, logs and metrics of a run. They change no result, and a resumed run may change
+    """Waits, retries and metrics of a run. They change no result, and a resumed run may change
     them."""
 
     patience_seconds: float = Field(300.0, gt=0)
@@ -83,9 +84,6 @@ class OperationsSettings(Settings):
     outage_seconds: float = Field(3600.0, ge=0)
     """Only with `store`: seconds to wait for a store that does not answer. Pods train on meanwhile
     and keep their results on their disk."""
-    log_format: LogFormat = "plain"
-    """`json` writes each log line as a JSON object to standard error, with run and pod; the
-    environment variable FINTRADER_LOG_FORMAT does the same."""
     metrics: str | None = None
     """Address at which Prometheus metrics of the tournament are served: `PORT` (on 127.0.0.1; 0: any
     free port) or `HOST:PORT`. `0.0.0.0:PORT` lets other machines read them, without a password.
@@ -179,8 +177,6 @@ class TournamentSettings(Settings):
     `search`)."""
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
-    perturb: float = Field(1.25, gt=1)
-    """Factor by which a child's hyper-parameter is multiplied or divided."""
     search: dict[str, Range] = Field(default_factory=dict)
     """Dotted field of the agent's settings -> its range. Algorithms without the field pass it
     over."""
@@ -205,8 +201,6 @@ class TournamentSettings(Settings):
     halving: float | None = Field(None, gt=0, lt=1)
     """Stop a pod early when peers of its age score above this quantile of them (0.5: below the
     median). None: never."""
-    halving_rungs: tuple[float, ...] = (0.25, 0.5)
-    """Shares of the budget at which pods are compared (only with `halving`)."""
     early_stopping: Literal["none", "best_validation"] = "none"
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had
     learned when it scored best. Every such look counts as a trial."""
@@ -215,8 +209,6 @@ class TournamentSettings(Settings):
     """Members of the final ensemble, at most half of them from one founder: fewer where there are
     not enough others. An even number leaves the best lineage most room; of three, each has a
     founder of its own."""
-    ensemble_weights: Literal["equal", "score"] = "equal"
-    """Weights of the members: equal, or softmax of their scores."""
     ensemble_mode: Literal["mean", "vote"] = "mean"
     """How the members' actions become one."""
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
@@ -236,17 +228,6 @@ class TournamentSettings(Settings):
     learning curve of each; `lineage`: of those on the leaderboard and of all that they descend
     from; `leaders`: of those on it alone. The ensemble's members are on it. Pods at work keep their
     parent in any case."""
-
-    @field_validator("halving_rungs")
-    @classmethod
-    def _ordered(cls, rungs: tuple[float, ...]) -> tuple[float, ...]:
-        if (
-            not rungs
-            or list(rungs) != sorted(set(rungs))
-            or not all(0 < rung < 1 for rung in rungs)
-        ):
-            raise ValueError("rungs must be increasing shares between 0 and 1")
-        return rungs
 
     @field_validator("devices")
     @classmethod

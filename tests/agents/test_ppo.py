@@ -149,8 +149,8 @@ def test_a_latent_out_of_range_holds_no_other_back():
 
 def test_noise_becomes_less_with_every_update_down_to_its_least():
     env = Identity(seed=5)
-    for start, updates, left in ((1.0, 3, 0.9**3), (0.4, 9, 0.25), (0.1, 3, 0.1)):
-        settings = PPO(num_steps=8, noise=start, noise_decay=0.1, noise_floor=0.25)
+    for start, updates, left in ((1.0, 3, 0.9**3), (0.4, 9, 0.2), (0.1, 3, 0.1)):
+        settings = PPO(num_steps=8, noise=start, noise_decay=0.1)
         agent = make_agent(settings, env.layout, seed=0)
         train(agent, env, Budget(env_steps=updates * 8 * env.num_envs))
         torch.testing.assert_close(

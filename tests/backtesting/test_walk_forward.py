@@ -16,9 +16,7 @@ from fintrader.report.html import write_report
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
-SHORT = WalkForwardSettings(
-    train_sessions=6, validation_sessions=3, test_sessions=4, embargo_sessions=1
-)
+SHORT = WalkForwardSettings(train_sessions=6, validation_sessions=3, test_sessions=4)
 
 
 def test_folds_roll_on_and_keep_their_distance():

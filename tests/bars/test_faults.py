@@ -253,7 +253,6 @@ def test_false_alarms_stay_below_a_thousandth():
         "kind": "synthetic",
         "num_sessions": 60,
         "missing": 0.3,
-        "regime_switch": 0.01,
         "volatility_bps": 15,
     }
     settings = validate(DataSettings, {"source": wild}, "test")

@@ -48,13 +48,13 @@ def test_help_all_explains_every_setting_and_those_of_a_section():
     for setting in (
         "--env.cost-bps X",
         "--agent.network.hidden N ...",
-        "--backtest.limits.weight X",
+        "--agent.head.scale X",
     ):
         assert any(line.startswith(setting) for line in lines), setting
-    below = helped("run", "--help-all", "backtest.limits")
+    below = helped("run", "--help-all", "agent.network")
     named = [line for line in below if line.startswith("--")]
     assert named
-    assert all(line.startswith("--backtest.limits.") for line in named)
+    assert all(line.startswith("--agent.network.") for line in named)
     (said,) = fintrader("run", "--help-all", "nosuch").err.splitlines()
     assert "--help-all nosuch: no setting begins so; the sections are data, env" in said
 

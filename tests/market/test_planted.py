@@ -98,7 +98,7 @@ def test_the_signal_is_a_feature_just_as_it_is():
 
 
 def test_without_planting_nothing_tells_the_future():
-    market = make_market(synthetic(planted={"enabled": False}))
+    market = make_market(synthetic(planted=None))
     assert market.provenance.planted_drift is None
     assert "signal" not in market.feature_names
     with pytest.raises(DataError, match="no planted signal"):

@@ -113,7 +113,6 @@ def test_what_cannot_be_planted_is_refused(bars, tmp_path):
         {"ic": -0.1},
         {"horizon": 0},
         {"persistence": 1.0},
-        {"column": "return_1"},
     ):
         with pytest.raises(ConfigError):
             planted(bars, **wrong)

@@ -14,6 +14,8 @@ import numpy as np
 
 from tests.oracles.benchmark_oracle import levels
 
+PRIOR_VOLATILITY = 1e-3
+
 YEAR_NS = 365 * 24 * 3600 * 10**9
 
 
@@ -76,7 +78,7 @@ class LedgerOracle:
         known = settings.benchmark in ("equal_weight", "buy_and_hold")
         self.benchmark = levels(market, settings.benchmark) if known else [1.0] * self.T
         self.moment_1 = 0.0
-        self.moment_2 = settings.sharpe_prior_volatility**2
+        self.moment_2 = PRIOR_VOLATILITY**2
 
     # --- prices -----------------------------------------------------------------------------------
 
@@ -354,7 +356,7 @@ class LedgerOracle:
             return r - s.risk_aversion / 2 * r**2
         a = self.moment_1
         b = self.moment_2
-        variance = max(b - a**2, (0.1 * s.sharpe_prior_volatility) ** 2)
+        variance = max(b - a**2, (0.1 * PRIOR_VOLATILITY) ** 2)
         value = (b * (r - a) - a * (r**2 - b) / 2) / variance**1.5
         self.moment_1 += s.sharpe_decay * (r - a)
         self.moment_2 += s.sharpe_decay * (r**2 - b)

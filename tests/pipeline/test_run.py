@@ -189,7 +189,6 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
         "train_sessions": 6,
         "validation_sessions": 3,
         "test_sessions": 3,
-        "embargo_sessions": 1,
     }
     judged = {"null_model": False, "sensitivity": True}
     config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged)

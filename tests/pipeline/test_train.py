@@ -13,10 +13,11 @@ from fintrader import pipeline
 from fintrader.agents import load_policy, train
 from fintrader.cli import main
 from fintrader.config import validate
-from fintrader.envs import EnvSettings
+from fintrader.envs.settings import TradingSettings
 from fintrader.errors import CheckpointError, ConfigError, RunError
 from fintrader.files import read_json
 from fintrader.pipeline import RunConfig
+from fintrader.pipeline.train import EVALUATION_EPISODES
 from tests.cli.test_commands import complaint
 from tests.engines.killing import assert_same_training, killed_at, writes_of
 from tests.engines.runs import write_config
@@ -34,7 +35,6 @@ def classic(folder, **changes):
             "id": "Pendulum-v1",
             "num_envs": 2,
             "workers": "sync",
-            "evaluation_episodes": 3,
         },
         "agent": {"algo": "ppo", "num_steps": 16, "network": {"hidden": [8]}},
         "tournament": {"budget": {"env_steps": 128}},
@@ -52,13 +52,13 @@ def evaluation(folder):
 
 
 def test_the_trading_environment_is_the_default_kind():
-    assert isinstance(validate(RunConfig, {}, "here").env, EnvSettings)
+    assert isinstance(validate(RunConfig, {}, "here").env, TradingSettings)
     assert validate(RunConfig, {"env": {"num_envs": 3}}, "here").trading.num_envs == 3
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         config = pipeline.load_config(path)
         assert config.name == path.stem
-        assert isinstance(config.env, EnvSettings) == (path.stem != "pendulum"), path
-    with pytest.raises(ConfigError, match=r"env: observation factored.*agents here read flat"):
+        assert isinstance(config.env, TradingSettings) == (path.stem != "pendulum"), path
+    with pytest.raises(ConfigError, match=r"env.observation: unknown setting"):
         validate(RunConfig, {"env": {"observation": "factored"}}, "here")
     with pytest.raises(ConfigError, match=r"env.*gymnasium"):
         validate(RunConfig, {"env": {"kind": "chess"}}, "here")
@@ -69,7 +69,7 @@ def test_a_classic_environment_is_trained_and_judged(tmp_path):
     main(["train", str(path)])
     found = evaluation(tmp_path)
     assert found["env_steps"] == 128
-    assert len(found["returns"]) == 3
+    assert len(found["returns"]) == EVALUATION_EPISODES
     assert found["mean_return"] == pytest.approx(sum(found["returns"]) / 3)
     assert -2500 < found["mean_return"] < 0
     assert (

@@ -337,7 +337,6 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
         "train_sessions": 8,
         "validation_sessions": 4,
         "test_sessions": 6,
-        "embargo_sessions": 1,
     }
     sizes = {
         "data": {"source": TINY["data"]["source"] | {"num_sessions": 26}},

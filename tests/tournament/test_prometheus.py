@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from fintrader.errors import ConfigError
+from fintrader.logs import FORMAT_VARIABLE
 from fintrader.pipeline import RunConfig
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
@@ -226,7 +228,6 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
         "cache": tmp_path / "cache",
         "name": "seen",
         "operations.metrics": 0,
-        "operations.log-format": "json",
         "data.source.num-sessions": 25,
         "env.num-envs": 16,
         "env.episode-bars": 200,
@@ -250,6 +251,7 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
         stdout=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
+        env={**os.environ, FORMAT_VARIABLE: "json"},
     )
     records = []
     url = ""

@@ -20,6 +20,7 @@ from fintrader.files import read_json, read_jsonl
 from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.results.run import Run as open_run
 from fintrader.runs import RunFolder
+from fintrader.tournament import generator
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.evaluator import score
 from fintrader.tournament.fusion import learners
@@ -118,16 +119,16 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
     assert [line[0] if line[0] == "benchmark" else line[1] for line in lines] == list(rows["pod"])
 
 
-def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path):
+def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path, monkeypatch):
     """Two algorithms, halving, parts of the validation window with a penalty, seconds on the
     clock."""
+    monkeypatch.setattr(generator, "HALVING_RUNGS", (0.5,))
     settings = SETTINGS.model_copy(
         update={
             "pods": 8,
             "founders": 2,
             "fresh": 1.0,
             "halving": 0.9,
-            "halving_rungs": (0.5,),
             "validation_windows": 2,
             "spread_penalty": 0.5,
             "order": "arrival",

@@ -11,7 +11,7 @@ from fintrader.backtesting.lookahead.views import MODES
 from fintrader.config import strip_folders
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
-from fintrader.market.synthetic import SyntheticSettings
+from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def planted_column(data: DataSettings) -> str | None:
     """The column that knows something of the returns ahead because somebody asked for it."""
     source = data.source
     if isinstance(source, PlantedInSettings):
-        return source.column
-    if isinstance(source, SyntheticSettings) and source.planted.enabled:
-        return source.planted.column
+        return SIGNAL
+    if isinstance(source, SyntheticSettings) and source.planted is not None:
+        return SIGNAL
     return None

@@ -12,7 +12,7 @@ from fintrader.envs.account import Account, Record
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 
 # rewards: what a kernel prepares for torch to finish
 OTHER = 0
@@ -275,6 +275,6 @@ def finish_reward(
             memory = update_memory(outcome, settings)
             if resets:
                 prior = torch.zeros_like(memory)
-                prior[:, 1] = settings.sharpe_prior_volatility**2
+                prior[:, 1] = SHARPE_PRIOR_VOLATILITY**2
                 memory = torch.where(buffers.flags[DONE].unsqueeze(1), prior, memory)
     return value if settings.reward_scale == 1.0 else settings.reward_scale * value, memory
