@@ -36,6 +36,7 @@ from fintrader.backtesting.simulation import ask
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.market.tensors import MarketTensors
 from fintrader.report.html import write_report
+from fintrader.results.context import BacktestContext
 from fintrader.verdict.sharpe import backtest_overfitting
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
 
@@ -122,7 +123,7 @@ def main() -> None:
             stored = write_backtest(
                 Path(folder),
                 {"ensemble": result, **baselines},
-                context={"trials": 80},
+                context=BacktestContext(trials=80),
                 trial_returns=random.normal(0, 0.01, (60, 80)),
                 market=market,
                 settings=half_hour,

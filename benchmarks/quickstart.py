@@ -44,19 +44,18 @@ def describe(folder: Path) -> dict[str, Any]:
     """Figures of a finished run."""
     opened = Run(folder)
     stored = opened.backtest("test")
-    planted = stored.context["planted"]
     return {
         "seed": opened.config["seed"],
         "trials": opened.manifest["trials"],
         "ensemble_size": opened.config["tournament"]["ensemble_size"],
-        "cost_bps": stored.context["cost_bps"],
+        "cost_bps": stored.context.trading.cost_bps,
         "metrics": {
             name: {key: stored.metrics[name][key] for key in KEYS}
             for name in SHOWN
             if name in stored.metrics
         },
         "verdict": stored.conclusion,
-        "share_of_oracle": planted["share_of_oracle"],
+        "share_of_oracle": stored.context.share_of_oracle,
         "sharpe_by_capital_usd": {
             row.setting: row.sharpe for row in stored.sensitivity if row.kind == "capital_usd"
         },

@@ -109,8 +109,7 @@ def list_active_returns(stored: StoredBacktest, strategy: str, against: str) -> 
     returns = stored.daily_returns()
     days = (returns[strategy] - returns[against]).to_numpy()
     dates = returns.index.strftime("%Y-%m-%d")
-    windows = stored.context["fold_windows"]
-    return [days[(dates >= first) & (dates <= last)] for first, last in windows]
+    return [days[(dates >= fold.first) & (dates <= fold.last)] for fold in stored.context.folds]
 
 
 def bootstrap_interval(days: Array, seed: int = 0) -> list[float]:
@@ -153,13 +152,13 @@ def walk(name: str, bars: Path, runs: Path, seed: int) -> dict[str, Any]:
         for strategy in ("ensemble", "best", "ridge", "vol_targeted", "buy_and_hold")
         if strategy in stored.strategies
     }
-    free = stored.context.get("null_model")
+    free = stored.context.null_model
     verdict = stored.conclusion
     active = {name: f"{value['active_return']:+.2%}" for name, value in found.items()}
     print(f"{name}/{seed} active a year {active}, {verdict}")
     return {
         **found,
-        "without_information": free,
+        "without_information": None if free is None else free.by_key(),
         "equal_weight": stored.metrics["equal_weight"].by_key(),
         "verdict": verdict,
         "seconds": time.monotonic() - began,

@@ -7,6 +7,7 @@ This module needs the standard library alone, so that reading a run stays fast.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
@@ -67,7 +68,7 @@ def _reader_of(kind: Any) -> Reader:
     if dataclasses.is_dataclass(kind):
         return _record_reader(cast("type[Any]", kind))
     if origin in (Union, UnionType):
-        return _optional_reader(*(part for part in arguments if part is not NoneType))
+        return _union_reader(arguments)
     if origin is tuple:
         return _tuple_reader(arguments)
     if origin in (dict, Mapping):
@@ -110,9 +111,20 @@ def _record_reader(kind: type[Any]) -> Reader:
     return read
 
 
-def _optional_reader(kind: Any) -> Reader:
-    reader = _reader_of(kind)
-    return lambda value: None if value is None else reader(value)
+def _union_reader(kinds: tuple[Any, ...]) -> Reader:
+    """Build a reader that takes the first kind that fits; an error is that of the last kind."""
+    readers = [_reader_of(kind) for kind in kinds if kind is not NoneType]
+    is_optional = NoneType in kinds
+
+    def read(value: Any) -> Any:
+        if value is None and is_optional:
+            return None
+        for reader in readers[:-1]:
+            with contextlib.suppress(RecordError):
+                return reader(value)
+        return readers[-1](value)
+
+    return read
 
 
 def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:

@@ -17,7 +17,7 @@ from fintrader.errors import MarketError
 from fintrader.market.description import MarketDescription
 from fintrader.market.market_file import parse_header
 from fintrader.records import RecordError
-from fintrader.results.figures import timezone_of
+from fintrader.results.figures import known_timezone
 from fintrader.results.folders import (
     DamagedFileError,
     Folder,
@@ -70,7 +70,7 @@ class Market:
     @property
     def timezone(self) -> str:
         """The market's own time zone, an IANA name; UTC where its file names none."""
-        return timezone_of({"timezone": self.description.provenance.timezone})
+        return known_timezone(self.description.provenance.timezone)
 
     def days(self) -> pd.Series[int]:
         """First bar of each session, indexed by the session's day in the market's own time zone."""

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from fintrader.backtesting.simulation import simulate
     from fintrader.backtesting.writer import write_backtest
     from fintrader.results.backtest_files import StoredBacktest, read_backtest
+    from fintrader.results.context import BacktestContext
     from fintrader.results.formatting import metrics_table
     from fintrader.verdict.sharpe import expected_best_sharpe
 
 __all__ = [
+    "BacktestContext",
     "BacktestResult",
     "StoredBacktest",
     "assess",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BacktestContext": "results.context",
     "BacktestResult": "backtesting.result",
     "StoredBacktest": "results.backtest_files",
     "assess": "backtesting.assessment",

@@ -9,7 +9,7 @@
     prices.parquet     long: minute, session, symbol, close_usd at each session's close, where
                        there is a price
     trades.parquet     long: strategy, then the columns of `backtest_files.TRADE_COLUMNS`
-    context.json       what the caller said about the run (trials, seed, hashes, command)
+    context.json       origin of the backtest: trials, seed, hashes, command (`results.context`)
     verdict.json       how far the result can be told from luck (`assessment.assess`)
     analysis.json      attribution, execution, factors (`results.analysis.Analysis`); null where the
                        market is not at hand
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,12 @@ from fintrader.results.backtest_files import (
     empty_trades,
     make_seal,
 )
+from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import Explanation
 from fintrader.results.history import gross_exposure
 from fintrader.verdict.verdict import Verdict
 
+NO_CONTEXT = BacktestContext()
 TABLES = ("equity", "positions", "prices", "trades")
 RECORDS = ("context", "verdict", "sensitivity", "analysis", "explanation")
 FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in RECORDS))
@@ -65,7 +67,7 @@ FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in R
 
 def tabulate(
     results: Mapping[str, BacktestResult],
-    context: Mapping[str, Any] | None = None,
+    context: BacktestContext = NO_CONTEXT,
     verdict: Verdict | None = None,
     sensitivity: Sequence[Variation] = (),
     analysis: Analysis | None = None,
@@ -90,12 +92,12 @@ def tabulate(
         ),
         "trades": _trade_rows(results),
         "prices": _price_rows(results),
-        "context": {
-            "strategies": {name: result.note for name, result in results.items()},
-            "timezone": first.timezone,
-            **({"benchmark_portfolio": first.portfolio_name} if first.portfolio_name else {}),
-            **dict(context or {}),
-        },
+        "context": replace(
+            context,
+            strategies={name: result.note for name, result in results.items()},
+            timezone=first.timezone,
+            portfolio=first.portfolio_name or None,
+        ),
         "verdict": verdict,
         "sensitivity": tuple(sensitivity),
         "changed": "",
@@ -186,24 +188,18 @@ def write_backtest(
     folder: Path,
     results: Mapping[str, BacktestResult],
     *,
-    context: Mapping[str, Any] | None = None,
+    context: BacktestContext = NO_CONTEXT,
     sensitivity: Sequence[Variation] = (),
     explanation: Explanation | None = None,
     **evidence: Any,
 ) -> StoredBacktest:
     """Write the data files of a backtest below `folder`; returns what was written.
 
-    `context` is plain JSON about the run, which a report shows; `trials` in it is the number of
-    strategies tried and `looks` the number of this look at the window, left out where nothing
-    counted them. `evidence` makes the assessment sharper: what else `assessment.assess` takes.
-    Raises BacktestError when results cover different bars.
+    `evidence`: further arguments of `assessment.assess`; trials and look are those of the
+    `context`. Raises BacktestError when results cover different bars.
     """
-    context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
-    trials = context.get("trials")
-    look = context.get("looks")
-    is_count = isinstance(trials, int) and trials > 0
-    verdict = assess(results, trials=trials if is_count else None, look=look, **evidence)
+    verdict = assess(results, trials=context.trials or None, look=context.look, **evidence)
     stored = tabulate(
         results,
         context,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fintrader.config import Settings
+from fintrader.results.context import TradingTerms
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -235,6 +237,11 @@ class TradingSettings(Settings):
         """Commission as a share of the notional."""
         return self.cost_bps / 1e4
 
+    def terms(self) -> TradingTerms:
+        """Select the settings for carrying out orders."""
+        values = {name: getattr(self, name) for name in CONVENTIONS}
+        return TradingTerms(**values | {"half_spread_bps_of": dict(self.half_spread_bps_of)})
+
     @property
     def spread_rate(self) -> float:
         """Half-spread as a share of the notional."""
@@ -271,19 +278,7 @@ class EnvSettings(TradingSettings):
     make float32 of it."""
 
 
-CONVENTIONS = (
-    *("fill", "decision_interval", "fractional", "rebalance_band", "trade_rate", "participation"),
-    *(
-        "cost_bps",
-        "half_spread_bps",
-        "half_spread_bps_of",
-        "impact_bps",
-        "min_commission_usd",
-        "borrow_bps_per_year",
-    ),
-    *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
-    *("turbulence_column", "turbulence_threshold"),
-)
+CONVENTIONS = tuple(field.name for field in dataclasses.fields(TradingTerms))
 """Settings of `env` that say how orders are carried out: a trained policy can be traded under
 others. The rest says what it sees, what its outputs mean, or how it was trained."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from fintrader.files import dump_json, read_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.run_recipe import run_recipe
-from fintrader.records import to_json
+from fintrader.records import JsonValue, to_json
+from fintrader.results.context import BacktestContext
 from fintrader.runs import Manifest, RunFolder
 
 
@@ -56,8 +57,8 @@ def provenance(
     repeat: Repeat | None = None,
     *,
     title: str | None = None,
-) -> dict[str, Any]:
-    """What a report says of where its figures come from; nothing in it depends on the clock.
+) -> BacktestContext:
+    """Describe where a backtest's figures come from; nothing in it depends on the clock.
 
     `title` is what the report calls the window.
     """
@@ -65,40 +66,36 @@ def provenance(
     trained = config.trading if repeat is None else repeat.trained
     other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
     own = config if repeat is None else load_config(config.folder.config)
-    context = {
-        "run": config.name,
-        "window": title or window,
-        "trials": int(manifest.values["trials"]),
-        "cost_bps": env.cost_bps,
-        "trading": {name: getattr(env, name) for name in CONVENTIONS},
-        "seed": config.seed,
-        "settings_hash": settings_hash(config, window),
-        "recipe": run_recipe(config, manifest, window, own=own, rolling=title is not None),
-        **{
-            name: manifest.values[name]
-            for name in ("data_hash", "config_hash", "versions", "command")
-        },
-    }
-    if other:
-        context["changed"] = {
+    return BacktestContext(
+        run=config.name,
+        window=title or window,
+        trials=int(manifest.values["trials"]),
+        trading=env.terms(),
+        changed={
             name: f"{getattr(env, name)} ({getattr(trained, name)} in training)" for name in other
-        }
-    if repeat is not None:
-        context |= {"command": repeat.command, "run_command": manifest.values["command"]}
-    return context
+        },
+        seed=config.seed,
+        settings_hash=settings_hash(config, window),
+        recipe=run_recipe(config, manifest, window, own=own, rolling=title is not None),
+        data_hash=manifest.values["data_hash"],
+        config_hash=manifest.values["config_hash"],
+        versions=manifest.values["versions"],
+        command=manifest.values["command"] if repeat is None else repeat.command,
+        run_command=None if repeat is None else manifest.values["command"],
+    )
 
 
-def shrinkage_of(folders: Sequence[RunFolder]) -> dict[str, Any]:
-    """How far the ensembles of these searches were drawn to the benchmark, and by what evidence;
-    empty where they were not asked to be."""
+def shrinkage_of(folders: Sequence[RunFolder]) -> tuple[dict[str, JsonValue], ...]:
+    """Read by how much, and by what evidence, the ensembles of these searches were drawn to the
+    benchmark; empty where they were not asked to be."""
     stored = [read_json(folder.ensemble / "ensemble.json").get("shrinkage") for folder in folders]
-    known = [one for one in stored if one is not None]
-    return {"shrinkage": known[0] if len(folders) == 1 else known} if known else {}
+    return tuple(evidence for evidence in stored if evidence is not None)
 
 
-def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
-    """For the report: how much of the windows has prices, what the build mended, and the faults
-    found (`data quality`).
+def add_data(
+    context: BacktestContext, path: Path, windows: Sequence[MarketTensors]
+) -> BacktestContext:
+    """Add the extent of the windows' bars, the build's repairs and the faults found.
 
     `path` is the market file; what lies beside it is used where it is there.
     """
@@ -141,19 +138,22 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
     if survivors is not None and (sentence := survivors.describe()):
         key = "survivorship" if survivors.survivors_only else "members_without_bars"
         summary[key] = sentence
-    found = {"data": summary, "market": to_json(market)}
-    if (quality := path.with_name("quality.json")).is_file():
-        found["quality"] = read_json(quality)["kinds"]
-    return found
+    quality = path.with_name("quality.json")
+    return replace(
+        context,
+        data=summary,
+        market=to_json(market),
+        quality=read_json(quality)["kinds"] if quality.is_file() else {},
+    )
 
 
-def caveats(config: RunConfig, context: Mapping[str, Any]) -> list[str]:
-    """What a run's data and windows take for granted, in words that complete "with ..."."""
+def caveats(config: RunConfig, context: BacktestContext) -> list[str]:
+    """List the assumptions of a run's data and windows, in words that complete "with ..."."""
     found = []
     if config.data.windows.embargo_sessions == 0:
         found.append("no embargo between the windows")
-    if context["data"].get("survivorship"):
+    if context.data.get("survivorship"):
         found.append("a universe of survivors")
-    if context["data"].get("planted_signal"):
+    if context.data.get("planted_signal"):
         found.append("a made-up signal that knows the future among the features")
     return found

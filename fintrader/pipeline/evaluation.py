@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ from fintrader.market.planted import oracle_policy
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
     Repeat,
+    add_data,
     backtest_settings,
     caveats,
-    data_summary,
     provenance,
     settings_hash,
     shrinkage_of,
@@ -46,7 +47,15 @@ from fintrader.progress import Progress, reporter
 from fintrader.report.html import write_report
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.results.analysis import Variation
-from fintrader.results.backtest_files import SEAL, StoredBacktest, hashes_of, make_seal, read_seal
+from fintrader.results.backtest_files import (
+    SEAL,
+    StoredBacktest,
+    hashes_of,
+    make_seal,
+    read_context,
+    read_seal,
+)
+from fintrader.results.context import BacktestContext, FoldReturns, LimitedOutcome
 from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
 from fintrader.results.looks import CHOSEN, Ledger, Look
@@ -76,7 +85,7 @@ def evaluate_chosen(
             config, folder, windows, window, shuffled, best, progress
         )
         free = results.pop("null_model", None)
-        planted = _planted(market, env, results, progress)
+        shares = _add_oracle(market, env, results, progress)
         results = measured_against(results, baselines.portfolio)
         policy = load_policy(_policy(folder.root))
         rows = (
@@ -85,14 +94,14 @@ def evaluate_chosen(
             else []
         )
         limited = _within_limits([policy], [market], env, LimitSettings(), progress)
-    context = (
-        provenance(config, manifest, window, repeat)
-        | shrinkage_of([folder])
-        | data_summary(path, [market])
+    context = replace(
+        provenance(config, manifest, window, repeat),
+        shrinkage=shrinkage_of([folder]),
+        left_out=dict(baselines.left_out),
+        within_limits=limited,
+        share_of_oracle=shares,
     )
-    context |= {"left_out": dict(baselines.left_out), "within_limits": limited}
-    if planted:
-        context["planted"] = planted
+    context = add_data(context, path, [market])
     look = _look(
         config,
         manifest,
@@ -167,9 +176,9 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
                 parts.setdefault(name, []).append(result)
             tests.append(windows.test)
             policies.append(load_policy(_policy(folder.root)))
-            folds.append(
-                {name: result.metrics.cumulative_return for name, result in results.items()}
-            )
+            days = [str(stamp)[:10] for stamp in windows.test.timestamps()[[0, -1]]]
+            returned = {name: result.metrics.cumulative_return for name, result in results.items()}
+            folds.append(FoldReturns(days[0], days[-1], returned))
         rows = (
             sensitivity(policies, tests, env, progress=progress)
             if config.backtest.sensitivity
@@ -183,13 +192,15 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     }
     whole = measured_against(whole, whole[baselines.portfolio.name])
     free = whole.pop("null_model", None)
-    context = provenance(
-        config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds"
+    title = f"walk-forward, {len(folders)} folds"
+    context = replace(
+        provenance(config, manifest, "test", repeat, title=title),
+        shrinkage=shrinkage_of(folders),
+        folds=tuple(folds),
+        left_out=left_out,
+        within_limits=limited,
     )
-    context |= shrinkage_of(folders) | data_summary(Path(str(manifest.values["market"])), tests)
-    days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
-    context |= {"folds": folds, "fold_windows": days, "left_out": left_out}
-    context["within_limits"] = limited
+    context = add_data(context, Path(str(manifest.values["market"])), tests)
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
     look = _look(
         config,
@@ -209,11 +220,11 @@ def _within_limits(
     env: EnvSettings,
     limits: LimitSettings,
     progress: Progress | None,
-) -> dict[str, Any]:
-    """What a deployment's limits would have made of policies, each in a window of its own; empty
-    without limits."""
+) -> LimitedOutcome | None:
+    """Simulate policies within a deployment's limits, each in its own window; None without
+    limits."""
     if not limits.enforced:
-        return {}
+        return None
     growth = 1.0
     cut = Counter[str]()
     halted = ""
@@ -224,12 +235,7 @@ def _within_limits(
         growth *= float(result.equity[-1] / result.equity[0])
         cut.update(noted.counts)
         halted = halted or noted.halted
-    return {
-        "cumulative_return": growth - 1.0,
-        "cut": dict(cut),
-        "halted": halted,
-        "limits": limits.model_dump(),
-    }
+    return LimitedOutcome(growth - 1.0, dict(cut), halted, limits.model_dump())
 
 
 def _own_windows(search: RunFolder, path: Path) -> Split:
@@ -249,7 +255,7 @@ def _look(
     results: Mapping[str, BacktestResult],
     markets: Sequence[MarketTensors],
     kind: str,
-    context: Mapping[str, Any],
+    context: BacktestContext,
 ) -> Look:
     """What the ledger of looks is to say of the results."""
     return look_at(
@@ -262,8 +268,8 @@ def _look(
         folder=config.folder.root.name,
         seed=config.seed,
         window=window,
-        trials=context["trials"],
-        command=context["command"],
+        trials=context.trials,
+        command=context.command,
     )
 
 
@@ -273,7 +279,7 @@ def _write(
     look: Look,
     results: Mapping[str, BacktestResult],
     folders: Sequence[RunFolder],
-    context: Mapping[str, Any],
+    context: BacktestContext,
     free: BacktestResult | None,
     metric: str,
     markets: Sequence[MarketTensors],
@@ -287,8 +293,6 @@ def _write(
     `metric` there. `free`: what the same searches made of information-free features.
     """
     null_model = None if free is None else _selection_scores(folders, metric)
-    if free is not None:
-        context = {**context, "null_model": free.metrics.by_key()}
     chosen = {
         f"trial_{kind}": [
             found for folder in folders if (found := _trial_returns(folder, name)) is not None
@@ -298,11 +302,15 @@ def _write(
     home = window_folder(config.folder, look.window)
     ledger = Ledger(config.runs_dir)
     number, line = ledger.record(look)
-    counted = {"window_key": look.bars.key} | ({"looks": number} if look.window == "test" else {})
     stored = write_backtest(
         home,
         results,
-        context={**context, **counted},
+        context=replace(
+            context,
+            null_model=None if free is None else free.metrics,
+            window_key=look.bars.key,
+            look=number if look.window == "test" else None,
+        ),
         **chosen,
         market=markets,
         settings=backtest_settings(config),
@@ -346,8 +354,8 @@ def as_configured(config: RunConfig, window: str) -> bool:
         (home / name).is_file() for name in ("metrics.json", "report.html")
     ) or "look" not in _sealed(home):
         return False
-    expected = settings_hash(config, window)
-    return bool(read_json(home / "context.json").get("settings_hash", expected) == expected)
+    made_with = read_context(Folder.locate(home)).settings_hash
+    return made_with in (None, settings_hash(config, window))
 
 
 def _sealed(home: Path) -> dict[str, Any]:
@@ -451,11 +459,11 @@ def information_free_market(path: Path, seed: int, target: Path | None = None) -
     return target
 
 
-def _planted(
+def _add_oracle(
     market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
-) -> dict[str, Any] | None:
-    """What share of the oracle's log growth over this window was made, in a synthetic market; None
-    on real bars.
+) -> dict[str, float]:
+    """Compute the share of the oracle's log growth over this window that was made, by strategy;
+    empty on real bars.
 
     Adds the strategy `oracle`, which knows the planted states and trades them in the same
     environment so as to maximise expected wealth (not the Sharpe ratio).
@@ -466,7 +474,7 @@ def _planted(
         or env.half_spread_bps
         or env.impact_bps
     ):
-        return None
+        return {}
     layout = TradingEnv.evaluation(market, env).layout
     at_once = env.model_copy(update={"trade_rate": 1.0})  # it knows the costs of its steps
     results["oracle"] = simulate(
@@ -482,4 +490,4 @@ def _planted(
     }
     best = math.log(reached["oracle"])
     names = ("ensemble", "best") if best > 0 else ()
-    return {"share_of_oracle": {name: math.log(reached[name]) / best for name in names}}
+    return {name: math.log(reached[name]) / best for name in names}

@@ -494,16 +494,13 @@ def _print_outcome(
     folder = evaluation.window_folder(config.folder, window)
     console = wide_console()
     context = stored.context
-    title = (
-        f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a"
-        " trade"
-    )
+    title = f"{config.name}: {window_words(str(context.window))}, net of {context.costs}"
     shown = {name: stored.metrics[name] for name in in_order(stored.metrics)}
     console.print(metrics_table(shown, title=title))
     console.print(active_table(shown, stored.portfolio))
     if stands := standing(stored.metrics, context):
         console.print(stands, highlight=False)
-    for name, said in context.get("changed", {}).items():
+    for name, said in context.changed.items():
         console.print(f"Not as trained: {name.replace('_', ' ')} {said}.", highlight=False)
     console.print(
         f"Chosen from {manifest.values['trials']} trials by their validation"
@@ -511,7 +508,7 @@ def _print_outcome(
     )
     if planted := planted_words(context):
         console.print(planted)
-    if limited := limits_words(context):
+    if limited := limits_words(context.within_limits):
         console.print(f"{limited[:1].upper()}{limited[1:]}.")
     console.print(stored.conclusion)
     for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):

@@ -20,6 +20,7 @@ from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run_stages import claim, wide_console
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
+from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import active_table, metrics_table, standing
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.warm_start import check_unused
@@ -79,7 +80,7 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     print(
         standing(
             metrics,
-            {"benchmark_portfolio": baselines.portfolio.name, "left_out": baselines.left_out},
+            BacktestContext(portfolio=baselines.portfolio.name, left_out=dict(baselines.left_out)),
         )
     )
 

@@ -365,15 +365,13 @@ def _capacity(page: Page, stored: StoredBacktest) -> list[str]:
         ("main" if row.is_chosen else "", [usd(row.number), *variation_cells(row)]) for row in rows
     ]
     head = ["Starting capital", "Cumulative return", "Sharpe", "Max drawdown"]
-    trading = stored.context.get("trading")
-    share = trading.get("participation") if isinstance(trading, Mapping) else None
-    limit = (
-        "any volume"
-        if share == "none"
-        else f"{share:.0%} of a bar's volume"
-        if share
-        else "its share of the volume"
-    )
+    trading = stored.context.trading
+    if trading is None:
+        limit = "its share of the volume"
+    elif trading.participation == "none":
+        limit = "any volume"
+    else:
+        limit = f"{trading.participation:.0%} of a bar's volume"
     text = (
         "Capacity: each row is a whole simulation at that capital, an order taking at most"
         f" {limit}. Prices do not move with the orders beyond the impact that is charged."

@@ -4,6 +4,7 @@ reports itself."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -24,7 +25,7 @@ from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, 
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout, num_actions
-from fintrader.envs.settings import CONVENTIONS, EnvSettings
+from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Split
@@ -34,6 +35,7 @@ from fintrader.report.luck import luck_rows
 from fintrader.report.recipe import made_by
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result, plain_text, table_html, table_text
 from fintrader.results.looks import Ledger
 from fintrader.verdict.verdict import Verdict
@@ -152,10 +154,12 @@ class Backtests(Mapping[str, BacktestResult]):
     @cached_property
     def tables(self) -> StoredBacktest:
         """Equity, positions, prices and trades as tables, for `fintrader.results.figures`."""
-        trading = self.settings.model_dump(mode="json", include=set(CONVENTIONS))
-        context = {"cost_bps": self.settings.cost_bps, "trading": trading}
-        context |= {} if self.looks is None else {"looks": self.looks}
-        return tabulate(self._results, context | {"left_out": dict(self._baselines.left_out)})
+        context = BacktestContext(
+            trading=self.settings.terms(),
+            look=self.looks,
+            left_out=dict(self._baselines.left_out),
+        )
+        return tabulate(self._results, context)
 
     @property
     def trades(self) -> pd.DataFrame:
@@ -204,10 +208,13 @@ class Backtests(Mapping[str, BacktestResult]):
     def report(self, path: Path | str, *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its
         path."""
-        context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
-        context |= {} if trials is None else {"trials": trials}
-        context |= {"policy": note} if (note := self[self.name].note) else {}
-        context |= {"recipe": made_by(), "market": to_json(self.market.provenance)}
+        context = replace(
+            self.tables.context,
+            run=self.name.replace("_", " ").capitalize(),
+            trials=trials,
+            recipe=made_by(),
+            market=to_json(self.market.provenance),
+        )
         found = analyse(self._results, self.market)
         return write_report(
             Path(path), tabulate(self._results, context, self.honesty(trials), analysis=found)

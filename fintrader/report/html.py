@@ -4,9 +4,7 @@ equal bytes."""
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -20,6 +18,7 @@ from fintrader.results import figures
 from fintrader.results.analysis import Variation
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
+from fintrader.results.context import TradingTerms
 from fintrader.results.explanation import METHOD
 from fintrader.results.formatting import (
     PAPER_COLUMNS,
@@ -59,7 +58,7 @@ def summary(stored: StoredBacktest) -> str:
         if rival in stored.metrics and rival != name:
             returned = percent(stored.metrics[rival].cumulative_return, signed=True)
             text += f", {title} {returned}"
-    trials = stored.context.get("trials")
+    trials = stored.context.trials
     return (
         f"{text}. It was chosen from {count(trials) if trials else 'an unknown number of'} trials."
     )
@@ -67,29 +66,30 @@ def summary(stored: StoredBacktest) -> str:
 
 def render_report(stored: StoredBacktest) -> str:
     """The page as text, its times the market's own. Pure: equal tables give equal text."""
-    stored = stored.on_clock(figures.timezone_of(stored.context))
+    stored = stored.on_clock(figures.known_timezone(stored.context.timezone))
     main = main_strategy(stored.strategies)
-    run = str(stored.context.get("run") or "Backtest")
+    context = stored.context
+    run = context.run or "Backtest"
     first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
-    window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
+    window = f", {window_words(context.window)}" if context.window else ""
     page = Page(f"{run}: {figures.title_of(main)}")
     verdict = stored.opening
     tone = "good" if verdict.is_skill else "doubt"
-    about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
+    about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(context.trading)}"
     told = (
         summary(stored),
-        standing(stored.metrics, stored.context),
-        planted_words(stored.context),
+        standing(stored.metrics, context),
+        planted_words(context),
     )
     lead = " ".join(part for part in told if part)
-    if notice := market_notice(stored.context):
+    if notice := market_notice(context.market):
         page.notice(notice)
     page.header(run, verdict.headline, lead, about, tone=tone, sentences=verdict.sentences)
     told_first = {
-        "Survivorship": survivorship_words(stored.context),
+        "Survivorship": survivorship_words(context.market),
         "Costs": cost_words(stored, main),
     }
-    if limited := limits_words(stored.context):
+    if limited := limits_words(context.within_limits):
         told_first["Limits"] = f"{limited}."
     page.told(told_first)
     page.contents()
@@ -108,7 +108,7 @@ def render_report(stored: StoredBacktest) -> str:
     allocator_sections(page, stored, main)
     _sensitivity(page, stored, main)
     page.section("Every number", _all_metrics(stored), link="Metrics")
-    data_section(page, stored.context)
+    data_section(page, context)
     provenance_section(page, stored)
     return page.render()
 
@@ -119,22 +119,18 @@ def write_report(path: Path, stored: StoredBacktest) -> Path:
     return Path(path)
 
 
-def _as_traded(context: Mapping[str, Any]) -> str:
-    """How orders were carried out, as it follows the window's name."""
-    trading = context.get("trading")
-    if not isinstance(trading, Mapping):
+def _as_traded(trading: TradingTerms | None) -> str:
+    """Describe how orders were carried out, to follow the window's name."""
+    if trading is None:
         return ""
-    bars = int(trading["decision_interval"])
+    bars = trading.decision_interval
     every = "every bar" if bars == 1 else f"every {bars} bars"
-    spread = (
-        f" and a half-spread of {trading['half_spread_bps']:g}"
-        if trading["half_spread_bps"]
-        else ""
-    )
-    fill = str(trading["fill"]).replace("_", " ")
-    share = trading["participation"]
+    half = trading.half_spread_bps
+    spread = f" and a half-spread of {half:g}" if half else ""
+    fill = trading.fill.replace("_", " ")
+    share = trading.participation
     volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
-    pays = f"pays {trading['cost_bps']:g}{spread} basis points a trade"
+    pays = f"pays {trading.cost_bps:g}{spread} basis points a trade"
     return f"; decides {every}, fills at the {fill}, {volume}, {pays}"
 
 
@@ -143,11 +139,11 @@ def _as_traded(context: Mapping[str, Any]) -> str:
 
 def _paper_table(stored: StoredBacktest, main: str) -> str:
     columns = [*PAPER_COLUMNS, *_EXTRA_COLUMNS]
-    notes = stored.context.get("strategies", {})
+    notes = stored.context.strategies
     rows = []
     for name in stored.strategies:
         values = stored.metrics[name]
-        said = str(notes.get(name, "")) if isinstance(notes, Mapping) else ""
+        said = notes.get(name, "")
         label = html.escape(figures.title_of(name))
         label += f'<span class="note">{html.escape(said)}</span>' if said else ""
         cells = [metric(key, values) for key, _ in columns]
@@ -181,12 +177,7 @@ def _active_table(stored: StoredBacktest, main: str) -> str:
         " ratio's, by resampling blocks of the same days of both; one that holds 0 says that"
         " chance could have done it."
     )
-    left_out = stored.context.get("left_out")
-    missing = (
-        [f"{name}: {why}" for name, why in left_out.items()]
-        if isinstance(left_out, Mapping)
-        else []
-    )
+    missing = [f"{name}: {why}" for name, why in stored.context.left_out.items()]
     said = note(f"Left out: {'; '.join(missing)}.") if missing else ""
     return table(active_headings(stored.portfolio), rows) + note(caption) + said
 
@@ -331,7 +322,7 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
     if "without" in groups:
         returned = stored.metrics[main].cumulative_return
         parts.append(page.chart("without", figures.without_figure(groups["without"], returned)))
-    if stored.context.get("folds"):
+    if stored.context.folds:
         parts.append(
             note(
                 "Each fold's policy over its own test window, the windows one after another as"
@@ -359,26 +350,13 @@ def _all_metrics(stored: StoredBacktest) -> str:
 
 def _folds(page: Page, stored: StoredBacktest) -> None:
     """A walk-forward's test windows one by one."""
-    folds = stored.context.get("folds")
-    if not isinstance(folds, list) or not folds:
+    if not stored.context.folds:
         return
-    windows = stored.context.get("fold_windows") or [["", ""]] * len(folds)
     rows = []
-    for k, (fold, (first, last)) in enumerate(zip(folds, windows, strict=True)):
-        when = (
-            f'<span class="note">{html.escape(first)} to {html.escape(last)}</span>'
-            if first
-            else ""
-        )
-        rows.append(
-            (
-                "",
-                [
-                    f"Fold {k + 1}{when}",
-                    *(number(percent(fold.get(name))) for name in stored.strategies),
-                ],
-            )
-        )
+    for k, fold in enumerate(stored.context.folds, start=1):
+        days = f'<span class="note">{html.escape(f"{fold.first} to {fold.last}")}</span>'
+        returned = [number(percent(fold.cumulative_return.get(name))) for name in stored.strategies]
+        rows.append(("", [f"Fold {k}{days}", *returned]))
     head = ["Test window", *[figures.title_of(name) for name in stored.strategies]]
     text = (
         "Cumulative return of each test window; between windows the positions are sold, at costs."

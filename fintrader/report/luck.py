@@ -4,7 +4,6 @@ tables and charts."""
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
 
 from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.results import figures
@@ -22,6 +21,7 @@ from fintrader.results.formatting import (
     span,
     statistic,
 )
+from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.verdict import Selection, Verdict
 
 Row = tuple[str, str, str]
@@ -52,7 +52,7 @@ def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
         charts.append(page.chart("random", figure))
     page.section(
         f"Can this be luck? {window_title(verdict)}",
-        _rows_table(evidence_rows(verdict, rolling=bool(stored.context.get("folds")))),
+        _rows_table(evidence_rows(verdict, rolling=bool(stored.context.folds))),
         _rivals_table(verdict),
         side_by_side(*charts),
         link="Luck",
@@ -65,11 +65,10 @@ def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
     said = note(
         f"{html.escape(selection.sentence)} A diagnosis of the search, which no verdict rests on."
     )
-    null_model = stored.context.get("null_model") or {}
     page.section(
         "What the search says of itself",
         said,
-        _rows_table(selection_rows(selection) + null_model_rows(null_model)),
+        _rows_table(selection_rows(selection) + null_model_rows(stored.context.null_model)),
         side_by_side(*drawn),
         link="Search",
     )
@@ -203,11 +202,11 @@ def selection_rows(selection: Selection) -> list[Row]:
     return rows
 
 
-def null_model_rows(metrics: Mapping[str, float | None]) -> list[Row]:
-    """What the search on features of other days was worth on this window."""
-    if not metrics:
+def null_model_rows(metrics: StrategyMetrics | None) -> list[Row]:
+    """Describe the result on this window of the search on features of other days."""
+    if metrics is None:
         return []
-    text = f"{percent(metrics.get('cumulative_return'))}, Sharpe {ratio(metrics.get('sharpe'))}"
+    text = f"{percent(metrics.cumulative_return)}, Sharpe {ratio(metrics.sharpe)}"
     how = "features of other days, same prices, same costs"
     return [("Its ensemble on this window", text, how)]
 

@@ -14,17 +14,17 @@ from fintrader.results.formatting import DASH, missing, number, percent, ratio, 
 _NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any market."
 
 
-def market_notice(context: Mapping[str, Any]) -> str:
-    """One sentence where the market is made up, wholly or in part; empty for real bars and where
-    nothing is known."""
-    market = read_provenance(context)
-    signal = market.planted_signal
-    drift = market.planted_drift
+def market_notice(market: Mapping[str, Any]) -> str:
+    """Warn in a sentence that the market is made up, wholly or in part; empty for real bars and
+    where nothing is known. `market`: as in a backtest's context."""
+    provenance = read_provenance(market)
+    signal = provenance.planted_signal
+    drift = provenance.planted_drift
     if signal is not None and signal.ic == 0:
         return f"Real bars and noise: {signal.statement}."
     if signal is not None:
         return f"Real bars with a planted signal: {signal.statement}. {_NO_SUCH_MARKET}"
-    if not market.is_synthetic and drift is None:
+    if not provenance.is_synthetic and drift is None:
         return ""
     if drift is None:
         return (
@@ -38,11 +38,11 @@ def market_notice(context: Mapping[str, Any]) -> str:
     )
 
 
-def survivorship_words(context: Mapping[str, Any]) -> str:
-    """Whether the universe is one of survivors."""
-    market = read_provenance(context)
-    survivorship = market.survivorship
-    if market.is_synthetic:
+def survivorship_words(market: Mapping[str, Any]) -> str:
+    """Say whether the universe is one of survivors. `market`: as in a backtest's context."""
+    provenance = read_provenance(market)
+    survivorship = provenance.survivorship
+    if provenance.is_synthetic:
         return "none: the symbols are made up, and none was chosen by how it did."
     if survivorship is None:
         return "not known: nothing is recorded of who else could have been in this universe."
@@ -71,17 +71,19 @@ def survivorship_words(context: Mapping[str, Any]) -> str:
 def cost_words(stored: StoredBacktest, main: str) -> str:
     """What was paid, what for, and what the result would have been without."""
     own = stored.metrics[main]
-    trading = _part(stored.context, "trading")
+    trading = stored.context.trading
     paid = number(own.cost_usd)
     share = number(own.cost_share)
     if paid is None or share is None:
         return "not known."
-    charged = [
-        ("cost_bps", "a trade"),
-        ("half_spread_bps", "half-spread"),
-        ("impact_bps", "impact at full volume"),
-    ]
-    rates = [f"{trading[key]:g} bps {what}" for key, what in charged if number(trading.get(key))]
+    rates = []
+    if trading is not None:
+        charged = (
+            (trading.cost_bps, "a trade"),
+            (trading.half_spread_bps, "half-spread"),
+            (trading.impact_bps, "impact at full volume"),
+        )
+        rates = [f"{bps:g} bps {purpose}" for bps, purpose in charged if bps]
     free = not rates and not paid
     told = (
         "none charged: every trade was free of commission, spread and impact"
@@ -102,12 +104,6 @@ def cost_words(stored: StoredBacktest, main: str) -> str:
     return told + ("." if even == DASH else f", nothing left at {even} a traded dollar.")
 
 
-def read_provenance(context: Mapping[str, Any]) -> Provenance:
-    """Read the provenance of a backtest's market; one that says nothing where none is stored."""
-    stored = context.get("market")
-    return Provenance() if stored is None else from_json(Provenance, stored)
-
-
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = values.get(name)
-    return found if isinstance(found, Mapping) else {}
+def read_provenance(market: Mapping[str, Any]) -> Provenance:
+    """Read the provenance in a backtest's context; an empty one where none is stored."""
+    return from_json(Provenance, market) if market else Provenance()

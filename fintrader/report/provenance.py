@@ -8,22 +8,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fintrader.records import JsonValue, to_json
 from fintrader.report.page import Page, facts, note
 from fintrader.report.recipe import element, record_of
 from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import DASH
 
 _FACTS = {
     "run_command": "policies trained by",
     "changed": "not as trained",
-    "looks": "look at these bars, of all runs",
+    "look": "look at these bars, of all runs",
 }
 _SHOWN_ELSEWHERE = (
     "strategies",
     "quality",
     "data",
     "folds",
-    "fold_windows",
     "left_out",
     "market",
     "recipe",
@@ -41,22 +42,23 @@ def provenance_section(page: Page, stored: StoredBacktest) -> None:
     page.carry(element(record))
 
 
-def data_section(page: Page, context: Mapping[str, Any]) -> None:
-    """What the figures stand on: the window's extent and holes, what was mended, and the faults
-    found."""
-    named: dict[str, Any] = {}
-    for key in ("data", "quality"):
-        part = context.get(key)
-        if isinstance(part, Mapping):
-            named |= {str(name).replace("_", " "): value for name, value in part.items()}
+def data_section(page: Page, context: BacktestContext) -> None:
+    """Show the window's extent and holes, the repairs and the faults found."""
+    named = {
+        name.replace("_", " "): value for name, value in (context.data | context.quality).items()
+    }
     if named:
         page.section("The data behind it", facts(named), link="Data")
 
 
-def _facts_of(context: Mapping[str, Any]) -> str:
-    trading = context.get("trading")
-    trading = dict(trading) if isinstance(trading, Mapping) else {}
-    known = {**context, **trading}  # a row for each of the trading settings
+def known_facts(context: BacktestContext) -> dict[str, JsonValue]:
+    """The parts of a context that are known, as JSON by name."""
+    return {name: value for name, value in to_json(context).items() if value not in (None, {}, ())}
+
+
+def _facts_of(context: BacktestContext) -> str:
+    trading = {} if context.trading is None else to_json(context.trading)
+    known = known_facts(context) | trading  # a row for each of the trading settings
     first = (
         "command",
         "run_command",
@@ -64,7 +66,7 @@ def _facts_of(context: Mapping[str, Any]) -> str:
         "window",
         "seed",
         "trials",
-        "looks",
+        "look",
         "changed",
         *trading,
     )
@@ -78,12 +80,10 @@ def _facts_of(context: Mapping[str, Any]) -> str:
     return facts(values) if values else note("Nothing was recorded about the run.")
 
 
-def _made_by(context: Mapping[str, Any]) -> dict[str, Any]:
+def _made_by(context: BacktestContext) -> dict[str, Any]:
     """Code and machine of the run, and the bars it was made of, as rows."""
-    recipe, market = (
-        part if isinstance(part := context.get(name), Mapping) else {}
-        for name in ("recipe", "market")
-    )
+    recipe: Mapping[str, Any] = context.recipe
+    market = context.market
     if not recipe:
         return {}
     changed = {True: ", with uncommitted changes", False: ", no uncommitted changes", None: ""}

@@ -19,6 +19,7 @@ from fintrader import runs
 from fintrader.errors import ReportError
 from fintrader.files import read_bytes
 from fintrader.reproducible import code_paths
+from fintrader.results.context import BacktestContext
 
 FORMAT = "fintrader-report-1"
 MOST_BYTES = 256 * 1024 * 1024
@@ -48,21 +49,15 @@ def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
-def record_of(
-    context: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """What the page carries: the recipe, and every metric of every strategy unrounded."""
-    recipe = context.get("recipe")
-    told = {
-        name: context.get(name)
-        for name in ("run", "trials", "seed", "looks", "data_hash", "settings_hash", "market")
-    }
-    known = {name: value for name, value in told.items() if value is not None}
+def record_of(context: BacktestContext, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Make the record that the page carries: the recipe, and every metric unrounded."""
+    names = ("run", "trials", "seed", "look", "data_hash", "settings_hash", "market")
+    known = {name: getattr(context, name) for name in names}
     return {
         "format": FORMAT,
         "metrics": metrics,
-        "recipe": recipe if isinstance(recipe, Mapping) else {},
-        **known,
+        "recipe": context.recipe,
+        **{name: value for name, value in known.items() if value is not None},
     }
 
 

@@ -11,6 +11,7 @@ from fintrader.errors import BacktestError
 from fintrader.files import write_text
 from fintrader.report.notices import market_notice
 from fintrader.report.page import Page, facts, metric, note, number, table
+from fintrader.report.provenance import known_facts
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
@@ -71,7 +72,7 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     made_up = [
         f"{name}: {notice}"
         for name, stored in runs.items()
-        if (notice := market_notice(stored.context))
+        if (notice := market_notice(stored.context.market))
     ]
     if made_up:
         page.notice(" ".join(made_up))
@@ -98,7 +99,9 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     page.section("", page.chart("drawdown", figures.growth_figure(daily, drawdown=True)))
     for name, stored in runs.items():
         known = {
-            key: value for key, value in sorted(stored.context.items()) if key not in _LEFT_OUT
+            key: value
+            for key, value in sorted(known_facts(stored.context).items())
+            if key not in _LEFT_OUT
         }
         page.section(
             name, facts({str(key).replace("_", " "): value for key, value in known.items()})
@@ -155,7 +158,7 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         cells = [metric(key, stored.metrics[main]) for key, _ in PAPER_COLUMNS]
         *active, band = active_cells(stored.metrics[main])
         cells += [*map(number, active), html.escape(band)]
-        cells += [count(stored.context.get("trials")), look_words(stored.verdict)]
+        cells += [count(stored.context.trials), look_words(stored.verdict)]
         cells += [DASH if alpha is None else chance(alpha.p_value)]
         rivals = (stored.metrics.get(rival, NO_METRICS) for rival in ("equal_weight", "benchmark"))
         cells += [number(percent(rival.cumulative_return)) for rival in rivals]

@@ -28,6 +28,7 @@ from fintrader import metrics as m
 from fintrader.errors import RunError
 from fintrader.files import hash_file, seal, unseal
 from fintrader.results.analysis import Analysis, Variation
+from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import Explanation
 from fintrader.results.folders import (
     MAX_JSON_BYTES,
@@ -109,8 +110,8 @@ class StoredBacktest:
     """Long, columns PRICE_COLUMNS."""
     trades: pd.DataFrame
     """`strategy` and the columns TRADE_COLUMNS."""
-    context: dict[str, Any]
-    """What is known of the run: window, trials, seed, hashes, command."""
+    context: BacktestContext
+    """Origin of the backtest: window, trials, seed, hashes, command."""
     verdict: Verdict | None
     """How far the result can be told from luck; None where it was not assessed."""
     sensitivity: tuple[Variation, ...]
@@ -219,10 +220,9 @@ class StoredBacktest:
         """The strategy that active figures are against; None where the context cannot be read or
         does not say."""
         try:
-            name = self.context.get("benchmark_portfolio")
+            return self.context.portfolio
         except RunError:
             return None
-        return name if isinstance(name, str) else None
 
     @property
     def opening(self) -> Opening:
@@ -423,8 +423,10 @@ def _changed(folder: Folder) -> str:
 # --- the parts ------------------------------------------------------------------------------------
 
 
-def _record(folder: Folder, name: str) -> dict[str, Any]:
-    return folder.json(name) if folder.exists(name) else {}
+def read_context(folder: Folder) -> BacktestContext:
+    """The context of a backtest's folder; an empty one where the file is missing. Raises
+    DamagedFileError."""
+    return _read_record(folder, BacktestContext, "context.json") or BacktestContext()
 
 
 def read_verdict(folder: Folder) -> Verdict | None:
@@ -506,7 +508,7 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "positions": lambda folder: _table(folder, "positions"),
     "prices": lambda folder: _table(folder, "prices"),
     "trades": lambda folder: _table(folder, "trades"),
-    "context": lambda folder: _record(folder, "context.json"),
+    "context": read_context,
     "verdict": read_verdict,
     "sensitivity": lambda folder: (
         _read_record(folder, tuple[Variation, ...], "sensitivity.json") or ()

@@ -20,6 +20,7 @@ from rich.table import Table
 from fintrader import progress
 from fintrader.metrics import TRADING_DAYS, min_sessions
 from fintrader.results.catalogue import BY_KEY, of_a_year
+from fintrader.results.context import BacktestContext, LimitedOutcome
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.verdict.verdict import Verdict
 
@@ -237,16 +238,10 @@ def window_words(window: str) -> str:
     return window if window.startswith("walk-forward") else f"{window} window"
 
 
-def planted_words(context: Mapping[str, Any]) -> str:
-    """What the ensemble made of a planted signal, as the one share that is shown anywhere; empty
-    without one."""
-    planted = context.get("planted")
-    share = (
-        (planted.get("share_of_oracle") or {}).get("ensemble")
-        if isinstance(planted, Mapping)
-        else None
-    )
-    if number(share) is None:
+def planted_words(context: BacktestContext) -> str:
+    """Describe the ensemble's use of a planted signal; empty without one."""
+    share = context.share_of_oracle.get("ensemble")
+    if share is None:
         return ""
     told = (
         "of the log growth of an oracle, which knows the signal's states and maximises expected"
@@ -258,19 +253,17 @@ def planted_words(context: Mapping[str, Any]) -> str:
     )
 
 
-def limits_words(context: Mapping[str, Any]) -> str:
-    """What a deployment's limits would have made of the result; empty where nobody asked."""
-    found = context.get("within_limits")
-    if not isinstance(found, Mapping) or not found:
+def limits_words(found: LimitedOutcome | None) -> str:
+    """Describe the result within a deployment's limits; empty where it was not simulated."""
+    if found is None:
         return ""
-    cut = found.get("cut") or {}
-    by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(cut.items()))
+    by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(found.cut.items()))
     text = (
         "within a deployment's limits the ensemble made"
-        f" {percent(found.get('cumulative_return'), signed=True)}"
+        f" {percent(found.cumulative_return, signed=True)}"
     )
     text += f" (orders cut by {by})" if by else " (none of them bound)"
-    return text + (f", halted: {found['halted']}" if found.get("halted") else "")
+    return text + (f", halted: {found.halted}" if found.halted else "")
 
 
 def verdict_words(text: str | None) -> str:
@@ -434,17 +427,17 @@ def _html_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> s
 # --- where a result stands ------------------------------------------------------------------------
 
 
-def standing(metrics: Mapping[str, StrategyMetrics], context: Mapping[str, Any]) -> str:
-    """Whether the main strategy is below ridge and below its benchmark portfolio, and whether that
-    could be chance.
+def standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -> str:
+    """Compare the main strategy with ridge and with its benchmark portfolio, and say whether the
+    difference could be chance.
 
     Empty where nothing of this is known, and for a baseline.
     """
     name = main_strategy(in_order(metrics))
-    portfolio = context.get("benchmark_portfolio")
+    portfolio = context.portfolio
     own = metrics[name]
     returned = number(own.cumulative_return)
-    if not is_result(name) or returned is None or not isinstance(portfolio, str):
+    if not is_result(name) or returned is None or portfolio is None:
         return ""
     rivals = {f"its benchmark portfolio, {portfolio.replace('_', ' ')}": metrics.get(portfolio)}
     if portfolio == "cash":  # which has no row of its own everywhere
@@ -477,7 +470,6 @@ def standing(metrics: Mapping[str, StrategyMetrics], context: Mapping[str, Any])
         text += f" Active return {percent(active, signed=True)} {over}, "
         text += f"information ratio {ratio(own.information_ratio)}"
         text += f" ({INTERVAL} {interval(low, high)}): {worth}."
-    left_out = context.get("left_out")
-    if "ridge" not in metrics and isinstance(left_out, Mapping) and "ridge" in left_out:
-        text += f" Without ridge: {left_out['ridge']}."
+    if "ridge" not in metrics and "ridge" in context.left_out:
+        text += f" Without ridge: {context.left_out['ridge']}."
     return text.strip()

@@ -425,13 +425,14 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
     searches: dict[Any, int] = {}
     results: set[str] = set()
     for name, stored in runs.items():
-        known = tuple(stored.context.get(part) for part in ("config_hash", "data_hash", "seed"))
-        search = known if known[0] else name
-        searches[search] = max(searches.get(search, 0), int(stored.context.get("trials") or 0))
+        context = stored.context
+        known = (context.config_hash, context.data_hash, context.seed)
+        search = known if context.config_hash else name
+        searches[search] = max(searches.get(search, 0), context.trials or 0)
         results.add(stored_result(stored))
         ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
         lines = [] if ledger is None else [line for line in ledger.looks() if line.held_out]
-        key = stored.context.get("window_key")
+        key = context.window_key
         own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
         if own is not None:
             results |= {line.look.result for line in lines if line.look.bars.overlaps(own)}
@@ -444,25 +445,26 @@ def note_shown(stored: StoredBacktest, command: str) -> bool:
     ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
     known = stored.context
     result = stored_result(stored)
-    if stored.folder is None or ledger is None or "window_key" not in known:
+    key = known.window_key
+    if stored.folder is None or ledger is None or key is None:
         return False
-    key = str(known["window_key"])
     if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
         return False
     symbols = tuple(sorted(map(str, stored.prices["symbol"].unique())))
     first, last = stored.minutes[[0, -1]].strftime("%Y-%m-%d")
-    window = str(known.get("window"))
+    source = known.market.get("source")
+    is_made_up = isinstance(source, Mapping) and source.get("kind") == "synthetic"
     look = Look(
         kind="compare",
-        run=str(known.get("run")),
+        run=str(known.run),
         created=None,
         folder=stored.folder.relative_to(ledger.path.parent).parts[0],
-        seed=known.get("seed"),
-        window=window if window in ("train", "validation") else "test",
-        bars=Window(key, symbols, first, last, made_up="planted" in known),
+        seed=known.seed,
+        window=known.window if known.window in ("train", "validation") else "test",
+        bars=Window(key, symbols, first, last, made_up=is_made_up),
         strategies=tuple(name for name in CHOSEN if name in stored.strategies),
         result=result,
-        trials=known.get("trials"),
+        trials=known.trials,
         command=command,
     )
     ledger.record(look)

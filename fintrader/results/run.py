@@ -231,8 +231,7 @@ class Run:
         lines += [f"  {found.problem}"] if found.problem else []
         stored = self._readable()
         if stored is not None:
-            window = stored.context.get("window")
-            lines += [f"  {window_words(str(window))}: {stored.conclusion}"]
+            lines += [f"  {window_words(str(stored.context.window))}: {stored.conclusion}"]
         return lines
 
     def _readable(self) -> StoredBacktest | None:

@@ -292,19 +292,19 @@ def _compare_look(
     differences = []
     if line.look.result != stored_result(stored):
         differences.append(f"line {number} of the ledger has another result than the one stored")
-    if line.look.trials != stored.context.get("trials"):
+    if line.look.trials != stored.context.trials:
         differences.append(f"line {number} of the ledger says {line.look.trials} trials")
     look = look_number(looks[: looks.index(line) + 1], line.look.bars, line.look.result)
-    if window == "test" and stored.context.get("looks") != look:
+    if window == "test" and stored.context.look != look:
         differences.append(
-            f"it says look {stored.context.get('looks')}, and on the ledger it is look {look}"
+            f"it says look {stored.context.look}, and on the ledger it is look {look}"
         )
     return differences, look
 
 
 def _compare_trials(stored: StoredBacktest, trials: int) -> list[str]:
     counts = {
-        "context.json": stored.context.get("trials"),
+        "context.json": stored.context.trials,
         "verdict.json": trials if stored.verdict is None else stored.verdict.selection.trials,
     }
     return [

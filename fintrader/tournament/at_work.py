@@ -153,7 +153,7 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
     """Of a process whose orchestrator is gone: return when its pod has waited for another one long
     enough.
 
-    That is `context.operations.orphan_seconds` without anybody who drives the run in this folder, then until
+    That is `operations.orphan_seconds` without anybody who drives the run in this folder, then until
     the pod's next checkpoint; or at once when the run has gone to another machine, which trains the
     pod from its stored state.
     """

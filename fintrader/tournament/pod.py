@@ -64,7 +64,7 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 
 
 def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
-    """As `run_pod`; with `context.evaluate_elsewhere` it may end with a `TrainedPod`, which is
+    """As `run_pod`; with `evaluate_elsewhere` it may end with a `TrainedPod`, which is
     `evaluate_pod`'s."""
     store = open_store(context.run, context.mirror)
     with (

@@ -13,6 +13,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.description import Provenance
 from fintrader.report.html import write_report
+from fintrader.results.context import BacktestContext
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -76,7 +77,9 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission, tmp_path)
     assert rivals["benchmark"].equity == pytest.approx(
         1e6 * rivals["benchmark"].benchmark / rivals["benchmark"].benchmark[0]
     )
-    stored = write_backtest(tmp_path, {"ensemble": whole, **rivals}, context={"trials": 5 * 8})
+    stored = write_backtest(
+        tmp_path, {"ensemble": whole, **rivals}, context=BacktestContext(trials=5 * 8)
+    )
     assert write_report(tmp_path / "report.html", stored).exists()
 
 

@@ -15,6 +15,7 @@ from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
 from fintrader.market.description import Provenance
 from fintrader.market.tensors import MarketTensors, Windows
+from fintrader.results.context import BacktestContext
 from fintrader.results.looks import Ledger
 from tests.factories import planted_market
 
@@ -121,7 +122,7 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
     test = MARKET.split().test
     result = simulate(follow, train, RULES)
     looks = fintrader.backtest(follow, train, RULES, runs_dir=tmp_path / "runs")
-    counted = {"trials": 1, "looks": 1}
+    counted = BacktestContext(trials=1, look=1)
     folds = [simulate(follow, train.window(0, 200), RULES), simulate(follow, test, RULES)]
     with pytest.raises(TypeError, match="window"):
         assess({"policy": result}, window="test")
@@ -166,7 +167,9 @@ def test_looks_are_said_only_where_they_are_counted(tmp_path):
     assert said.evidence.look is None
     assert said.evidence.level == pytest.approx(0.04)
     assert "looks not counted" in uncounted.report(tmp_path / "x.html").read_text()
-    stored = write_backtest(tmp_path / "b", uncounted, context={"trials": 8}, market=test)
+    stored = write_backtest(
+        tmp_path / "b", uncounted, context=BacktestContext(trials=8), market=test
+    )
     assert "looks not counted" in stored.verdict.text
 
     def counted(share):

@@ -20,7 +20,9 @@ from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
 from fintrader.market.description import Provenance
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import ExplainedDecision, Explanation
+from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, LeaderboardIndex
@@ -116,22 +118,24 @@ def make_backtest(
             lambda obs, w=weights: w.repeat(len(obs), 1), market, settings, name=name
         )
     results = simulate_all_baselines(market, settings).join(results)
-    context = {
-        "run": folder.root.name,
-        "window": "test",
-        "trials": trials,
-        "seed": seed,
-        "command": "fintrader run",
-    }
-    context |= {"looks": 2, "cost_bps": settings.cost_bps}
+    context = BacktestContext(
+        run=folder.root.name,
+        window="test",
+        trials=trials,
+        seed=seed,
+        command="fintrader run",
+        look=2,
+        trading=settings.terms(),
+    )
     checks: dict[str, Any] = {}
     if checked:
         rng = np.random.default_rng(seed)
-        context["null_model"] = {
+        half = {
             name: value / 2
             for name, value in results["best"].metrics.by_key().items()
             if isinstance(value, float)
         }
+        context = replace(context, null_model=StrategyMetrics.of(half))
         checks = {
             "market": market,
             "settings": settings,
@@ -320,7 +324,7 @@ def long_backtest(folder: RunFolder, *, bars: int) -> int:
         results[name] = replace(
             benchmark(market, settings), name=name, has_positions=name != "benchmark"
         )
-    return len(write_backtest(folder.backtest, results, context={"trials": 7}).equity)
+    return len(write_backtest(folder.backtest, results, context=BacktestContext(trials=7)).equity)
 
 
 def long_race(folder: RunFolder, *, pods: int) -> None:

@@ -53,7 +53,7 @@ def test_a_look_of_ones_own_is_noted_where_one_says(market, tests, tmp_path):
         )
 
     assert [look(share).looks for share in (1.0, 0.5, 1.0)] == [1, 2, 1]
-    assert look(0.5).tables.context["looks"] == 2
+    assert look(0.5).tables.context.look == 2
     assert [line.look.kind for line in Ledger(tmp_path).looks()] == ["policy"] * 4
 
 

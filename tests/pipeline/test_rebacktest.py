@@ -57,8 +57,8 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
     metrics = (folder / "backtest" / "metrics.json").read_bytes()
     assert metrics != own
     context = first.context
-    assert context["run_command"] == Manifest.load(folder / "manifest.json").values["command"]
-    assert context["changed"] == {
+    assert context.run_command == Manifest.load(folder / "manifest.json").values["command"]
+    assert context.changed == {
         "fill": "close (next_open in training)",
         "decision_interval": "60 (5 in training)",
         "cost_bps": "5.0 (20.0 in training)",
@@ -77,17 +77,17 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
     ):
         assert f"{fact}</th>" in page, fact
     request.getfixturevalue("blank_reports")  # the page was read
-    words = shlex.split(context["command"])
+    words = shlex.split(context.command)
     assert words[:3] == ["fintrader", "backtest", str(folder)]
     main(["backtest", str(folder)])  # as the run itself was judged
     assert (folder / "backtest" / "metrics.json").read_bytes() == own
-    assert "changed" not in read_backtest(folder / "backtest").context
+    assert read_backtest(folder / "backtest").context.changed == {}
     main(words[1:])
     assert (folder / "backtest" / "metrics.json").read_bytes() == metrics
     again = read_backtest(folder / "backtest").context
-    assert again["settings_hash"] == context["settings_hash"]
+    assert again.settings_hash == context.settings_hash
     assert again == context, "the same result is no further look"
-    assert (before["looks"], again["looks"]) == (1, 2)
+    assert (before.look, again.look) == (1, 2)
     for _ in range(
         2
     ):  # the run itself shows its own backtest again, and then has nothing left to do
@@ -132,7 +132,7 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
     searches = [stored.verdict.selection.null_model for stored in both]
     assert searches[0].free == searches[1].free is not None
     # Traded on the window as the backtest trades.
-    assert both[0].context["null_model"] != both[1].context["null_model"]
+    assert both[0].context.null_model != both[1].context.null_model
 
 
 @pytest.mark.slow
@@ -142,23 +142,21 @@ def test_windows_have_folders_and_looks_of_their_own(judged, tmp_path):
     own = (folder / "backtest" / "metrics.json").read_bytes()
     main(["backtest", str(folder), "--backtest.window", "validation"])
     assert (home / "metrics.json").read_bytes() == own
-    assert read_backtest(home).context["looks"] == 1
+    assert read_backtest(home).context.look == 1
     validation = read_backtest(home / "validation")
-    assert (validation.context["window"], validation.context.get("looks")) == ("validation", None)
+    assert (validation.context.window, validation.context.look) == ("validation", None)
     assert validation.verdict.text.startswith("No verdict: this is the validation window")
     assert read_backtest(home).verdict.window == "test"
     assert read_backtest(home).verdict.evidence.look == 1
     assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
-    assert (
-        validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
-    )
+    assert validation.context.command == f"fintrader backtest {folder} --backtest.window validation"
     assert backtest_run(folder, several(folder, "validation", "test")) == folder
     assert read_backtest(home / "validation").metrics == validation.metrics
     assert (home / "metrics.json").read_bytes() == own
-    command = read_backtest(home).context["command"]
+    command = read_backtest(home).context.command
     assert command == f"fintrader backtest {folder} --backtest.window validation test"
     main(shlex.split(command)[1:])
-    assert read_backtest(home).context["looks"] == 1
+    assert read_backtest(home).context.look == 1
     lines = Ledger(folder.parent).looks()
     assert [line.look.window for line in lines] == ["test", "validation"] + [
         "validation",
@@ -179,7 +177,7 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged
     folder = copy_of(judged, tmp_path)
     config = several(folder, "test", "train").model_copy(update={"runs_dir": folder.parent})
     run(config)
-    assert read_backtest(folder / "backtest" / "train").context["window"] == "train"
+    assert read_backtest(folder / "backtest" / "train").context.window == "train"
     assert read_backtest(folder / "backtest" / "train").opening.headline == "No verdict"
     stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
     (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it

@@ -202,7 +202,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     stored = read_backtest(folder / "backtest")
     assert set(stored.strategies) >= STRATEGIES
     assert stored.equity.groupby("strategy")["session"].nunique().unique().tolist() == [6]
-    folds = stored.context["folds"]
+    folds = [fold.cumulative_return for fold in stored.context.folds]
     whole = stored.metrics["buy_and_hold"]["cumulative_return"]
     # what the folds leave behind, one after another, less what it costs to leave the first one's
     # positions
@@ -229,9 +229,9 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     )
     assert again.status == 0, again.err
     cheaper = read_backtest(folder / "backtest")
-    assert cheaper.context["looks"] == 2
+    assert cheaper.context.look == 2
     assert cheaper.metrics["ensemble"]["cost_usd"] == 0
-    assert len(cheaper.context["folds"]) == 2
+    assert len(cheaper.context.folds) == 2
 
 
 def test_runs_are_compared_on_one_page(undisturbed, tmp_path):

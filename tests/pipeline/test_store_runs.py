@@ -11,7 +11,7 @@ from fintrader.files import read_jsonl
 from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run, run_tournament
 from fintrader.pipeline.run_stages import claim
 from fintrader.pipeline.session import workplace
-from fintrader.results.backtest_files import read_seal
+from fintrader.results.backtest_files import read_backtest, read_seal
 from fintrader.results.folders import Folder
 from fintrader.results.looks import Ledger
 from fintrader.runs import RunFolder
@@ -124,7 +124,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_p
     )
     empty(elsewhere)
     looked = open_run(f"{URL}/tiny")
-    assert json.loads((looked / "backtest" / "context.json").read_text())["cost_bps"] == 40
+    assert read_backtest(looked / "backtest").context.trading.cost_bps == 40
     assert "look" in read_seal(Folder(looked / "backtest")), (
         "what was made beside a copy is sealed in the store"
     )

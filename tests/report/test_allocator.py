@@ -22,6 +22,7 @@ from fintrader.report.notices import cost_words, market_notice, survivorship_wor
 from fintrader.report.recipe import read_record
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.analysis import Variation
+from fintrader.results.context import BacktestContext
 from fintrader.results.figures import deepest_drawdowns
 from fintrader.results.formatting import percent, ratio, usd
 from fintrader.results.strategy_metrics import StrategyMetrics
@@ -46,24 +47,12 @@ def stored(market):
     results = baselines.join(
         {"ensemble": simulate(noisy_policy(9), market, settings, name="ensemble")}
     )
-    trading = {
-        "cost_bps": 5.0,
-        "half_spread_bps": 0.0,
-        "participation": 0.1,
-        "decision_interval": 1,
-        "fill": "next_open",
-    }
     more = [
         Variation("capital_usd", f"{usd}", usd == 1_000_000, 0.01 / usd, 1e6 / usd, -0.1)
         for usd in (10_000_000, 1_000_000)
     ]
-    context = {"trading": trading, "market": to_json(MADE_UP), "cost_bps": 5.0}
+    context = BacktestContext(trading=settings.terms(), market=to_json(MADE_UP))
     return tabulate(results, context, sensitivity=more, analysis=analyse(results, market))
-
-
-def of(provenance):
-    """The context of a backtest on such a market."""
-    return {"market": to_json(provenance)}
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +81,17 @@ def row(text, first):
 
 
 def test_a_made_up_market_is_the_first_thing_said(page, stored):
-    notice = market_notice(stored.context)
+    notice = market_notice(stored.context.market)
     assert notice.startswith("Synthetic market with a planted signal")
     body = page[page.index("<body>") :]
     assert re.sub("<[^>]+>", "", body).strip().startswith(notice)
     assert body.index("Survivorship") < body.index("Costs") < body.index("<nav>")
-    assert market_notice(of(Provenance(MarketSource("files")))) == market_notice({}) == ""
-    assert "no signal in them" in market_notice(of(Provenance(MarketSource("synthetic"))))
+    assert market_notice(to_json(Provenance(MarketSource("files")))) == market_notice({}) == ""
+    assert "no signal in them" in market_notice(to_json(Provenance(MarketSource("synthetic"))))
     for ic, words in ((0.1, "Real bars with a planted signal"), (0.0, "Real bars and noise")):
         signal = PlantedSignal("signal", ic, {}, horizon=20, persistence=0.95, seed=0)
         planted = Provenance(MarketSource("planted_in"), planted_signal=signal)
-        assert market_notice(of(planted)).startswith(f"{words}: the feature signal ")
+        assert market_notice(to_json(planted)).startswith(f"{words}: the feature signal ")
     assert notice in render_comparison({"one": stored, "two": stored})
 
 
@@ -120,11 +109,11 @@ def test_survivorship_and_costs_in_words(stored):
         bias_per_year=0.021,
     )
     real = Provenance(MarketSource("files"), survivorship=measured)
-    words = survivorship_words(of(real))
+    words = survivorship_words(to_json(real))
     assert words.startswith("5 symbols end or leave the universe in 250 sessions")
     assert "+2.1 % a year" in words
     suspect = replace(measured, ended=0, left_the_list=0, survivors_only=True)
-    words = survivorship_words(of(replace(real, survivorship=suspect)))
+    words = survivorship_words(to_json(replace(real, survivorship=suspect)))
     assert "nobody leaves in 250 sessions" in words
     assert survivorship_words({}).startswith("not known")
     own = stored.metrics["ensemble"]

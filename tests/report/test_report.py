@@ -27,6 +27,7 @@ from fintrader.report.html import render_report
 from fintrader.report.run_comparison import labels, render_comparison, write_comparison
 from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
+from fintrader.results.context import BacktestContext, FoldReturns
 from fintrader.results.figures import holdings
 from fintrader.results.formatting import interval, percent, standing
 from fintrader.verdict import sharpe as significance
@@ -35,9 +36,8 @@ from tests.factories import make_market
 
 
 def page_of(results, context=None, **more):
-    return render_report(
-        tabulate(results, context or {"trials": 5}, assess(results, trials=5), **more)
-    )
+    context = context or BacktestContext(trials=5)
+    return render_report(tabulate(results, context, assess(results, trials=5), **more))
 
 
 def charts_of(page):
@@ -123,9 +123,8 @@ def test_names_from_outside_cannot_become_markup():
     market = make_market(60, 2)
     market = replace(market, symbols=("<script>alert(1)</script>", "B&B"))
     result = simulate(noisy_policy(2), market, EnvSettings(), name="ensemble", note="<b>note</b>")
-    page = page_of(
-        {"ensemble": result}, {"run": "<i>run</i>", "trials": 5, "quality": {"<u>": "<u>"}}
-    )
+    context = BacktestContext(run="<i>run</i>", trials=5, quality={"<u>": "<u>"})
+    page = page_of({"ensemble": result}, context)
     assert "<script>alert" not in page
     for raw in ("<b>note</b>", "<i>run</i>", "<u>"):
         assert raw not in page
@@ -154,21 +153,23 @@ def test_examples_in_the_documentation_run():
 
 def test_folds_and_data_have_their_sections():
     result = simulate(noisy_policy(3), make_market(60, 3), EnvSettings())
-    context = {
-        "trials": 4,
-        "window": "walk-forward, 2 folds",
-        "folds": [{"ensemble": 0.0123}, {"ensemble": -0.5}],
-        "fold_windows": [["2020-01-02", "2020-02-03"], ["2020-02-04", "2020-03-05"]],
-        "data": {"symbols": 3, "mended_bars": {"shuffled_rows": 7}},
-        "looks": 2,
-    }
+    context = BacktestContext(
+        trials=4,
+        window="walk-forward, 2 folds",
+        folds=(
+            FoldReturns("2020-01-02", "2020-02-03", {"ensemble": 0.0123}),
+            FoldReturns("2020-02-04", "2020-03-05", {"ensemble": -0.5}),
+        ),
+        data={"symbols": 3, "mended_bars": {"shuffled_rows": 7}},
+        look=2,
+    )
     page = page_of({"ensemble": result}, context)
     assert "Fold by fold" in page
     assert "2020-02-04 to 2020-03-05" in page
     assert "-50.00 %" in page
     assert "walk-forward, 2 folds window" not in page
     assert "shuffled_rows 7" in page
-    assert "fold windows" not in page  # shown in its own section, not as JSON among the hashes
+    assert "folds</th>" not in page  # shown in its own section, not as JSON among the hashes
     assert "Fold by fold" not in page_of({"ensemble": result})
 
 
@@ -183,7 +184,7 @@ def runs(tmp_path_factory):
         write_backtest(
             folder,
             {"ensemble": ensemble, **simulate_baselines(market, settings)},
-            context={"trials": 7},
+            context=BacktestContext(trials=7),
         )
         found[f"run <{seed}>"] = read_backtest(folder)
     return found
@@ -261,7 +262,7 @@ def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfol
         assert (
             render_report(stored).count("Net of costs") == 0
         )  # nobody said what it is measured against
-    stored = tabulate(results, {"left_out": {}})
+    stored = tabulate(results)
     said = standing(dict(sorted(stored.metrics.items())), stored.context)
     returned = {name: result.metrics["cumulative_return"] for name, result in results.items()}
     for rival, words in (
@@ -279,6 +280,7 @@ def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfol
     assert band in said
     assert page.count(band) >= 2
     free = tabulate(
-        {"ensemble": results["ensemble"]}, {"left_out": {"ridge": "the market has no features"}}
+        {"ensemble": results["ensemble"]},
+        BacktestContext(left_out={"ridge": "the market has no features"}),
     )
     assert "Without ridge: the market has no features." in render_report(free)

@@ -18,6 +18,7 @@ from fintrader.market.description import Provenance
 from fintrader.metrics import COMPOUNDED, min_sessions
 from fintrader.report.html import render_report
 from fintrader.results import figures, periods
+from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import standing
 from fintrader.results.strategy_metrics import KEYS
 from fintrader.tournament.evaluator import evaluate, score
@@ -149,7 +150,7 @@ def test_scores_of_the_tournament(market):
 
 def test_report_and_figures_say_which_year(both):
     for results, year in zip(both, (252, 365), strict=True):
-        stored = tabulate(results, {"trials": 3}, assess(results, trials=3))
+        stored = tabulate(results, BacktestContext(trials=3), assess(results, trials=3))
         assert stored.sessions_a_year == year
         assert f"Daily returns, {year} sessions a year" in render_report(stored)
         returns = stored.daily_returns()
@@ -167,6 +168,6 @@ def test_report_and_figures_say_which_year(both):
         )
         own = replace(stored.metrics["ensemble"], sessions=40.0, active_return=year / 1000)
         said = standing(
-            {"ensemble": own, "equal_weight": own}, {"benchmark_portfolio": "equal_weight"}
+            {"ensemble": own, "equal_weight": own}, BacktestContext(portfolio="equal_weight")
         )
         assert "Active return +4.00 % in the window" in said

@@ -18,17 +18,23 @@ from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
 from fintrader.results.backtest_files import TRADE_COLUMNS
 from fintrader.results.catalogue import CATALOGUE
+from fintrader.results.context import BacktestContext, FoldReturns, LimitedOutcome
 from fintrader.results.folders import ChangedFileError, DamagedFileError, NotThereError
 from fintrader.results.history import round_trips
+from fintrader.results.strategy_metrics import StrategyMetrics
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
-CONTEXT = {
-    "trials": 80,
-    "run": "a </script> run",
-    "seed": 3,
-    "command": "fintrader run configs/quickstart.yaml",
-}
+CONTEXT = BacktestContext(
+    trials=80,
+    run="a </script> run",
+    seed=3,
+    command="fintrader run configs/quickstart.yaml",
+    trading=EnvSettings(participation="none", half_spread_bps_of={"A": 0.5}).terms(),
+    null_model=StrategyMetrics(sharpe=1.0),
+    folds=(FoldReturns("2020-01-02", "2020-02-03", {"best": None}),),
+    within_limits=LimitedOutcome(0.1, {"order": 2}, "", {"order": 0.1}),
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +68,7 @@ def test_what_is_read_is_what_was_simulated(results, tmp_path):
     stored = read_backtest(tmp_path)
     assert stored.strategies == list(results)
     notes = {name: result.note for name, result in results.items()}
-    assert stored.context == {**CONTEXT, "strategies": notes, "timezone": "UTC"}
+    assert stored.context == replace(CONTEXT, strategies=notes)
     assert stored.verdict.selection.trials == 80
     for name, result in results.items():
         assert stored.metrics[name] == result.metrics
@@ -110,6 +116,10 @@ def test_damage_is_a_typed_error(results, tmp_path):
     (tmp_path / "sensitivity.json").write_text('{"kind": 1}')
     with pytest.raises(DamagedFileError, match=r"sensitivity\.json: is \{'kind': 1\}, not a list"):
         assert stored.sensitivity
+    context = tmp_path / "context.json"
+    context.write_text(context.read_text().replace('"trials": null', '"trials": "80"'))
+    with pytest.raises(DamagedFileError, match=r"context\.json: trials is '80', not a whole"):
+        assert stored.context
     (tmp_path / "metrics.json").write_text("[1, 2]")
     with pytest.raises(RunError):
         read_backtest(tmp_path)
@@ -137,11 +147,11 @@ def test_one_that_was_opened_never_mixes_two_writings(results, tmp_path):
     write_backtest(tmp_path, results, context=CONTEXT)
     held = read_backtest(tmp_path)
     curve = held.curve()
-    write_backtest(tmp_path, {"best": results["best"]}, context={**CONTEXT, "seed": 4})
+    write_backtest(tmp_path, {"best": results["best"]}, context=replace(CONTEXT, seed=4))
     assert held.curve().equals(curve), "what was read before stays"
     with pytest.raises(ChangedFileError, match="open it again"):
         assert held.context
-    assert read_backtest(tmp_path).context["seed"] == 4
+    assert read_backtest(tmp_path).context.seed == 4
     opened = read_backtest(tmp_path)
     (tmp_path / "metrics.json").unlink()  # what a writing does first
     with pytest.raises(ChangedFileError, match="open it again"):

@@ -14,6 +14,7 @@ from fintrader.metrics import COMPOUNDED, FEWEST_SESSIONS
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.catalogue import BY_KEY
+from fintrader.results.context import BacktestContext
 from fintrader.results.figures import excess_figure
 from fintrader.results.formatting import (
     DASH,
@@ -119,7 +120,7 @@ def test_an_active_return_is_the_windows_there():
     own = replace(own, information_ratio_low=0.5, information_ratio_high=3.5)
     said = {
         sessions: standing(
-            {"ensemble": replace(own, sessions=sessions)}, {"benchmark_portfolio": "cash"}
+            {"ensemble": replace(own, sessions=sessions)}, BacktestContext(portfolio="cash")
         )
         for sessions in (FEWEST_SESSIONS - 13, FEWEST_SESSIONS)
     }

@@ -176,7 +176,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     assert {one.head.settings.tilt_scale for one in policy.members} == {
         stored["shrinkage"]["tilt_scale"]
     }
-    assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
+    assert shrinkage_of([run]) == (stored["shrinkage"],)
     specs = RunStore(run).read_specs()
     assert {spec.folds for spec in specs.values()} == {3}
     # the mean over pods, each shrunk

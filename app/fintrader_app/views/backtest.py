@@ -102,24 +102,18 @@ def context_line(stored: StoredBacktest, folder: Folder) -> StoredBacktest:
     """What window this is, what it was chosen from, the report to take away, and the clock: the
     backtest upon it."""
     context = stored.context
-    own = figures.timezone_of(context)
+    own = figures.known_timezone(context.timezone)
     times = stored.on_clock(own).minutes  # days are the market's, whatever the clock
-    bps = number(context.get("cost_bps"))
-    costs = "costs" if bps is None else f"{bps:g} bps a trade"
     facts = [
-        plain(window_words(context["window"])) if isinstance(context.get("window"), str) else None,
+        plain(window_words(context.window)) if context.window else None,
         f"{times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}",
         f"{count(len(times))} bars in {count(len(stored.ends))} sessions",
+        f"chosen from {count(context.trials)} trials" if context.trials is not None else None,
         (
-            f"chosen from {count(context['trials'])} trials"
-            if number(context.get("trials")) is not None
-            else None
+            f"net of {context.costs}, returns daily-resampled"
+            f" ({stored.sessions_a_year} days, risk-free rate 0)"
         ),
-        (
-            f"net of {costs}, returns daily-resampled ({stored.sessions_a_year} days, risk-free"
-            " rate 0)"
-        ),
-        looked_at(context.get("looks")),
+        looked_at(context.look),
     ]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.caption(" · ".join(part for part in facts if part), width="stretch")
@@ -316,7 +310,7 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         return
     counts = mine["symbol"].value_counts()
     symbols = [str(symbol) for symbol in counts.index if counts[symbol] > 0]
-    local = mine["fill_time"].dt.tz_convert(figures.timezone_of(stored.context))
+    local = mine["fill_time"].dt.tz_convert(figures.known_timezone(stored.context.timezone))
     left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
     with left:
         symbol = choose(

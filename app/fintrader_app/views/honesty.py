@@ -27,10 +27,9 @@ from fintrader.results.formatting import (
     statistic,
 )
 from fintrader.results.run import Summary
-from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
+from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.verdict.verdict import Evidence, Intervals, Selection, Verdict
 from fintrader_app import artifacts, charts, tables
-from fintrader_app.artifacts import part
 from fintrader_app.shell import guarded, human, label, page, pick_run, plain, without_secrets
 from fintrader_app.tables import table
 
@@ -152,7 +151,7 @@ def betting(evidence: Evidence, stored: StoredBacktest, version: Hashable) -> No
     if len(values) != len(stored.ends):
         return
     st.subheader("Evidence as it comes in", anchor=False)
-    closes = stored.on_clock(figures.timezone_of(stored.context)).minutes[stored.ends]
+    closes = stored.on_clock(figures.known_timezone(stored.context.timezone)).minutes[stored.ends]
     charts.show(lambda: figures.betting_figure(values, closes), "honesty_betting", version=version)
     st.caption("A bettor on alpha, from 1: the value counts whenever one looks, however often.")
 
@@ -259,15 +258,15 @@ def random_portfolios(verdict: Verdict, stored: StoredBacktest, version: Hashabl
 def null_model(verdict: Verdict, stored: StoredBacktest) -> None:
     """What the same search finds where there is nothing to find."""
     st.subheader("The same search on features without information", anchor=False)
-    metrics = part(stored.context, "null_model")
-    if not metrics:
+    metrics = stored.context.null_model
+    if metrics is None:
         st.info(
             "This null model was not run: the same tournament on time-shifted features.",
             icon=":material/science:",
         )
         return
     name = verdict.strategy
-    shown = {name: stored.metrics.get(name, NO_METRICS), "null_model": StrategyMetrics.of(metrics)}
+    shown = {name: stored.metrics.get(name, NO_METRICS), "null_model": metrics}
     tables.paper_table(shown, "honesty_null_model", stored.portfolio)
 
 
@@ -397,9 +396,7 @@ def selection(folder: Folder, version: Hashable) -> None:
 def provenance(run: Summary, stored: StoredBacktest) -> None:
     """Everything needed to get the numbers again."""
     st.subheader("To get these numbers again", anchor=False)
-    command = (
-        stored.context.get("command") or run.command
-    )  # a backtest made again has one of its own
+    command = stored.context.command or run.command  # a backtest made again has one of its own
     if isinstance(command, str) and command:
         st.code(without_secrets(command), language="bash")
     rows = {
@@ -407,7 +404,7 @@ def provenance(run: Summary, stored: StoredBacktest) -> None:
         "Settings (config hash)": run.config_hash,
         "Seed": run.seed,
         "Device": run.device,
-        "Window": stored.context.get("window"),
+        "Window": stored.context.window,
         **{f"Version of {name}": version for name, version in run.versions.items()},
     }
     listed = [

@@ -55,7 +55,7 @@ from fintrader.results.figures.style import (
     DASHES,
     PALETTE,
     colour_of,
-    timezone_of,
+    known_timezone,
     title_of,
 )
 
@@ -87,6 +87,7 @@ __all__ = [
     "importance_figure",
     "intraday_figure",
     "intraday_returns",
+    "known_timezone",
     "monthly_figure",
     "monthly_returns",
     "overfitting_figure",
@@ -96,7 +97,6 @@ __all__ = [
     "rolling_figure",
     "rolling_sessions",
     "sharpe_figure",
-    "timezone_of",
     "title_of",
     "trades_figure",
     "trials_figure",

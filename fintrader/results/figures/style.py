@@ -8,7 +8,7 @@ stretch kept exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -60,15 +60,10 @@ DASHES = {"oracle": "dashdot"} | {
 }
 
 
-def timezone_of(about: Mapping[str, Any]) -> str:
-    """The market's own time zone (an IANA name), as a backtest's context or a market file's `meta`
-    says it.
-
-    UTC where none is said, or what is said is no time zone.
-    """
-    name = about.get("timezone")
+def known_timezone(name: object) -> str:
+    """Return a stored time zone (an IANA name); UTC where it is none."""
     try:
-        return ZoneInfo(str(name)).key if isinstance(name, str) else "UTC"
+        return ZoneInfo(name).key if isinstance(name, str) else "UTC"
     except (KeyError, ValueError, OSError):  # unknown, no plain name, a folder of zones
         return "UTC"
 
