@@ -16,8 +16,8 @@ from torch import Tensor
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.fast import account as kernel
-from fintrader.envs.fast.buffers import Prices, Rules
+from fintrader.envs.fast import backtest as kernel
+from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, State
 from fintrader.envs.market_view import build_market_view
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.history import OrderCounts
@@ -41,8 +41,9 @@ def flat_action(action: Action) -> NDArray[np.float32]:
 
 
 KINDS = np.array(["order", "forced", "split"], dtype=object)
-"""Names of `envs.fast.ledger.ORDER`, `FORCED` and `SPLIT`."""
-_COLUMNS = (np.int8, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
+"""Names of `envs.fast.account.ORDER`, `FORCED` and `SPLIT`."""
+_COLUMNS = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
+_COLUMN_NAMES = AccountLog._fields[5:12]
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 
 
@@ -63,24 +64,31 @@ class BacktestAccount:
         self.trade_log = log = TradeLog(market, settings, view)
         self._rows = view.rows
         self._end = market.num_bars - 1
-        self._bar = 0
-        self._state = np.zeros(8)
-        self._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = (
-            settings.initial_cash_usd
+        buffers = Buffers.empty(1, market.num_assets, torch.device("cpu"))
+        for part in buffers:
+            part.zero_()
+        self._buffers = tuple(part.numpy() for part in buffers)
+        *rows, shares = self._buffers
+        self._state = State(*(row for part in rows for row in part), shares)
+        self._state.end_bar[0] = self._end
+        for amount in (
+            self._state.cash,
+            self._state.equity,
+            self._state.peak_equity,
+            self._state.first_equity,
+        ):
+            amount[0] = settings.initial_cash_usd
+        self._prices = Prices.from_view(view)
+        self._rules = Rules.from_settings(settings)
+        self._log = AccountLog(
+            *(log.shares, log.equity, log.costs, log.turnover, log.income),
+            *(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS),
+            np.zeros(1, np.int64),
+            np.zeros(4),
         )
-        self._prices = Prices.of(view)
-        self._rules = Rules.of(settings)
-        self._curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
-        shape = (1, market.num_assets)
-        self._shares = np.zeros(shape)
-        self._want = np.zeros(shape)
-        self._kept = np.zeros(shape)
-        self._asked = np.zeros(shape)
-        self._wish = np.zeros(shape, np.float32)
+        self._want = np.zeros((1, market.num_assets))
         self._nothing = np.zeros((1, 0))
-        self._seen = np.zeros((1, self.layout.private_width), np.float32)
-        self._fills = tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS)
-        self._noted = 0
+        self._seen = np.zeros(self.layout.private_width, np.float32)
 
     @classmethod
     def standing(
@@ -98,36 +106,35 @@ class BacktestAccount:
         """An account that came from elsewhere and stands at the close of a bar: USD, and `[N]`
         shares."""
         account = cls(market, settings)
-        account._bar = bar
-        account._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = (
-            cash,
-            equity,
-            peak,
-            first,
-        )
-        account._shares[0] = shares
+        state = account._state
+        state.bar[0] = bar
+        state.cash[0] = cash
+        state.equity[0] = equity
+        state.peak_equity[0] = peak
+        state.first_equity[0] = first
+        state.shares[0] = shares
         return account
 
     @property
     def bar(self) -> int:
         """The bar whose close the account stands at."""
-        return self._bar
+        return int(self._state.bar[0])
 
     @property
     def equity(self) -> float:
         """USD."""
-        return float(self._state[kernel.EQUITY])
+        return float(self._state.equity[0])
 
     @property
     def held(self) -> Array:
         """`[N]` shares; not to be written to."""
-        held: Array = self._shares[0]
+        held: Array = self._state.shares[0]
         return held
 
     @property
     def wanted(self) -> Array:
         """`[N]` shares that the last decision asked for; not to be written to."""
-        wanted: Array = self._asked[0]
+        wanted: Array = self._want[0]
         return wanted
 
     @property
@@ -140,43 +147,40 @@ class BacktestAccount:
 
     def private(self) -> NDArray[np.float32]:
         """`[A + N]`, as `envs.observation.private_part`; the next call overwrites it."""
-        kernel.see(self._bar, self._state, self._shares, self._prices, self._seen)
-        seen: NDArray[np.float32] = self._seen[0]
-        return seen
+        kernel.observe_account(self._buffers, self._prices, self._seen)
+        return self._seen
 
     def observe(self) -> Any:
         """What the environment would show: `[1, D]`, or its parts where observations are
         factored."""
         private = torch.from_numpy(self.private().copy()).to(self._rows.dtype)
         if self.settings.observation == "factored":
-            clock = torch.tensor([self._bar], device=self._device)
+            clock = torch.tensor([self.bar], device=self._device)
             return {"private": private.unsqueeze(0).to(self._device), "clock": clock}
         return torch.cat((private, self._rows[self.bar])).unsqueeze(0).to(self._device)
 
     @property
     def cash(self) -> float:
         """USD."""
-        return float(self._state[kernel.CASH])
+        return float(self._state.cash[0])
 
     @property
     def capital(self) -> tuple[float, float]:
         """The highest equity so far and the first, USD."""
-        return float(self._state[kernel.PEAK]), float(self._state[kernel.FIRST])
+        return float(self._state.peak_equity[0]), float(self._state.first_equity[0])
 
     @property
     def prices(self) -> Array:
         """`[N]` USD: what a share is marked at; 0 where it has no price."""
-        return np.nan_to_num(self.market.close[self._bar].numpy().astype(np.float64))
+        return np.nan_to_num(self.market.close[self.bar].numpy().astype(np.float64))
 
     def holdings(self, action: Action, *, exact: bool = False) -> Array:
         """`[N]` shares that an action asks for, before volume and cash have their say; `exact` ones
         are not rounded to whole shares."""
         want = np.zeros_like(self._want)
         given = flat_action(action)[None]
-        rules = self._rules._replace(whole=False) if exact else self._rules
-        kernel.ask(
-            given, self._bar, self._state, self._shares, self._prices, rules, self._wish, want
-        )
+        rules = self._rules._replace(is_whole=False) if exact else self._rules
+        kernel.ask(given, self._buffers, self._prices, rules, want)
         asked: Array = want[0]
         return asked
 
@@ -191,50 +195,34 @@ class BacktestAccount:
             want[0] = action.shares
         elif action is not None:
             given = flat_action(action)[None]
-            kernel.ask(
-                given,
-                self._bar,
-                self._state,
-                self._shares,
-                self._prices,
-                self._rules,
-                self._wish,
-                want,
-            )
-        if action is not None:
-            self._asked[:] = (
-                # carrying it out overwrites the other, with what the bar of the fill lets through
-                want
-            )
-        start = self._bar
+            kernel.ask(given, self._buffers, self._prices, self._rules, want)
+        start = self.bar
         interval = self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
         # An order has at most N fills; every symbol ends at most once, and splits or is called in
         # at most once a bar.
-        often = self._rules.margin > 0.0 or self.view.has_events
-        room = self._noted + self._shares.size * (2 + (2 * (stop - start) if often else 0))
-        while room > len(self._fills[0]):
-            self._fills = tuple(
-                np.concatenate((column, np.zeros_like(column))) for column in self._fills
+        often = self._rules.maintenance_margin > 0.0 or self.view.has_events
+        room = int(self._log.size[0]) + self.held.size * (2 + (2 * (stop - start) if often else 0))
+        while room > len(self._log.kind):
+            self._log = self._log._replace(
+                **{
+                    name: np.concatenate((column, np.zeros_like(column)))
+                    for name, column in zip(_COLUMN_NAMES, self._columns(), strict=True)
+                }
             )
-        self._bar, self._noted, ruined = kernel.decide_and_wait(
-            (start, stop, interval),
-            self._state,
-            self._shares,
-            self._prices,
-            self._rules,
-            self._curves,
-            self._fills,
-            self._noted,
-            want,
-            self._kept,
+        ruined = kernel.decide_and_wait(
+            stop, want, self._buffers, self._prices, self._rules, self._log
         )
-        over = ruined or self._bar >= self._end
+        over = ruined or self.bar >= self._end
         if over:
-            kinds, *columns = (column[: self._noted] for column in self._fills)
-            self.trade_log.trades(KINDS[kinds], *columns)
-            given, capped, unfilled, cancelled = self._state[kernel.ORDERS :].tolist()
-            self.trade_log.orders = OrderCounts(int(given), int(capped), int(unfilled), cancelled)
+            size = int(self._log.size[0])
+            kinds, *others = (column[:size] for column in self._columns())
+            self.trade_log.trades(KINDS[kinds], *others)
+            orders, capped, unfilled, cancelled = self._log.counts.tolist()
+            self.trade_log.orders = OrderCounts(int(orders), int(capped), int(unfilled), cancelled)
         if ruined:
-            self.trade_log.ruin(self._bar)
+            self.trade_log.ruin(self.bar)
         return over
+
+    def _columns(self) -> list[NDArray[Any]]:
+        return [getattr(self._log, name) for name in _COLUMN_NAMES]

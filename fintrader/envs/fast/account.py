@@ -1,5 +1,13 @@
-"""The account of a backtest, compiled: one decision a call, and every bar until the next one,
-written down."""
+"""`envs.account`, compiled for the CPU: the same functions, under the same names.
+
+Each repeats the arithmetic of its namesake operation by operation. Amounts of money are whole units
+(`envs.money`), so that sums are exact and may be taken in the fastest order. Prices come in units
+of money: a product with shares needs no scaling.
+
+Functions from `place_orders` to `measure_outcome` work on accounts `first` to `last - 1` of a
+`State`, in place, with row `b - first` of a `Workspace` as scratch. Functions of one account take
+rows `[N]`, and write to the arguments that stand last.
+"""
 
 from __future__ import annotations
 
@@ -8,204 +16,744 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fintrader.envs.fast.buffers import FILL, MARK, MOST, Prices, Rules
-from fintrader.envs.fast.ledger import (
-    ORDER,
-    add,
-    apply_events,
-    ask_target,
-    ask_trade,
-    clean,
-    cost_of_added,
-    note,
-    purchase_scale,
-    reduce,
-    reduce_at_cost,
-    room,
-    split_orders,
-    trade_cost,
-    unit_of,
-    wait,
-    write_private,
+from fintrader.envs.fast.buffers import (
+    BAR,
+    CASH,
+    COST,
+    DONE,
+    END,
+    EPISODE,
+    EQUITY,
+    FILL,
+    FINAL_BAR,
+    FINISHED,
+    FIRST,
+    LOG_RETURN,
+    MARK,
+    MOST,
+    PEAK,
+    START,
+    STEP_EQUITY,
+    STEP_PEAK,
+    TERMINATED,
+    TRUNCATED,
+    TURNOVER,
+    WORTH,
+    AccountLog,
+    Prices,
+    Rules,
+    State,
+    Workspace,
 )
-from fintrader.envs.money import USD_GRID
+from fintrader.envs.fast.compiled import njit_arrays, njit_call, njit_inline
+from fintrader.envs.money import DUST_USD, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
 
-_UNIT = 1.0 / USD_GRID
-CASH, EQUITY, PEAK, FIRST, ORDERS, CAPPED, UNFILLED, CANCELLED = range(8)
-"""Places in the `state` of a backtest's account: four amounts in USD; orders given, those among
-them that asked for more than their share of the volume, those of which nothing filled; and USD of
-all that was cancelled."""
+ORDER = 0
+FORCED = 1
+SPLIT = 2
+"""Kinds of trades in an `AccountLog`."""
+CAPPED = 1
+UNFILLED = 2
+CANCELLED = 3
+"""Places in `AccountLog.counts`; place 0 (`ORDER`) has the orders."""
+UNIT = 1.0 / USD_GRID
+"""USD of a unit of money."""
+_PER_WEIGHT = USD_GRID / WEIGHT_GRID
+_GRID = np.float32(WEIGHT_GRID)
+_ONE = np.float32(1.0)
+_ZERO = np.float32(0.0)
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
-def ask(
+# --- state ----------------------------------------------------------------------------------------
+
+
+@njit_arrays
+def name_rows(packed: Any) -> State:
+    """Name the rows of packed buffers (`Buffers`)."""
+    # Packed, because each array handed over by Python costs as much as the work on one account.
+    ints, floats, flags, shares = packed
+    return State(
+        bar=ints[BAR],
+        start_bar=ints[START],
+        end_bar=ints[END],
+        episode=ints[EPISODE],
+        final_bar=ints[FINAL_BAR],
+        cash=floats[CASH],
+        equity=floats[EQUITY],
+        peak_equity=floats[PEAK],
+        first_equity=floats[FIRST],
+        final_equity=floats[STEP_EQUITY],
+        final_peak=floats[STEP_PEAK],
+        cost=floats[COST],
+        turnover=floats[TURNOVER],
+        worth=floats[WORTH],
+        terminated=flags[TERMINATED],
+        truncated=flags[TRUNCATED],
+        finished=flags[FINISHED],
+        done=flags[DONE],
+        shares=shares,
+    )
+
+
+@njit_arrays
+def make_workspace(size: int, num_assets: int) -> Workspace:
+    """Allocate scratch for `size` accounts."""
+    # One block for all scalars: the compiler then knows that they do not overlap.
+    scalars = np.empty((9, size))
+    return Workspace(
+        weights=np.empty((size, num_assets), np.float32),
+        desired=np.empty((size, num_assets)),
+        kept=np.empty((size, num_assets)),
+        addition=np.empty((size, num_assets)),
+        fill_bar=np.empty(size, np.int64),
+        unit=scalars[0],
+        sales=scalars[1],
+        sales_cost=scalars[2],
+        ordered=scalars[3],
+        variable_cost=scalars[4],
+        commissions=scalars[5],
+        budget=scalars[6],
+        scale=scalars[7],
+        value=scalars[8],
+    )
+
+
+@njit_inline
+def copy_accounts(first: int, last: int, old: State, new: State) -> None:
+    """Begin a step: the new accounts are the old ones, until it changes them."""
+    # The step's results (`final_bar`, ...) are no part of an account; the step writes all of them.
+    for b in range(first, last):
+        new.bar[b] = old.bar[b]
+        new.start_bar[b] = old.start_bar[b]
+        new.end_bar[b] = old.end_bar[b]
+        new.episode[b] = old.episode[b]
+        new.cash[b] = old.cash[b]
+        new.equity[b] = old.equity[b]
+        new.peak_equity[b] = old.peak_equity[b]
+        new.first_equity[b] = old.first_equity[b]
+        for n in range(new.shares.shape[1]):
+            new.shares[b, n] = old.shares[b, n]
+
+
+@njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
+def add_any_order(total: Any, value: Any) -> Any:
+    """Add to a sum whose terms may be taken in any order, because it is exact."""
+    return total + value
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+@njit_inline
+def place_orders(
+    first: int,
+    last: int,
     action: Any,
-    bar: int,
-    state: Any,
-    shares: Any,
+    work: Workspace,
+    state: State,
     prices: Prices,
     rules: Rules,
-    wish: Any,
-    want: Any,
-) -> None:
-    """Write to `want [1, N]` the holdings that an action `[1, N]` float32 asks for; `wish` is
-    scratch."""
-    value = max(state[EQUITY], 0.0)
-    if prices.risk_off[bar]:
-        want[:] = 0.0
-    elif rules.target:
-        gross, _ = clean(
-            action, action.view(np.int32), 0, np.float32(-1.0 if rules.short else 0.0), wish, 0
-        )
-        unit = unit_of(gross, value, rules.leverage)
-        band = rules.band * value * USD_GRID
-        ask_target(wish, 0, unit, band, rules, prices.quotes, bar, shares, 0, want)
-    else:
-        ask_trade(action, 0, rules, shares, want, 0)
+    log: AccountLog,
+) -> float:
+    """Turn actions `[B, N]` float32 into holdings to reach, `work.desired`, in the bar of the fill,
+    `work.fill_bar`. Return 0, or NaN where an action is not finite."""
+    # Sizes are those of the decision; then splits before the fill apply to holdings and orders.
+    check = size_orders(first, last, action, work, state, prices, rules)
+    for b in range(first, last):
+        meet_events(b, b - first, work, state, prices, rules, log)
+    return check
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
-def decide_and_wait(
-    times: Any,
-    state: Any,
-    shares: Any,
+@njit_inline
+def size_orders(
+    first: int,
+    last: int,
+    action: Any,
+    work: Workspace,
+    state: State,
     prices: Prices,
     rules: Rules,
-    curves: Any,
-    fills: Any,
-    count: int,
-    want: Any,
-    kept: Any,
-) -> tuple[int, int, bool]:
-    """Order towards `want [1, N]` at `times[0]` (an empty `want`: nothing), then mark every bar up
-    to `times[1]`.
-
-    `times`: bar, bar to stop at, decision interval. `fills`: columns with room for 2 N more rows an
-    ending. Ruin is looked for at the end of every interval. Returns the bar reached, the number of
-    fills, and whether the account is ruined there.
-    """
-    start, stop, interval = times
-    fresh = start + 1
-    if not rules.same_bar and start < stop:
-        fresh = start + 2
-        if prices.event_row[start + 1] > 0:
-            if want.size:
-                split_orders(shares, 0, want, 0, prices, start + 1, rules.whole)
-            earned, count = apply_events(
-                shares, 0, prices, start + 1, rules.whole, shares, fills, count
+) -> float:
+    """Write `work.desired` and `work.fill_bar` from prices known at the decision. Return 0, or NaN
+    where an action is not finite."""
+    lowest = np.float32(-1.0 if rules.is_short else 0.0)
+    check = 0.0
+    for b in range(first, last):
+        gross, finite = clip_weights(action[b], lowest, work.weights[b - first])
+        work.unit[b - first] = gross
+        check += np.float64(finite)
+    # A loop of its own, so that the divisions of several accounts are one instruction.
+    for b in range(first, last):
+        i = b - first
+        equity = max(state.equity[b], 0.0)
+        work.unit[i] = weight_unit(work.unit[i], equity, rules)
+        next_bar = min(state.bar[b] + 1, state.end_bar[b])
+        work.fill_bar[i] = state.bar[b] if rules.is_same_bar else next_bar
+    for b in range(first, last):
+        i = b - first
+        bar = state.bar[b]
+        desired = work.desired[i]
+        if prices.risk_off[bar]:
+            # In turbulence everything is sold.
+            desired[:] = 0.0
+        elif rules.is_target:
+            # Too small a change is no order.
+            band = rules.rebalance_band * max(state.equity[b], 0.0) * USD_GRID
+            mark = prices.quotes[bar, MARK]
+            target_shares(
+                work.weights[i], work.unit[i], band, mark, state.shares[b], rules, desired
             )
-            state[CASH] += earned
-            curves[4][start + 1] += earned
-    if want.size:
-        count = _order(start, state, shares, prices, rules, curves, fills, count, want, kept)
-    bar = start
-    while bar < stop:
-        next_look = min(bar + interval, stop)
-        cash, equity, peak, _, _, count = wait(
-            0,
-            bar,
-            next_look,
-            fresh,
-            state[CASH],
-            state[PEAK],
-            0.0,
-            0.0,
-            shares,
-            prices,
-            rules,
-            curves,
-            fills,
-            count,
-        )
-        state[CASH] = cash
-        state[EQUITY] = equity
-        state[PEAK] = peak
-        bar = next_look
-        if equity <= rules.ruin * state[FIRST]:
-            return bar, count, True
-    return bar, count, False
+        else:
+            trade_shares(action[b], state.shares[b], rules, desired)
+    return check
 
 
-@njit(error_model="numpy", cache=True)
-def _order(
-    bar: int,
-    state: Any,
-    shares: Any,
+@njit_inline
+def clip_weights(action: Any, lowest: Any, weights: Any) -> tuple[float, Any]:
+    """Write actions `[N]` in whole units of weight, none below `lowest`. Return the sum of their
+    magnitudes, and 0, or NaN where an action is not finite."""
+    gross: Any = 0.0
+    finite = _ZERO
+    for n in range(len(weights)):
+        a = action[n]
+        # 0 a is NaN for NaN and infinity, and 0 for all else.
+        finite = add_any_order(finite, a * _ZERO)
+        weight = np.rint(min(max(a, lowest), _ONE) * _GRID)
+        weights[n] = weight
+        gross = add_any_order(gross, np.float64(abs(weight)))
+    return gross, finite
+
+
+@njit_inline
+def weight_unit(gross: float, equity: float, rules: Rules) -> float:
+    """Units of money for a unit of weight: V / max(1, sum |w| / leverage)."""
+    return equity / max(gross / WEIGHT_GRID / rules.max_leverage, 1.0) * _PER_WEIGHT
+
+
+@njit_inline
+def target_shares(
+    weights: Any, unit: float, band: float, mark: Any, shares: Any, rules: Rules, desired: Any
+) -> None:
+    """Write the holdings `[N]` that weights mean, where the change exceeds `band` units of money or
+    closes a position."""
+    for n in range(len(desired)):
+        # No price, no target.
+        price = np.float64(mark[n])
+        held = shares[n]
+        target: Any = np.float64(weights[n]) * unit / (price if price > 0.0 else 1.0)
+        target = target if price > 0.0 else 0.0
+        gap = target - held
+        near = (abs(gap) * price <= band) & (target != 0.0)
+        desired[n] = held + (0.0 if near else step_towards(gap, rules))
+
+
+@njit_inline
+def step_towards(gap: float, rules: Rules) -> float:
+    """Take the part `trade_rate` of the gap; of whole shares at least one."""
+    step: Any = rules.trade_rate * gap
+    if rules.is_whole:
+        step = np.trunc(step)
+        step = step if step != 0.0 else min(max(np.trunc(gap), -1.0), 1.0)
+    return step
+
+
+@njit_inline
+def trade_shares(action: Any, shares: Any, rules: Rules, desired: Any) -> None:
+    """Write the holdings `[N]` after the shares that an action `[N]` orders."""
+    # In float32, as in `desired_shares`.
+    dead_band = np.float32(rules.dead_band)
+    most = np.float32(rules.max_shares)
+    for n in range(len(desired)):
+        a = min(max(action[n], -_ONE), _ONE)
+        size = np.float64(a * most) if abs(a) > dead_band else 0.0
+        desired[n] = shares[n] + (np.trunc(size) if rules.is_whole else size)
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@njit_inline
+def meet_events(
+    b: int,
+    i: int,
+    work: Workspace,
+    state: State,
     prices: Prices,
     rules: Rules,
-    curves: Any,
-    fills: Any,
-    count: int,
-    want: Any,
-    kept: Any,
-) -> int:
-    """Carry out orders; returns the fills noted so far."""
-    quotes = prices.quotes
-    last = len(prices.quotes) - 1
-    filled = bar if rules.same_bar else min(bar + 1, last)
-    floor = -np.inf if rules.short else 0.0
-    held = shares[0].copy()
-    asked = np.maximum(want[0], floor) - shares[0]
-    if rules.each:
-        brought, closed, ordered, closing, variable, orders = reduce_at_cost(
-            want, 0, floor, prices, filled, shares, 0, kept, rules
+    log: AccountLog,
+) -> None:
+    """Apply the splits and dividends of the bar of the fill to holdings and orders alike."""
+    bar = work.fill_bar[i]
+    row = prices.event_row[bar]
+    if row > 0 and bar > state.bar[b]:
+        split_orders(state.shares[b], prices.splits[row], rules, work.desired[i])
+        state.cash[b] += apply_events(b, bar, state, prices, rules, log)
+
+
+@njit_call
+def split_orders(shares: Any, splits: Any, rules: Rules, desired: Any) -> None:
+    """Turn the holdings wanted `[N]` from old shares into new ones."""
+    for n in range(len(desired)):
+        order = split_shares(desired[n] - shares[n], splits[n], rules)
+        desired[n] = split_shares(shares[n], splits[n], rules) + order
+
+
+@njit_call
+def apply_events(
+    b: int, bar: int, state: State, prices: Prices, rules: Rules, log: AccountLog
+) -> float:
+    """Apply the splits of a bar to the shares of account b, and return the income of its events,
+    USD."""
+    row = prices.event_row[bar]
+    income = 0.0
+    for n in range(state.shares.shape[1]):
+        # What a split leaves of a share is paid in cash, at the close before.
+        held = state.shares[b, n]
+        split = prices.splits[row, n]
+        after = split_shares(held, split, rules)
+        rest = held * split - after
+        mark = np.float64(prices.quotes[bar - 1, MARK, n]) / split
+        income += np.rint(held * prices.dividends[row, n]) + np.rint(rest * mark)
+        if after != held:
+            record_trade(log, SPLIT, bar, bar, n, after - held, 0.0, 0.0)
+        state.shares[b, n] = after
+    if len(log.income) > 0:
+        log.income[bar] += income * UNIT
+    return income * UNIT
+
+
+@njit_inline
+def split_shares(shares: float, split: float, rules: Rules) -> float:
+    """Multiply shares by `split`; whole shares stay whole, rounded to zero."""
+    product = shares * split
+    if not rules.is_whole:
+        return product
+    return shares if split == 1.0 else np.trunc(product + np.sign(product) * SPLIT_NUDGE)
+
+
+# --- fills ----------------------------------------------------------------------------------------
+
+
+@njit_inline
+def fill_orders(
+    first: int, last: int, work: Workspace, state: State, prices: Prices, rules: Rules
+) -> None:
+    """Fill orders in their bar: sales first, then purchases."""
+    # Sales bring holdings nearer to zero, and bring cash.
+    for b in range(first, last):
+        i = b - first
+        bar = work.fill_bar[i]
+        shares = state.shares[b]
+        kept = work.kept[i]
+        addition = work.addition[i]
+        received, sales, ordered = sell(
+            shares, work.desired[i], prices.quotes[bar], rules, kept, addition
         )
-    else:
-        brought, closed, ordered = reduce(want, 0, floor, quotes, filled, shares, 0, kept)
-        closing = rules.rate * (closed * _UNIT)
-        variable = rules.rate * (ordered * _UNIT)
-        orders = 0
-    cash = state[CASH] + (brought * _UNIT - closing)
-    budget = room(cash, kept, 0, prices, bar, filled, rules.leverage) if rules.short else cash
-    scale = purchase_scale(ordered * _UNIT, variable, orders, budget, shares.shape[1], rules)
-    paid, opened, _ = add(kept, want, 0, scale, rules.whole, quotes, filled, shares, 0, filled)
-    opening = (
-        cost_of_added(shares, 0, kept, 0, prices, filled, rules)
-        if rules.each
-        else rules.rate * (opened * _UNIT)
-    )
-    cash = cash - (paid * _UNIT + opening)
-    state[CASH] = cash if rules.short else max(cash, 0.0)
-    shown = min(bar + 1, last)
-    for n in range(len(held)):
-        traded = shares[0, n] - held[n]
-        if asked[n] != 0.0:
-            state[ORDERS] += 1.0
-            state[UNFILLED] += traded == 0.0
-            state[CAPPED] += abs(asked[n]) > quotes[filled, MOST, n]
-            state[CANCELLED] += abs(asked[n] - traded) * np.float64(quotes[filled, MARK, n]) * _UNIT
-        if traded != 0.0:
-            price = abs(np.float64(quotes[filled, FILL, n]))
-            thin = np.float64(prices.thinness[filled, n])
-            sold = held[n] - kept[0, n]
-            bought = shares[0, n] - kept[0, n]
-            x = abs(np.rint(sold * price)) * _UNIT
-            y = abs(np.rint(bought * price)) * _UNIT
-            each = min(trade_cost(sold, x, thin, prices.spread[n], rules), x)
-            each += trade_cost(bought, y, thin, prices.spread[n], rules)
-            count = note(fills, count, ORDER, bar, filled, n, traded, price * _UNIT, each)
-            curves[2][shown] += each
-            curves[3][shown] += x + y
-    return count
+        if rules.is_proportional:
+            work.sales_cost[i] = rules.cost_rate * (sales * UNIT)
+            work.variable_cost[i] = rules.cost_rate * (ordered * UNIT)
+            work.commissions[i] = 0.0
+        else:
+            work.sales_cost[i] = total_cost(kept, shares, bar, prices, rules, True)
+            variable, commissions = purchase_costs(addition, bar, prices, rules)
+            work.variable_cost[i] = variable
+            work.commissions[i] = commissions
+        work.sales[i] = sales * UNIT
+        work.ordered[i] = ordered * UNIT
+        state.cash[b] += received * UNIT - work.sales_cost[i]
+        work.budget[i] = state.cash[b]
+        if rules.is_short:
+            work.budget[i] = purchase_budget(b, i, work, state, prices, rules)
+
+    # Purchases are scaled by one factor to what there is.
+    num_assets = state.shares.shape[1]
+    for i in range(last - first):
+        work.scale[i] = purchase_scale(
+            work.ordered[i],
+            work.variable_cost[i],
+            work.commissions[i],
+            work.budget[i],
+            num_assets,
+            rules,
+        )
+
+    # They take holdings further from zero.
+    for b in range(first, last):
+        i = b - first
+        bar = work.fill_bar[i]
+        shares = state.shares[b]
+        kept = work.kept[i]
+        mark = prices.quotes[min(state.bar[b] + 1, state.end_bar[b]), MARK]
+        paid, purchases, value = buy(
+            kept, work.addition[i], work.scale[i], prices.quotes[bar], mark, rules, shares
+        )
+        cost = rules.cost_rate * (purchases * UNIT)
+        if not rules.is_proportional:
+            cost = total_cost(kept, shares, bar, prices, rules, False)
+        cash = state.cash[b] - (paid * UNIT + cost)
+        state.cash[b] = cash if rules.is_short else max(cash, 0.0)
+        state.cost[b] = work.sales_cost[i] + cost
+        state.turnover[b] = work.sales[i] + purchases * UNIT
+        work.value[i] = value * UNIT
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
-def see(bar: int, state: Any, shares: Any, prices: Prices, out: Any) -> None:
-    """`out [1, A + N]` float32: what the account of a backtest sees of itself."""
-    end = len(prices.quotes) - 1
-    left = prices.clock[bar]
-    if left < 0.0:
-        left = (end - bar) / max(end, 1)
-    write_private(
-        out,
-        0,
-        state[CASH],
-        state[EQUITY],
-        state[PEAK],
-        state[FIRST],
-        left,
-        shares,
-        0,
-        prices.quotes,
-        bar,
-    )
+@njit_inline
+def sell(
+    shares: Any, desired: Any, quote: Any, rules: Rules, kept: Any, addition: Any
+) -> tuple[float, float, float]:
+    """Write the holdings `[N]` after the part of the orders that leads towards zero, and the
+    additions still wanted. Return units of money: the proceeds, their magnitudes, and those of the
+    additions."""
+    # One pass for both kinds of orders, since each reads the same prices.
+    received = 0.0
+    sales = 0.0
+    ordered = 0.0
+    floor = -np.inf if rules.is_short else 0.0
+    for n in range(len(kept)):
+        signed = np.float64(quote[FILL, n])
+        price = abs(signed)
+        held = shares[n]
+        limit = np.float64(quote[MOST, n])
+        goal = min(max(max(desired[n], floor), held - limit), held + limit)
+        left = min(max(goal, min(held, 0.0)), max(held, 0.0))
+        left = left if price > 0.0 else held
+        more = goal - left if signed > 0.0 else 0.0
+        kept[n] = left
+        addition[n] = more
+        x = np.rint((held - left) * price)
+        received = add_any_order(received, x)
+        sales = add_any_order(sales, abs(x))
+        ordered = add_any_order(ordered, abs(np.rint(more * price)))
+    return received, sales, ordered
+
+
+@njit_inline
+def buy(
+    kept: Any, addition: Any, scale: float, quote: Any, mark: Any, rules: Rules, shares: Any
+) -> tuple[float, float, float]:
+    """Write the holdings `[N]` after the scaled additions. Return units of money: their cost, its
+    magnitudes, and the value of the holdings at `mark`."""
+    # The value is that of most steps' only close: to read the holdings once more would cost more.
+    paid = 0.0
+    purchases = 0.0
+    value = 0.0
+    for n in range(len(kept)):
+        more = scale * addition[n]
+        now = kept[n] + (np.trunc(more) if rules.is_whole else more)
+        shares[n] = now
+        x = np.rint((now - kept[n]) * abs(np.float64(quote[FILL, n])))
+        paid = add_any_order(paid, x)
+        purchases = add_any_order(purchases, abs(x))
+        value = add_any_order(value, np.rint(now * np.float64(mark[n])))
+    return paid, purchases, value
+
+
+@njit_call
+def purchase_budget(
+    b: int, i: int, work: Workspace, state: State, prices: Prices, rules: Rules
+) -> float:
+    """USD that purchases may take with shorts: L V - G, with equity V and gross exposure G after
+    the sales."""
+    value = 0.0
+    gross = 0.0
+    bar = state.bar[b]
+    fill_bar = work.fill_bar[i]
+    # Holdings that cannot trade count at the last close, per share of the fill's bar.
+    row = prices.event_row[fill_bar] if fill_bar > bar else 0
+    for n in range(state.shares.shape[1]):
+        price = abs(np.float64(prices.quotes[fill_bar, FILL, n]))
+        mark = np.float64(prices.quotes[bar, MARK, n]) - prices.dividends[row, n]
+        mark = mark / prices.splits[row, n]
+        x = np.rint(work.kept[i, n] * (price if price > 0.0 else mark))
+        value = add_any_order(value, x)
+        gross = add_any_order(gross, abs(x))
+    budget: float = rules.max_leverage * (state.cash[b] + value * UNIT) - gross * UNIT
+    return budget
+
+
+@njit_inline
+def purchase_scale(
+    ordered: float,
+    variable: float,
+    commissions: float,
+    budget: float,
+    num_assets: int,
+    rules: Rules,
+) -> float:
+    """Scale in [0, 1] of all purchases, so that they fit the budget: all amounts USD, `commissions`
+    a number of orders."""
+    # The formula stands in `envs.account.purchase_scale`.
+    owed = rules.min_commission_usd * commissions
+    full = ordered + rules.max_leverage * variable
+    room = max(budget - rules.max_leverage * (owed + 2.0 * UNIT * num_assets), 0.0)
+    scale = min(room / (full if full > 0.0 else 1.0), 1.0)
+    return 1.0 if full + rules.max_leverage * owed <= budget else scale
+
+
+# --- costs ----------------------------------------------------------------------------------------
+
+
+@njit_inline
+def in_usd(shares: float, price: float) -> float:
+    """Multiply shares by a price in units of money: USD, in whole units."""
+    usd: float = np.rint(shares * price) * UNIT
+    return usd
+
+
+@njit_inline
+def total_cost(
+    before: Any, after: Any, bar: int, prices: Prices, rules: Rules, is_closing: bool
+) -> float:
+    """USD: cost of the orders in `bar` that lead from holdings `[N]` to others."""
+    # The order of both does not matter: a purchase costs as much as the sale of as many shares.
+    total = 0.0
+    for n in range(len(before)):
+        shares = after[n] - before[n]
+        notional = abs(in_usd(shares, np.float64(prices.quotes[bar, FILL, n])))
+        root = np.float64(prices.inverse_root_volume[bar, n])
+        cost = trade_cost(shares, notional, root, prices.spread[n], rules)
+        total = add_any_order(total, min(cost, notional) if is_closing else cost)
+    return total
+
+
+@njit_inline
+def purchase_costs(addition: Any, bar: int, prices: Prices, rules: Rules) -> tuple[float, int]:
+    """USD of additions `[N]` without least commissions, and the number of those that owe one."""
+    # As `total_cost`, of orders not yet scaled.
+    variable = 0.0
+    commissions = 0
+    for n in range(len(addition)):
+        notional = abs(in_usd(addition[n], np.float64(prices.quotes[bar, FILL, n])))
+        root = np.float64(prices.inverse_root_volume[bar, n])
+        cost = variable_cost(addition[n], notional, root, prices.spread[n], rules)
+        variable = add_any_order(variable, np.rint(cost * USD_GRID) * UNIT)
+        commissions += notional > DUST_USD
+    return variable, commissions
+
+
+@njit_inline
+def closing_cost(shares: float, notional: float, root: float, spread: float, rules: Rules) -> float:
+    """USD: `trade_cost`, but never more than the notional."""
+    cost: float = min(trade_cost(shares, notional, root, spread, rules), notional)
+    return cost
+
+
+@njit_inline
+def trade_cost(shares: float, notional: float, root: float, spread: float, rules: Rules) -> float:
+    """USD: cost of an order; `root` is 1 / sqrt(volume)."""
+    cost = variable_cost(shares, notional, root, spread, rules)
+    if rules.min_commission_usd > 0.0:
+        least = rules.min_commission_usd if notional > DUST_USD else 0.0
+        cost = cost + max(least - rules.fee_rate * notional, 0.0)
+    rounded: float = np.rint(cost * USD_GRID) * UNIT
+    return rounded
+
+
+@njit_inline
+def variable_cost(
+    shares: float, notional: float, root: float, spread: float, rules: Rules
+) -> float:
+    """USD: the part of the cost that grows with the order, up to all of its notional."""
+    impact = notional * min(np.sqrt(abs(shares)) * root, 1.0)
+    cost: float = min((rules.fee_rate + spread) * notional + rules.impact_rate * impact, notional)
+    return cost
+
+
+# --- mark to market -------------------------------------------------------------------------------
+
+
+@njit_inline
+def mark_to_market(
+    first: int,
+    last: int,
+    work: Workspace,
+    state: State,
+    prices: Prices,
+    rules: Rules,
+    log: AccountLog,
+) -> None:
+    """Mark cash and holdings at each close up to the next decision."""
+    # One bar at which nothing happens is worth what `buy` summed up already.
+    is_plain = rules.interval == 1 and rules.borrow_rate == 0.0 and rules.maintenance_margin == 0.0
+    for b in range(first, last):
+        i = b - first
+        stop = min(state.bar[b] + rules.interval, state.end_bar[b])
+        happens = prices.ends[stop] or (rules.is_same_bar and prices.event_row[stop] > 0)
+        if is_plain and not happens:
+            equity = state.cash[b] + work.value[i]
+            state.equity[b] = equity
+            state.peak_equity[b] = max(state.peak_equity[b], equity)
+            state.bar[b] = stop
+        else:
+            mark_bars(b, stop, work.fill_bar[i], state, prices, rules, log)
+
+
+@njit_inline
+def mark_bars(
+    b: int,
+    stop: int,
+    fill_bar: int,
+    state: State,
+    prices: Prices,
+    rules: Rules,
+    log: AccountLog,
+) -> None:
+    """Carry account b to the close of bar `stop`, bar by bar: events after the fill, interest, ends
+    of symbols, the mark, a margin call."""
+    is_logged = len(log.equity) > 0
+    for bar in range(state.bar[b] + 1, stop + 1):
+        if prices.event_row[bar] > 0 and bar > fill_bar:
+            state.cash[b] += apply_events(b, bar, state, prices, rules, log)
+        if rules.borrow_rate > 0.0:
+            charge_interest(b, bar, state, prices, rules, log)
+        if prices.ends[bar]:
+            close_positions(b, bar, False, state, prices, rules, log)
+        mark = prices.marks[bar]
+        equity = state.cash[b] + value_shares(state.shares[b], mark)
+        margin = rules.maintenance_margin
+        if margin > 0.0 and equity < margin * exposure(state.shares[b], mark):
+            close_positions(b, bar, True, state, prices, rules, log)
+            equity = state.cash[b] + value_shares(state.shares[b], mark)
+        state.equity[b] = equity
+        state.peak_equity[b] = max(state.peak_equity[b], equity)
+        if is_logged:
+            log.equity[bar] = equity
+            # Element by element: an assignment of rows compiles, and checks shapes, for seconds.
+            for n in range(state.shares.shape[1]):
+                log.shares[bar, n] = state.shares[b, n]
+    state.bar[b] = stop
+
+
+@njit_inline
+def value_shares(shares: Any, mark: Any) -> float:
+    """USD: holdings `[N]` at prices `[N]`."""
+    value = 0.0
+    for n in range(len(shares)):
+        value = add_any_order(value, np.rint(shares[n] * np.float64(mark[n])))
+    usd: float = value * UNIT
+    return usd
+
+
+@njit_call
+def exposure(shares: Any, mark: Any) -> float:
+    """USD: holdings `[N]` at prices `[N]`, short ones counted as long."""
+    gross = 0.0
+    for n in range(len(shares)):
+        gross = add_any_order(gross, abs(np.rint(shares[n] * np.float64(mark[n]))))
+    usd: float = gross * UNIT
+    return usd
+
+
+@njit_call
+def charge_interest(
+    b: int, bar: int, state: State, prices: Prices, rules: Rules, log: AccountLog
+) -> None:
+    """Pay a year's rate on the short notional at the last close and on borrowed cash."""
+    short = 0.0
+    row = prices.event_row[bar]
+    for n in range(state.shares.shape[1]):
+        # The last close, for a share as it is counted today.
+        before = np.float64(prices.quotes[bar - 1, MARK, n]) / prices.splits[row, n]
+        short += max(-np.rint(state.shares[b, n] * before), 0.0)
+    borrowed = short * UNIT + max(-state.cash[b], 0.0)
+    interest = borrowed * rules.borrow_rate * prices.years[bar]
+    state.cash[b] -= interest
+    add_costs(b, bar, interest, 0.0, state, log)
+
+
+@njit_call
+def close_positions(
+    b: int,
+    bar: int,
+    is_called: bool,
+    state: State,
+    prices: Prices,
+    rules: Rules,
+    log: AccountLog,
+) -> None:
+    """Close at the close of `bar` the positions that end there, or after a margin call all that
+    trade."""
+    value = 0.0
+    notional = 0.0
+    cost = 0.0
+    for n in range(state.shares.shape[1]):
+        shares = state.shares[b, n]
+        trades = prices.quotes[bar, FILL, n] != 0.0
+        closes = trades if is_called else prices.last_bar[n] == bar
+        if closes and shares != 0.0:
+            price = np.float64(prices.quotes[bar, MARK, n])
+            root = np.float64(prices.inverse_root_volume[bar, n])
+            x = in_usd(shares, price)
+            closing = closing_cost(shares, abs(x), root, prices.spread[n], rules)
+            value += x
+            notional += abs(x)
+            cost += closing
+            record_trade(log, FORCED, bar, bar, n, -shares, price * UNIT, closing)
+            state.shares[b, n] = 0.0
+    if rules.is_proportional:
+        # Of the sum, which is exact, as in `total_cost`.
+        cost = rules.cost_rate * notional
+    state.cash[b] += value - cost
+    add_costs(b, bar, cost, notional, state, log)
+
+
+@njit_inline
+def add_costs(
+    b: int, bar: int, cost: float, notional: float, state: State, log: AccountLog
+) -> None:
+    """Add USD paid and traded at the close of a bar."""
+    state.cost[b] += cost
+    state.turnover[b] += notional
+    if len(log.costs) > 0:
+        log.costs[bar] += cost
+        log.turnover[bar] += notional
+
+
+@njit_inline
+def record_trade(
+    log: AccountLog,
+    kind: int,
+    decision_bar: int,
+    fill_bar: int,
+    asset: int,
+    shares: float,
+    price: float,
+    cost: float,
+) -> None:
+    """Append a change of a holding to the log, if one is kept."""
+    # Columns have room for all trades until the next decision.
+    if len(log.kind) > 0:
+        row = log.size[0]
+        log.kind[row] = kind
+        log.decision_bar[row] = decision_bar
+        log.fill_bar[row] = fill_bar
+        log.asset[row] = asset
+        log.amount[row] = shares
+        log.price[row] = price
+        log.cost[row] = cost
+        log.size[0] = row + 1
+
+
+# --- outcome --------------------------------------------------------------------------------------
+
+
+@njit_inline
+def measure_outcome(first: int, last: int, old: State, new: State, rules: Rules) -> None:
+    """Compare accounts at the end of the interval with those at the decision, and end episodes."""
+    # A reward's logarithm is torch's to take, which may differ from numba's in the last bit.
+    for b in range(first, last):
+        before = old.equity[b]
+        equity = new.equity[b]
+        first_equity = new.first_equity[b]
+        least = 1e-6 * first_equity
+        growth = max(equity, least) / max(before, least)
+        profit = (equity - before) / first_equity
+        is_ruined = equity <= rules.ruin_fraction * first_equity
+        is_over = (new.bar[b] >= new.end_bar[b]) & (not is_ruined)
+        new.worth[b] = growth if rules.reward == LOG_RETURN else profit
+        new.final_bar[b] = new.bar[b]
+        new.final_equity[b] = equity
+        new.final_peak[b] = new.peak_equity[b]
+        new.terminated[b] = is_ruined
+        new.truncated[b] = is_over
+        new.done[b] = is_ruined | is_over

@@ -14,7 +14,7 @@ from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 
-# rewards: what a kernel prepares for torch to finish
+# kinds of rewards: a kernel prepares growth or profit, and torch finishes it
 OTHER = 0
 LOG_RETURN = 1
 PROFIT = 2
@@ -41,63 +41,69 @@ TERMINATED = 0
 TRUNCATED = 1
 FINISHED = 2
 DONE = 3
-# what `quotes` say of a bar
+# rows of a bar's quotes
 MOST = 0
 FILL = 1
 MARK = 2
 
 
 class Rules(NamedTuple):
-    """`EnvSettings` as the compiled code reads them."""
+    """`EnvSettings` as compiled code reads them."""
 
-    short: bool
-    target: bool
-    whole: bool
-    same_bar: bool
-    each: bool
-    """Costs are those of each order, not of their sum."""
-    rate: float
-    """Commission and half-spread; of symbols with a spread of their own see `Prices.spread`."""
-    fee: float
-    impact: float
-    least: float
-    """USD an order."""
-    leverage: float
-    band: float
-    pace: float
-    """Part of the way to a target that a decision trades."""
+    is_short: bool
+    is_target: bool
+    is_whole: bool
+    is_same_bar: bool
+    """Orders fill at the close at which they are decided."""
+    is_proportional: bool
+    """Costs are a part of the notional; otherwise each order has its own."""
+    is_random_start: bool
+    interval: int
+    reward: int
+    """`LOG_RETURN`, `PROFIT` or `OTHER`."""
+    cost_rate: float
+    """Commission and half-spread; of symbols with their own spread see `Prices.spread`."""
+    fee_rate: float
+    impact_rate: float
+    min_commission_usd: float
+    max_leverage: float
+    rebalance_band: float
+    trade_rate: float
     dead_band: float
     max_shares: float
-    borrow: float
-    margin: float
-    ruin: float
+    borrow_rate: float
+    maintenance_margin: float
+    ruin_fraction: float
 
     @classmethod
-    def of(cls, settings: EnvSettings) -> Rules:
-        """The rules of an environment."""
+    def from_settings(cls, settings: EnvSettings) -> Rules:
+        """Take the rules of an environment."""
         return cls(
-            short=settings.short,
-            target=settings.action == "target",
-            whole=not settings.fractional,
-            same_bar=settings.fill == "close",
-            each=not settings.costs_are_proportional,
-            rate=settings.fee_rate + settings.spread_rate,
-            fee=settings.fee_rate,
-            impact=settings.impact_rate,
-            least=settings.min_commission_usd,
-            leverage=settings.max_leverage,
-            band=max(settings.rebalance_band, LEAST_CHANGE),
-            pace=settings.trade_rate,
+            is_short=settings.short,
+            is_target=settings.action == "target",
+            is_whole=not settings.fractional,
+            is_same_bar=settings.fill == "close",
+            is_proportional=settings.costs_are_proportional,
+            is_random_start=settings.random_start,
+            interval=settings.decision_interval,
+            reward=WORTHS.get(settings.reward, OTHER),
+            cost_rate=settings.fee_rate + settings.spread_rate,
+            fee_rate=settings.fee_rate,
+            impact_rate=settings.impact_rate,
+            min_commission_usd=settings.min_commission_usd,
+            max_leverage=settings.max_leverage,
+            rebalance_band=max(settings.rebalance_band, LEAST_CHANGE),
+            trade_rate=settings.trade_rate,
             dead_band=settings.dead_band,
             max_shares=settings.max_shares,
-            borrow=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,
-            margin=settings.maintenance_margin,
-            ruin=settings.ruin_fraction,
+            borrow_rate=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,
+            maintenance_margin=settings.maintenance_margin,
+            ruin_fraction=settings.ruin_fraction,
         )
 
 
 class Prices(NamedTuple):
-    """`MarketView` as the compiled code reads it."""
+    """`MarketView` as compiled code reads it."""
 
     quotes: Any
     """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices,
@@ -105,8 +111,8 @@ class Prices(NamedTuple):
     side, so that a step, which goes from one bar's close through the next bar, reads one stretch of
     memory."""
     marks: Any
-    """`[T, N]` float32: the closes once more, in one piece, for those who only wait."""
-    thinness: Any
+    """`[T, N]` float32: the closes once more, in one piece, for bars that are only marked."""
+    inverse_root_volume: Any
     """`[T, N]` float32: 1 / sqrt(volume in shares), very large without volume."""
     spread: Any
     """`[N]` float64, as a share of the notional."""
@@ -128,12 +134,12 @@ class Prices(NamedTuple):
     """`[T]` float64."""
 
     @classmethod
-    def of(cls, view: MarketView) -> Prices:
-        """The prices of a market on CPU."""
+    def from_view(cls, view: MarketView) -> Prices:
+        """Take the prices of a market on CPU."""
         return cls(
             quotes=pack_quotes(view).numpy(),
             marks=(view.mark * USD_GRID).numpy(),
-            thinness=view.inverse_root_volume.numpy(),
+            inverse_root_volume=view.inverse_root_volume.numpy(),
             spread=view.spread.numpy(),
             last_bar=view.last_bar.numpy(),
             ends=view.ends.numpy(),
@@ -146,8 +152,119 @@ class Prices(NamedTuple):
         )
 
 
+class State(NamedTuple):
+    """Accounts as compiled code names them: views of `Buffers`, `[B]` each."""
+
+    bar: Any
+    start_bar: Any
+    end_bar: Any
+    episode: Any
+    final_bar: Any
+    """The fields named `final` describe the step, before any reset."""
+    cash: Any
+    equity: Any
+    peak_equity: Any
+    first_equity: Any
+    final_equity: Any
+    final_peak: Any
+    cost: Any
+    turnover: Any
+    worth: Any
+    """The part of a reward that the kernel prepares: growth or profit."""
+    terminated: Any
+    truncated: Any
+    finished: Any
+    done: Any
+    shares: Any
+    """`[B, N]`."""
+
+
+class Workspace(NamedTuple):
+    """Scratch of the G accounts that step together: `[G]` float64 USD each, unless it says
+    otherwise."""
+
+    weights: Any
+    """`[G, N]` float32, in whole units of weight."""
+    desired: Any
+    """`[G, N]` shares to reach."""
+    kept: Any
+    """`[G, N]` shares after the sales."""
+    addition: Any
+    """`[G, N]` shares to buy, before they are scaled."""
+    fill_bar: Any
+    """`[G]` int64."""
+    unit: Any
+    """Units of money for a unit of weight."""
+    sales: Any
+    sales_cost: Any
+    ordered: Any
+    """Notional of the purchases, before they are scaled."""
+    variable_cost: Any
+    """Their cost without least commissions."""
+    commissions: Any
+    """Number of them that owe a least commission."""
+    budget: Any
+    scale: Any
+    value: Any
+    """The holdings at the close of the bar after the decision."""
+
+
+class AccountLog(NamedTuple):
+    """A backtest's bars and trades as compiled code writes them; all empty where none are kept."""
+
+    shares: Any
+    """`[T, N]` at each close."""
+    equity: Any
+    """`[T]` USD at each close, as the three below."""
+    costs: Any
+    turnover: Any
+    income: Any
+    kind: Any
+    """Trades, a row each, with room for more: `account.ORDER`, `FORCED` or `SPLIT`."""
+    decision_bar: Any
+    fill_bar: Any
+    asset: Any
+    amount: Any
+    """Shares, signed."""
+    price: Any
+    cost: Any
+    size: Any
+    """`[1]` int64: trades so far."""
+    counts: Any
+    """`[4]`: orders, those that exceeded their share of the volume, those of which nothing filled,
+    and USD of all that was cancelled."""
+
+
+class Inputs(NamedTuple):
+    """A step's actions, the accounts' random streams, and what they begin an episode with."""
+
+    action: Any
+    """`[B, N]` float32."""
+    key: Any
+    cash: Any
+    shares: Any
+    episode_bars: Any
+
+
+class Outputs(NamedTuple):
+    """Where observations go, and the market's rows that they are made of."""
+
+    obs: Any
+    """`[B, D]` float32."""
+    final_obs: Any
+    """As `obs`, before the reset; written where an episode ends."""
+    rows: Any
+    """`[T, W]` float32."""
+    row_bytes: int
+    """Bytes of a market row in an observation: with a lookback, those of several bars."""
+    is_flat: bool
+    is_streamed: bool
+    """Rows are written past the caches."""
+    resets: bool
+
+
 class Buffers(NamedTuple):
-    """One generation of accounts as a kernel writes it."""
+    """One generation of accounts as a kernel writes it; `State` names the rows."""
 
     ints: Tensor
     """`[5, B]` int64."""

@@ -17,12 +17,12 @@ from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
     DONE,
     FINAL_BAR,
-    OTHER,
     TERMINATED,
     TRUNCATED,
-    WORTHS,
     Buffers,
     Generation,
+    Inputs,
+    Outputs,
     Prices,
     Rules,
     StepResult,
@@ -102,7 +102,7 @@ class FusedStep:
         """`resets`: an account whose episode ends begins the next one in the same step."""
         from fintrader.envs.fast import batch
 
-        self._kernel = batch
+        self._kernel = batch.step_range
         self.settings = settings
         self.reward = reward
         self.resets = resets
@@ -115,22 +115,11 @@ class FusedStep:
         # With a lookback the rows overlap; this is what they are views of, a bar a row.
         bars = len(view.rows) + row_width // bar_width - 1
         self.rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
-        self.row_width = row_width
         self.width = 4 + assets + (row_width if self.flat else 0)
         self.stream = self.flat and num_envs * self.width * 4 > STREAM_ABOVE_BYTES
-        self.worth = WORTHS.get(settings.reward, OTHER)
-        self.prices = Prices.of(view)
-        self.rules = Rules.of(settings)
-        options = (settings.random_start, settings.decision_interval, row_width)
-        market = (self.prices, self.rules, self.rows)
-        self._fixed = (resets, self.flat, self.stream, self.worth, *options, *market)
-        # What the kernel's account needs of curves and fills where nobody keeps them.
-        none = np.zeros(0)
-        flags = np.zeros(0, np.int64)
-        self._nothing = (
-            (np.zeros((0, assets)), none, none, none, none),
-            (flags, flags, flags, flags, none, none, none),
-        )
+        self.prices = Prices.from_view(view)
+        self.rules = Rules.from_settings(settings)
+        self._fixed = (self.rows, row_width * 4, self.flat, self.stream, resets)
         self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
         self._pool: ThreadPoolExecutor | None = None
         self._given: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())
@@ -157,20 +146,14 @@ class FusedStep:
 
         Raises EnvError for an action that is not finite, harming nothing.
         """
-        wish = action.detach().to(torch.float32).contiguous().numpy()
-        given = (wish, wish.view(np.int32), *self.given(endow, key))
+        values = action.detach().to(torch.float32).contiguous().numpy()
+        inputs = Inputs(values, *self.given(endow, key))
         new = self._fresh(old.memory)
         obs = self._obs.take()
         final = self._final.take() if self.resets else obs
+        out = Outputs(obs, final, *self._fixed)
         counts = self.run(
-            self._kernel.step_range,
-            *self._fixed,
-            given,
-            old.arrays,
-            new.arrays,
-            obs,
-            final,
-            self._nothing,
+            self._kernel, inputs, old.arrays, new.arrays, self.prices, self.rules, out
         )
         if min(counts) < 0:
             raise EnvError("actions contain NaN or infinity; check the policy's output")

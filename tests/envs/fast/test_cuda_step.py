@@ -61,6 +61,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
         "observation": "factored" if factored else "flat",
         "observation_dtype": dtype,
         "lookback": lookback,
+        "clock": "episode",  # the kernel's only one
     }
     config = config.model_copy(update=changes)
     volume = (1e9, 400.0)[seed % 2]

@@ -1,0 +1,113 @@
+"""The account of a backtest, compiled: a batch of one, whose every bar and trade is written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fintrader.envs.fast.account import (
+    CANCELLED,
+    CAPPED,
+    ORDER,
+    UNFILLED,
+    UNIT,
+    closing_cost,
+    fill_orders,
+    in_usd,
+    make_workspace,
+    mark_bars,
+    meet_events,
+    name_rows,
+    record_trade,
+    size_orders,
+    trade_cost,
+)
+from fintrader.envs.fast.buffers import (
+    FILL,
+    MARK,
+    MOST,
+    AccountLog,
+    Prices,
+    Rules,
+    State,
+    Workspace,
+)
+from fintrader.envs.fast.compiled import njit_entry, njit_inline
+from fintrader.envs.fast.episodes import observe_private
+
+
+@njit_entry
+def ask(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -> None:
+    """Write to `desired` `[1, N]` the holdings that an action `[1, N]` float32 asks for."""
+    state = name_rows(buffers)
+    work = make_workspace(1, action.shape[1])
+    size_orders(0, 1, action, work, state, prices, rules)
+    for n in range(action.shape[1]):
+        desired[0, n] = work.desired[0, n]
+
+
+@njit_entry
+def decide_and_wait(
+    stop: int, desired: Any, buffers: Any, prices: Prices, rules: Rules, log: AccountLog
+) -> bool:
+    """Order towards holdings `[1, N]` (an empty array: order nothing), then mark every bar up to
+    `stop`; return True for an account ruined at the end of an interval, where it stays."""
+    state = name_rows(buffers)
+    work = make_workspace(1, state.shares.shape[1])
+    bar = state.bar[0]
+    work.fill_bar[0] = bar if rules.is_same_bar else min(bar + 1, stop)
+    wanted = desired if desired.size else state.shares
+    for n in range(state.shares.shape[1]):
+        work.desired[0, n] = wanted[0, n]
+    meet_events(0, 0, work, state, prices, rules, log)
+    if desired.size:
+        held = state.shares[0].copy()
+        fill_orders(0, 1, work, state, prices, rules)
+        record_fills(held, work, state, prices, rules, log)
+    # Ruin is looked for at the end of every decision interval, however long the wait.
+    while state.bar[0] < stop:
+        look = min(state.bar[0] + rules.interval, stop)
+        mark_bars(0, look, work.fill_bar[0], state, prices, rules, log)
+        if state.equity[0] <= rules.ruin_fraction * state.first_equity[0]:
+            return True
+    return False
+
+
+@njit_inline
+def record_fills(
+    held: Any, work: Workspace, state: State, prices: Prices, rules: Rules, log: AccountLog
+) -> None:
+    """Write down the orders and fills that led from holdings `held` `[N]` to the present ones."""
+    bar = state.bar[0]
+    fill_bar = work.fill_bar[0]
+    quote = prices.quotes[fill_bar]
+    # The books of a bar are those at its close; an order filled at a close counts in the next one.
+    shown = min(bar + 1, len(prices.quotes) - 1)
+    floor = -np.inf if rules.is_short else 0.0
+    for n in range(len(held)):
+        asked = max(work.desired[0, n], floor) - held[n]
+        traded = state.shares[0, n] - held[n]
+        if asked != 0.0:
+            log.counts[ORDER] += 1.0
+            log.counts[CAPPED] += abs(asked) > quote[MOST, n]
+            log.counts[UNFILLED] += traded == 0.0
+            log.counts[CANCELLED] += abs(asked - traded) * np.float64(quote[MARK, n]) * UNIT
+        if traded != 0.0:
+            price = abs(np.float64(quote[FILL, n]))
+            root = np.float64(prices.inverse_root_volume[fill_bar, n])
+            sold = held[n] - work.kept[0, n]
+            bought = state.shares[0, n] - work.kept[0, n]
+            sale = abs(in_usd(sold, price))
+            purchase = abs(in_usd(bought, price))
+            cost = closing_cost(sold, sale, root, prices.spread[n], rules)
+            cost += trade_cost(bought, purchase, root, prices.spread[n], rules)
+            record_trade(log, ORDER, bar, fill_bar, n, traded, price * UNIT, cost)
+            log.costs[shown] += cost
+            log.turnover[shown] += sale + purchase
+
+
+@njit_entry
+def observe_account(buffers: Any, prices: Prices, out: Any) -> None:
+    """Write to `out` `[A + N]` float32 the private part of the observation."""
+    observe_private(0, name_rows(buffers), prices, out)

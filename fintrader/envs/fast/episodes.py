@@ -1,0 +1,117 @@
+"""`envs.episodes`, compiled for the CPU: where accounts begin, and what they observe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fintrader.envs.fast.account import UNIT, value_shares
+from fintrader.envs.fast.buffers import MARK, Inputs, Outputs, Prices, Rules, State
+from fintrader.envs.fast.compiled import njit_call, njit_inline
+from fintrader.envs.fast.simd import copy_bytes, prefetch, stream_bytes
+
+# SplitMix64's constants, as in `envs.episodes`.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_LINE = 64
+"""Bytes that the processor fetches at once."""
+
+
+@njit_inline
+def mix(x: Any) -> Any:
+    """Scramble uint64 by SplitMix64's output function."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+@njit_call
+def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) -> None:
+    """Begin the next episode of account b, without the shares of symbols not listed there."""
+    # The lengths and the draw are those of `envs.episodes.begin`.
+    last = prices.quotes.shape[0] - 1
+    episode = state.episode[b]
+    asked = inputs.episode_bars[b]
+    length = min(asked, last) if asked > 0 else 1
+    bar = 0
+    if rules.is_random_start:
+        drawn = mix(np.uint64(inputs.key[b]) + np.uint64(episode) * _GOLDEN) >> np.uint64(1)
+        bar = np.int64(drawn) % max(last - length + 1, 1)
+    for n in range(state.shares.shape[1]):
+        is_listed = prices.quotes[bar, MARK, n] > 0.0 and prices.last_bar[n] > bar
+        state.shares[b, n] = inputs.shares[b, n] if is_listed else 0.0
+    equity = inputs.cash[b] + value_shares(state.shares[b], prices.marks[bar])
+    state.bar[b] = bar
+    state.start_bar[b] = bar
+    state.episode[b] = episode + 1
+    state.end_bar[b] = min(bar + length, last) if asked > 0 else last
+    state.cash[b] = inputs.cash[b]
+    state.equity[b] = equity
+    state.peak_equity[b] = equity
+    state.first_equity[b] = equity
+
+
+@njit_inline
+def observe_private(b: int, state: State, prices: Prices, out: Any) -> None:
+    """Write to `out` float32 the part `[A + N]` of account b's observation that is its own."""
+    # The formulas stand in `envs.observation.private_part`.
+    bar = state.bar[b]
+    end = state.end_bar[b]
+    equity = state.equity[b]
+    first = state.first_equity[b]
+    left = prices.clock[bar]
+    if left < 0.0:
+        left = (end - bar) / max(end - state.start_bar[b], 1)
+    safe = max(equity, 1e-6 * first)
+    out[0] = np.float32(state.cash[b] / safe)
+    out[1] = np.float32(safe / first - 1.0)
+    out[2] = np.float32(equity / state.peak_equity[b] - 1.0)
+    out[3] = np.float32(left)
+    share = 1.0 / safe * UNIT
+    mark = prices.quotes[bar, MARK]
+    shares = state.shares[b]
+    for n in range(len(shares)):
+        out[4 + n] = np.float32(shares[n] * np.float64(mark[n]) * share)
+
+
+@njit_inline
+def observe(first: int, last: int, low: int, state: State, prices: Prices, out: Outputs) -> None:
+    """Observe accounts `first` to `last - 1` of a range that begins at `low`; the market's row of
+    the last one is left to the next call."""
+    row_bytes = out.row_bytes
+    stride = out.rows.shape[1] * 4
+    for b in range(first, last):
+        # Rows lie anywhere in memory: ask for one, and copy the one before, which has arrived.
+        if out.is_flat:
+            for place in range(0, row_bytes, _LINE):
+                prefetch(out.rows, state.bar[b] * stride + place)
+        observe_private(b, state, prices, out.obs[b])
+        if out.is_flat and b > low:
+            copy_row(b - 1, state.bar[b - 1], out.obs, out, out.is_streamed)
+
+
+@njit_inline
+def copy_row(b: int, bar: int, obs: Any, out: Outputs, is_streamed: bool) -> None:
+    """Copy the market's row (with a lookback, those of several bars) behind the private part."""
+    # Streams go past the caches, where the caller could not find so much anyway.
+    place = (b + 1) * obs.shape[1] * 4 - out.row_bytes
+    origin = bar * out.rows.shape[1] * 4
+    if is_streamed:
+        stream_bytes(obs, place, out.rows, origin, out.row_bytes)
+    else:
+        copy_bytes(obs, place, out.rows, origin, out.row_bytes)
+
+
+@njit_inline
+def prefetch_prices(first: int, last: int, state: State, prices: Prices) -> None:
+    """Ask for the prices of the accounts' bars, which lie anywhere in memory, before they are
+    needed."""
+    # From a bar's closes through all that the next bar quotes.
+    num_bars, _, num_assets = prices.quotes.shape
+    quote_bytes = num_assets * 12
+    for b in range(first, last):
+        place = min(state.bar[b], num_bars - 2) * quote_bytes
+        for line in range(num_assets * 8, 2 * quote_bytes, _LINE):
+            prefetch(prices.quotes, place + line)
