@@ -69,7 +69,7 @@ class BacktestAccount:
             part.zero_()
         self._buffers = tuple(part.numpy() for part in buffers)
         *rows, shares = self._buffers
-        self._state = State(*(row for part in rows for row in part), shares)
+        self._state = State._make([*(row for part in rows for row in part), shares])
         self._state.end_bar[0] = self._end
         for amount in (
             self._state.cash,
@@ -80,12 +80,9 @@ class BacktestAccount:
             amount[0] = settings.initial_cash_usd
         self._prices = Prices.from_view(view)
         self._rules = Rules.from_settings(settings)
-        self._log = AccountLog(
-            *(log.shares, log.equity, log.costs, log.turnover, log.income),
-            *(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS),
-            np.zeros(1, np.int64),
-            np.zeros(4),
-        )
+        columns = [np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS]
+        curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
+        self._log = AccountLog._make([*curves, *columns, np.zeros(1, np.int64), np.zeros(4)])
         self._want = np.zeros((1, market.num_assets))
         self._nothing = np.zeros((1, 0))
         self._seen = np.zeros(self.layout.private_width, np.float32)

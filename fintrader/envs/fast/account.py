@@ -158,7 +158,7 @@ def place_orders(
     """Turn actions `[B, N]` float32 into holdings to reach, `work.desired`, in the bar of the fill,
     `work.fill_bar`. Return 0, or NaN where an action is not finite."""
     # Sizes are those of the decision; then splits before the fill apply to holdings and orders.
-    check = size_orders(first, last, action, work, state, prices, rules)
+    check: float = size_orders(first, last, action, work, state, prices, rules)
     for b in range(first, last):
         meet_events(b, b - first, work, state, prices, rules, log)
     return check
@@ -250,7 +250,7 @@ def target_shares(
 @njit_inline
 def step_towards(gap: float, rules: Rules) -> float:
     """Take the part `trade_rate` of the gap; of whole shares at least one."""
-    step: Any = rules.trade_rate * gap
+    step: float = rules.trade_rate * gap
     if rules.is_whole:
         step = np.trunc(step)
         step = step if step != 0.0 else min(max(np.trunc(gap), -1.0), 1.0)
