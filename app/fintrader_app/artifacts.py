@@ -33,23 +33,23 @@ READ = FileCache(summaries=4096, backtests=12, rows=32, learning=256, events=16,
 """Everything that the app keeps of what it has read, shared by all its sessions."""
 
 
-def summaries(runs: RunsFolder) -> list[Summary]:
+def load_summaries(runs: RunsFolder) -> list[Summary]:
     """All runs, the newest first, archived ones behind the others."""
     return sorted(stored_runs.summaries(runs, READ), key=lambda run: run.notes.archived)
 
 
-def summary(runs: RunsFolder, name: str) -> Summary:
+def load_summary(runs: RunsFolder, name: str) -> Summary:
     """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError and
     NotThereError."""
     return stored_runs.summary(runs.run(name), READ)
 
 
-def stages(runs: RunsFolder, run: Summary) -> list[Stage]:
+def load_stages(runs: RunsFolder, run: Summary) -> list[Stage]:
     """How far each stage of a run is, as of now."""
     return stored_runs.stages_now(runs.run(run.name), run)
 
 
-def config(folder: Folder) -> dict[str, Any]:
+def load_config(folder: Folder) -> dict[str, Any]:
     """The settings that a run was made with, as its file has them. Raises NotThereError,
     DamagedFileError."""
 
@@ -75,7 +75,7 @@ def backtest_version(folder: Folder) -> Hashable:
     return folder.root, backtest_state(Folder(folder.path("backtest")))
 
 
-def part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+def select_part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     """A group of stored values; empty where there is none."""
     found = values.get(key)
     return found if isinstance(found, dict) else {}
@@ -84,25 +84,25 @@ def part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 # --- leaderboard ----------------------------------------------------------------------------------
 
 
-def leaderboard(folder: Folder) -> pd.DataFrame:
+def load_leaderboard(folder: Folder) -> pd.DataFrame:
     """Rows of the leaderboard, best first, the benchmark portfolio among them.
 
     Raises NotThereError before there is one, DamagedFileError.
     """
-    return _rows(folder, "leaderboard")
+    return _load_rows(folder, "leaderboard")
 
 
-def pods(folder: Folder) -> pd.DataFrame:
+def load_pods(folder: Folder) -> pd.DataFrame:
     """Every pod with its state and, once it has one, its result, by number."""
-    return _rows(folder, "pods")
+    return _load_rows(folder, "pods")
 
 
-def race(folder: Folder) -> pd.DataFrame:
+def load_race(folder: Folder) -> pd.DataFrame:
     """As `pods`, with only what the race itself shows."""
-    return _rows(folder, "race")
+    return _load_rows(folder, "race")
 
 
-def _rows(folder: Folder, what: str) -> pd.DataFrame:
+def _load_rows(folder: Folder, what: str) -> pd.DataFrame:
     path = folder.path("leaderboard.sqlite")
     readers: dict[str, Callable[[], pd.DataFrame]] = {
         "leaderboard": lambda: stored_runs.ranked(
@@ -111,10 +111,10 @@ def _rows(folder: Folder, what: str) -> pd.DataFrame:
         "pods": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS)),
         "race": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS, brief=True)),
     }
-    return READ.get("rows", (path, what), board_version(folder), lambda _: readers[what]())
+    return READ.get("rows", (path, what), identify_board(folder), lambda _: readers[what]())
 
 
-def board_version(folder: Folder) -> tuple[Signature, Signature | None]:
+def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
     """What changes when the leaderboard does. Raises NotThereError before there is one."""
     try:
         state = folder.signature("leaderboard.sqlite")
@@ -133,7 +133,7 @@ def board_version(folder: Folder) -> tuple[Signature, Signature | None]:
 # --- logs -----------------------------------------------------------------------------------------
 
 
-def learning(folder: Folder, pod: str) -> pd.DataFrame:
+def load_learning(folder: Folder, pod: str) -> pd.DataFrame:
     """A pod's `metrics.jsonl`: one row an update. Raises NotThereError before there is one."""
     parts = "pods", pod, "metrics.jsonl"
 
@@ -149,7 +149,7 @@ def to_numbers(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(frame.apply(pd.to_numeric, errors="coerce"))
 
 
-def validation(folder: Folder, pod: str) -> pd.DataFrame:
+def load_validation(folder: Folder, pod: str) -> pd.DataFrame:
     """A pod's `validation.jsonl`, a row a look: `share` (of its budget), `env_steps`, `fold`,
     `score`, `return`.
 
@@ -169,7 +169,7 @@ def validation(folder: Folder, pod: str) -> pd.DataFrame:
     return READ.get("learning", (folder.root, pod, "validation"), state, read)
 
 
-def events(folder: Folder) -> list[dict[str, Any]]:
+def load_events(folder: Folder) -> list[dict[str, Any]]:
     """The run's event log, oldest first; of a very long one the end. Only what was added since is
     read again."""
     state = folder.signature("events.jsonl")

@@ -43,9 +43,9 @@ def show(
     """
     dark = bool(st.context.theme.type == "dark")
     if callable(figure):
-        drawn, weight = _made(key, version, dark, height, figure)
+        drawn, weight = _build(key, version, dark, height, figure)
     else:
-        drawn = dressed(figure, dark=dark, height=height)
+        drawn = apply_style(figure, dark=dark, height=height)
         weight = decimation.figure_bytes(drawn)
     if weight > decimation.MAX_CHART_BYTES:
         st.info(
@@ -65,15 +65,15 @@ def show(
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _made(
+def _build(
     key: str, version: Hashable, dark: bool, height: int | None, _figure: Callable[[], go.Figure]
 ) -> tuple[go.Figure, int]:
     """A dressed figure and its bytes. It is shared between sessions: nobody changes it any more."""
-    drawn = dressed(_figure(), dark=dark, height=height)
+    drawn = apply_style(_figure(), dark=dark, height=height)
     return drawn, decimation.figure_bytes(drawn)
 
 
-def dressed(figure: go.Figure, *, dark: bool, height: int | None = None) -> go.Figure:
+def apply_style(figure: go.Figure, *, dark: bool, height: int | None = None) -> go.Figure:
     """A figure without colours of its own for paper, grid and text, its lines in tones that suit
     the background."""
     decimation.fit(figure, decimation.MAX_CHART_BYTES - DRESS_BYTES)
@@ -95,7 +95,7 @@ def dressed(figure: go.Figure, *, dark: bool, height: int | None = None) -> go.F
                 axis["title"].pop("font", None)
             axis["automargin"] = True
     if dark:
-        plain = _recoloured(plain)
+        plain = _replace_colour(plain)
     return go.Figure(plain, skip_invalid=True)
 
 
@@ -114,17 +114,17 @@ def _spread_ticks(axis: Any) -> None:
     axis.ticktext = [texts[k] for k in kept]
 
 
-def _recoloured(value: Any) -> Any:
+def _replace_colour(value: Any) -> Any:
     if isinstance(value, str):
         return ON_DARK.get(value, value)
     if isinstance(value, dict):
-        return {name: _recoloured(below) for name, below in value.items()}
+        return {name: _replace_colour(below) for name, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_recoloured(below) for below in value]
+        return [_replace_colour(below) for below in value]
     return value
 
 
-def lines(
+def plot_lines(
     series: dict[str, tuple[Any, Any]],
     *,
     faint: dict[str, tuple[Any, Any]] | None = None,

@@ -26,7 +26,7 @@ Schema = dict[str, Any]
 
 
 @cache
-def schema_of(model: type[BaseModel]) -> Schema:
+def read_schema(model: type[BaseModel]) -> Schema:
     """A model's JSON schema, its references followed: what a field is stands in the field
     itself."""
     whole = model.model_json_schema(by_alias=False)
@@ -46,13 +46,13 @@ def schema_of(model: type[BaseModel]) -> Schema:
     return found
 
 
-def defaults(schema: Schema) -> Draft:
+def collect_defaults(schema: Schema) -> Draft:
     """A model's default values; fields without a default are left out."""
     fields = schema["properties"].items()
     return {name: copy.deepcopy(field["default"]) for name, field in fields if "default" in field}
 
 
-def optional(field: Schema) -> tuple[Schema, bool]:
+def split_optional(field: Schema) -> tuple[Schema, bool]:
     """The field without null, and whether it may be null."""
     options = field.get("anyOf", [field])
     kinds = [option for option in options if option.get("type") != "null"]
@@ -77,7 +77,7 @@ def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) 
             st.columns(2, vertical_alignment="bottom"), simple[row : row + 2], strict=False
         ):
             with place:
-                widget(fields[name], name, draft, f"{key}.{name}")
+                draw_widget(fields[name], name, draft, f"{key}.{name}")
     for name in nested:
         with st.expander(human(name), expanded=len(nested) == 1 or not simple):
             if text := fields[name].get("description"):
@@ -89,7 +89,7 @@ def group(field: Schema, name: str, draft: Draft, key: str) -> None:
     """A nested model, or one of several by its discriminator."""
     models = field.get("oneOf", [field])
     if not isinstance(draft.get(name), dict):
-        draft[name] = defaults(models[0])
+        draft[name] = collect_defaults(models[0])
     below: Draft = draft[name]
     if len(models) == 1:
         draw(models[0], below, key)
@@ -103,7 +103,7 @@ def group(field: Schema, name: str, draft: Draft, key: str) -> None:
     model = by_tag[chosen]
     if chosen != current:
         shared = {k: v for k, v in below.items() if k in model["properties"] and k != tag}
-        draft[name] = below = {**defaults(model), **shared, tag: chosen}
+        draft[name] = below = {**collect_defaults(model), **shared, tag: chosen}
     below.setdefault(tag, chosen)
     draw(model, below, f"{key}({below.get(tag)})", skip=(tag,))
 
@@ -112,9 +112,9 @@ def _index(options: list[Any], value: Any) -> int:
     return options.index(value) if value in options else 0
 
 
-def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
+def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
     """One field. A value that the widget cannot read is kept as text, for the models to refuse."""
-    field, may_be_none = optional(field)
+    field, may_be_none = split_optional(field)
     kind = field.get("type")
     text = field.get("description")
     title = human(name)
@@ -130,7 +130,7 @@ def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
             title, options, _index(options, value), help=text, key=key, **how
         )
     elif kind in ("integer", "number") and (_is_number(value) or (may_be_none and value is None)):
-        draft[name] = _number(title, value, field, key)
+        draft[name] = _draw_number(title, value, field, key)
     elif kind == "string" and "examples" in field and isinstance(value, str):
         # What the settings know by name; anything else may be typed, and the models judge it.
         options = list(dict.fromkeys([*field["examples"], value]))
@@ -144,12 +144,12 @@ def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
             placeholder="none",
         )
     elif kind == "string" and field.get("format") == "date" and _is_date(value):
-        day = st.date_input(title, _date(value), help=text, key=key, **_DAYS)
+        day = st.date_input(title, _parse_date(value), help=text, key=key, **_DAYS)
         draft[name] = None if day is None else day.isoformat()
     elif _is_range_of_dates(field) and (
         value is None or (isinstance(value, list) and all(map(_is_date, value)))
     ):
-        days: list[date | datetime | str | None] = [_date(day) for day in value or ()]
+        days: list[date | datetime | str | None] = [_parse_date(day) for day in value or ()]
         picked = st.date_input(title, days, help=text or _RANGE, key=key, **_DAYS)
         draft[name] = [day.isoformat() for day in picked] or None
     elif kind == "string" and field.get("format", "path") == "path":
@@ -158,7 +158,7 @@ def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
         )
         draft[name] = None if may_be_none and not typed.strip() else typed
     else:
-        draft[name] = _yaml(title, value, text, key)
+        draft[name] = _draw_yaml(title, value, text, key)
 
 
 _DAYS: dict[str, Any] = {
@@ -171,12 +171,12 @@ _RANGE = "First and last day, both included; none: by shares of the sessions."
 
 def _is_date(value: Any) -> bool:
     try:
-        return value is None or bool(_date(value))
+        return value is None or bool(_parse_date(value))
     except (TypeError, ValueError):
         return False
 
 
-def _date(value: Any) -> date | None:
+def _parse_date(value: Any) -> date | None:
     day = None if value is None else date.fromisoformat(value)
     if day is not None and not _DAYS["min_value"] <= day <= _DAYS["max_value"]:
         raise ValueError(value)
@@ -192,7 +192,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _number(title: str, value: Any, field: Schema, key: str) -> Any:
+def _draw_number(title: str, value: Any, field: Schema, key: str) -> Any:
     """An open limit is kept as it is: the models say where it lies."""
     kind: Any = int if field["type"] == "integer" else float
     step = 10.0 ** math.floor(math.log10(abs(value))) / 10 if value else 0.1
@@ -210,7 +210,7 @@ def _number(title: str, value: Any, field: Schema, key: str) -> Any:
     )
 
 
-def _yaml(title: str, value: Any, text: str | None, key: str) -> Any:
+def _draw_yaml(title: str, value: Any, text: str | None, key: str) -> Any:
     """Lists, mappings and optional numbers: as they would stand in a YAML file, on one line."""
     shown = (
         ""
@@ -231,7 +231,7 @@ def _yaml(title: str, value: Any, text: str | None, key: str) -> Any:
 # --- a mapping of models, as rows -----------------------------------------------------------------
 
 
-def rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] = ()) -> None:
+def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] = ()) -> None:
     """A mapping from names to models, one row each, with a line to add one; `names` are suggested
     for new rows."""
     model: Schema = field["additionalProperties"]
@@ -254,7 +254,7 @@ def rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] 
             with st.container(horizontal=True, vertical_alignment="bottom"):
                 for part, below in model["properties"].items():
                     with st.container(width=170):
-                        widget(below, part, entries[entry], f"{key}.{entry}.{part}")
+                        draw_widget(below, part, entries[entry], f"{key}.{entry}.{part}")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         new = st.selectbox(
@@ -269,17 +269,17 @@ def rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] 
         if st.button(
             "Add", key=f"{key}.add", icon=":material/add:", disabled=not new, width="stretch"
         ):
-            entries[str(new)] = defaults(model)
+            entries[str(new)] = collect_defaults(model)
             st.rerun()
 
 
-def numbers_in(schema: Schema, before: str = "") -> list[str]:
+def list_numbers(schema: Schema, before: str = "") -> list[str]:
     """Dotted names of all numeric settings of a model, and of those inside it."""
     found = []
     for name, field in schema.get("properties", {}).items():
-        plain_field, _ = optional(field)
+        plain_field, _ = split_optional(field)
         if plain_field.get("type") in ("integer", "number"):
             found.append(f"{before}{name}")
         elif "properties" in plain_field:
-            found += numbers_in(plain_field, f"{before}{name}.")
+            found += list_numbers(plain_field, f"{before}{name}.")
     return found

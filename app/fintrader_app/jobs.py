@@ -102,16 +102,16 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     return job
 
 
-def jobs(runs: RunsFolder) -> list[Job]:
+def list_jobs(runs: RunsFolder) -> list[Job]:
     """All runs that were ever started from an app here, the newest first."""
     found = []
     for path in (runs.root / PLACE).glob("*.json"):
         with contextlib.suppress(FintraderError):
-            found.append(job(runs, path.stem))
+            found.append(read_job(runs, path.stem))
     return sorted(found, key=lambda one: one.started, reverse=True)
 
 
-def job(runs: RunsFolder, name: str) -> Job:
+def read_job(runs: RunsFolder, name: str) -> Job:
     """The process of one run. Raises NotThereError when it was not started from an app."""
     values = runs.json(PLACE, f"{component(name)}.json")
     pid, born, started = (number(values.get(key)) for key in ("pid", "born", "started"))
@@ -145,17 +145,17 @@ def forget(runs: RunsFolder, name: str) -> None:
     """Remove what is written down of a run's process, settings and output. Raises RunError while it
     is alive."""
     with contextlib.suppress(NotThereError):
-        if job(runs, name).alive:
+        if read_job(runs, name).alive:
             raise RunError(f"{name} is at work; stop it on the New run page first")
     for ending in ("json", "yaml", "log"):
         runs.path(PLACE, f"{name}.{ending}").unlink(missing_ok=True)
 
 
-def why_ended(runs: RunsFolder, name: str) -> str | None:
+def explain_end(runs: RunsFolder, name: str) -> str | None:
     """The sentence with which a job's last attempt gave up; None where it did not, or said
     nothing."""
     try:
-        words = last_words(runs, name)
+        words = read_last_words(runs, name)
     except FintraderError:
         return None
     said = [
@@ -164,7 +164,7 @@ def why_ended(runs: RunsFolder, name: str) -> str | None:
     return said[-1].removeprefix(_COMPLAINT) if said and _STOPPED not in said[-1] else None
 
 
-def last_words(runs: RunsFolder, name: str) -> str:
+def read_last_words(runs: RunsFolder, name: str) -> str:
     """The end of what a job printed."""
     text = runs.tail(PLACE, f"{component(name)}.log", limit=6000).decode(errors="replace")
     return "".join(

@@ -20,7 +20,7 @@ from fintrader_app import jobs
 from fintrader_app.shell import guarded, plain, remember
 
 
-def done(told: str, *, gone: bool = False) -> None:
+def show_done(told: str, *, gone: bool = False) -> None:
     """Draw the page anew with a word about what was done; `gone`: the run is not in the list any
     more."""
     st.session_state["runs_told"] = told
@@ -29,7 +29,7 @@ def done(told: str, *, gone: bool = False) -> None:
     st.rerun()
 
 
-def notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
+def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
     """A form for note, tags and archive; `tags`: those that other runs have."""
     folder = runs.run(run.name)
     check_writable(folder)
@@ -55,10 +55,10 @@ def notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
     if save:
         with guarded():
             write_notes(folder, Notes(note, tuple(chosen), archived))
-            done(f"Saved: {plain(run.name)}", gone=archived and not run.notes.archived)
+            show_done(f"Saved: {plain(run.name)}", gone=archived and not run.notes.archived)
 
 
-def deletion(runs: RunsFolder, run: Summary) -> None:
+def draw_deletion(runs: RunsFolder, run: Summary) -> None:
     """What deleting the run would lose and, once its name is typed, the button that does it."""
     if not st.toggle("Delete this run …", key=f"delete:{run.name}"):
         return
@@ -70,4 +70,4 @@ def deletion(runs: RunsFolder, run: Summary) -> None:
     ):
         jobs.forget(runs, run.name)
         delete_run(runs, run.name)
-        done(f"Deleted: {plain(run.name)}", gone=True)
+        show_done(f"Deleted: {plain(run.name)}", gone=True)

@@ -50,7 +50,7 @@ _OPTIONS = {
 }
 
 
-def command(
+def build_command(
     port: int = 8501,
     *,
     host: str = "127.0.0.1",
@@ -83,7 +83,7 @@ def command(
     return [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags]
 
 
-def environment(
+def build_environment(
     runs_dir: Path | str = "runs",
     cache: Path | str | None = None,
     base: Mapping[str, str] | None = None,
@@ -126,7 +126,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def copies(url: str) -> Path:
+def locate_copies(url: str) -> Path:
     """The folder of a store's copies, complete as of now; it is kept up to date until this process
     ends.
 
@@ -178,7 +178,7 @@ def serve(
     keeps up to date. Raises ConfigError as `command` does, and for a token in the environment that
     is too weak.
     """
-    arguments = command(
+    arguments = build_command(
         port,
         host=host,
         headless=headless,
@@ -187,11 +187,11 @@ def serve(
     )
     read_token(os.environ)
     if is_url(runs_dir):
-        variables = environment(
-            copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)}
+        variables = build_environment(
+            locate_copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)}
         )
     else:
-        variables = environment(runs_dir)
+        variables = build_environment(runs_dir)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from fintrader_app.shell import linked, plain, remember
+from fintrader_app.shell import link_choice, plain, remember
 
 UTC = "UTC"
 CLOCKS = ("market", "utc")
@@ -23,7 +23,7 @@ def pick_clock(market: str) -> str:
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         if market != UTC:
             titles = {"market": f"{place} time", "utc": UTC}
-            key = linked("clock", CLOCKS)
+            key = link_choice("clock", CLOCKS)
             chosen = st.segmented_control(
                 "Clock",
                 CLOCKS,

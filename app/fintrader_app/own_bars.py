@@ -18,7 +18,7 @@ from fintrader.bars.sources.presets import Preset
 from fintrader.config import is_url
 from fintrader.errors import DataError
 from fintrader.results.folders import Folder
-from fintrader_app.shell import config_folders, go, guarded, plain
+from fintrader_app.shell import go, guarded, list_config_folders, plain
 from fintrader_app.tables import table
 
 ENDINGS = (".csv", ".txt", ".gz", ".parquet", ".pq", ".zip")
@@ -28,7 +28,7 @@ HERE = "this whole folder"
 SURE = {"sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
 
 
-def entries(folder: Folder) -> list[str]:
+def list_entries(folder: Folder) -> list[str]:
     """Folders (with a slash) and files that may hold bars, hidden ones and links left out; the
     first MOST_ENTRIES."""
     try:
@@ -73,12 +73,12 @@ def render() -> None:
         if asked:
             st.session_state.pop("own_found", None)
             with st.spinner("Reading a part of the bars"):
-                st.session_state["own_found"] = looked_at(
+                st.session_state["own_found"] = detect_bars(
                     path, None if vendor == "found out" else vendor, calendar
                 )
         found = st.session_state.get("own_found")
         if isinstance(found, Detection):
-            findings(found)
+            show_findings(found)
 
 
 def browse() -> str:
@@ -102,7 +102,7 @@ def browse() -> str:
         state.pop(f"own_open:{here}", None)
 
     try:
-        listed = entries(folder)
+        listed = list_entries(folder)
     except DataError:
         state["own_inside"] = inside[:-1]
         raise
@@ -125,14 +125,14 @@ def browse() -> str:
     return typed.strip()
 
 
-def looked_at(path: str, preset: Preset | None, calendar: str) -> Detection:
+def detect_bars(path: str, preset: Preset | None, calendar: str) -> Detection:
     """How these bars are to be read. Raises FintraderError."""
     if is_url(path):
         raise DataError("a URL is not read from here; use `fintrader init URL` in a terminal")
     return detect(path, preset=preset, calendar=calendar.strip() or "XNAS")
 
 
-def findings(found: Detection) -> None:
+def show_findings(found: Detection) -> None:
     """What was found, how sure it is, and the next step."""
     from fintrader.market.starter import (
         config_path,
@@ -158,7 +158,7 @@ def findings(found: Detection) -> None:
             " you to decide.",
             icon=":material/rule:",
         )
-    target = unused(config_folders()[0] / config_path(found.path).name)
+    target = find_unused(list_config_folders()[0] / config_path(found.path).name)
     if st.button(
         f"Write {plain(target.name)} and start from it", key="own_write", icon=":material/note_add:"
     ):
@@ -168,7 +168,7 @@ def findings(found: Detection) -> None:
         go("new_run.py", source=f"configs/{target.name}", section="data")
 
 
-def unused(path: Path) -> Path:
+def find_unused(path: Path) -> Path:
     """The path, or the first of `name-2.yaml` and so on that is not there: nothing is written
     over."""
     number = 2

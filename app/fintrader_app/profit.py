@@ -70,7 +70,7 @@ class Profit(NamedTuple):
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
-def profit_of(version: Hashable, main: str, timezone: str, _stored: StoredBacktest) -> Profit:
+def load_profit(version: Hashable, main: str, timezone: str, _stored: StoredBacktest) -> Profit:
     """`version`: of the files of `_stored`, whose times are in `timezone`."""
     trades = _stored.trades[_stored.trades["strategy"] == main]
     made = symbol_pnl(_stored, main)
@@ -86,17 +86,17 @@ def profit_of(version: Hashable, main: str, timezone: str, _stored: StoredBackte
     )
 
 
-def profit(stored: StoredBacktest, version: Hashable, main: str) -> None:
+def show_profit(stored: StoredBacktest, version: Hashable, main: str) -> None:
     """Everything, of one strategy; a message for one that never traded."""
     if not (stored.trades["strategy"] == main).any():
         st.info(f"{human(main)} made no trade.", icon=":material/inbox:")
         return
-    found = profit_of(version, main, stored.timezone, stored)
-    by_symbol(found)
-    closed_lots(found)
+    found = load_profit(version, main, stored.timezone, stored)
+    show_symbols(found)
+    show_closed_lots(found)
 
 
-def by_symbol(found: Profit) -> None:
+def show_symbols(found: Profit) -> None:
     made = found.made
     listed = found.symbols
     st.subheader("Profit so far by symbol, net of costs", anchor=False)
@@ -104,47 +104,47 @@ def by_symbol(found: Profit) -> None:
     left, right = st.columns(2)
     with left:
         st.subheader("Symbols", anchor=False)
-        money_table(listed.rename_axis("symbol").reset_index(), "profit_symbols", SYMBOLS)
+        show_money_table(listed.rename_axis("symbol").reset_index(), "profit_symbols", SYMBOLS)
         st.caption(
-            f"{money(made.to_numpy().sum())} in all, {OTHER} of {money(made[OTHER].sum())} among"
-            f" it, after {money(listed['cost_usd'].sum())} costs of {count(listed['fills'].sum())}"
+            f"{format_money(made.to_numpy().sum())} in all, {OTHER} of {format_money(made[OTHER].sum())} among"
+            f" it, after {format_money(listed['cost_usd'].sum())} costs of {count(listed['fills'].sum())}"
             " fills. A symbol's profit: what its position gained between session closes, less what"
             " was paid for it and the costs of its trades."
         )
     with right:
         st.subheader("Months", anchor=False)
-        money_table(found.months.reset_index(), "profit_months", MONTHS)
+        show_money_table(found.months.reset_index(), "profit_months", MONTHS)
 
 
-def closed_lots(found: Profit) -> None:
+def show_closed_lots(found: Profit) -> None:
     st.subheader("Round trips", anchor=False)
     if not found.trips:
         st.info("No position was ever closed.", icon=":material/inbox:")
         return
-    rows = [{**row, "held": held(row["mean_minutes"])} for row in found.trips]
-    money_table(pd.DataFrame(rows), "profit_trips", TRIPS)
+    rows = [{**row, "held": format_held(row["mean_minutes"])} for row in found.trips]
+    show_money_table(pd.DataFrame(rows), "profit_trips", TRIPS)
     st.caption("First in, first out; net of both trades' costs; nights and weekends count as time.")
     times = {
         name: found.lots[name].dt.tz_localize(None) for name in ("opened", "closed")
     }  # as the clock shows them
-    money_table(
-        found.lots.assign(**times, held=found.lots["minutes"].map(held)), "profit_lots", LOTS
+    show_money_table(
+        found.lots.assign(**times, held=found.lots["minutes"].map(format_held)), "profit_lots", LOTS
     )
     if found.closed > MOST_LOTS:
         st.caption(f"The last {count(MOST_LOTS)} of {count(found.closed)}.")
 
 
-def held(minutes: float | None) -> str:
+def format_held(minutes: float | None) -> str:
     """How long a position was held."""
     return duration(None if minutes is None else 60 * minutes)
 
 
-def money(value: float) -> str:
+def format_money(value: float) -> str:
     """An amount in a sentence; less than a cent is none."""
     return plain(usd(round(value, 2) + 0.0))
 
 
-def money_table(rows: pd.DataFrame, key: str, named: dict[str, str]) -> None:
+def show_money_table(rows: pd.DataFrame, key: str, named: dict[str, str]) -> None:
     """The columns `named` (what -> its title): those that end in `usd` as dollars, a long table
     scrolled."""
     first = next(iter(named))

@@ -20,8 +20,8 @@ from fintrader.results.formatting import count, number
 from fintrader.yaml_text import parse_yaml
 from fintrader_app.artifacts import to_numbers
 from fintrader_app.charts import GAIN, LOSS, framed
-from fintrader_app.shell import human, label, without_secrets
-from fintrader_app.tables import settings_of
+from fintrader_app.shell import hide_secrets, human, label
+from fintrader_app.tables import select_settings
 
 MANY = 500
 """Beyond so many pods their marks are small."""
@@ -56,7 +56,7 @@ class Pace:
     """Mean wall-clock seconds a finished pod took, times pods to come, over pods at work."""
 
 
-def planned_pods(folder: Folder) -> int | None:
+def count_planned_pods(folder: Folder) -> int | None:
     """How many pods the run's configuration asks for."""
     try:
         value = parse_yaml(folder.text("config.yaml"), "config.yaml")
@@ -66,7 +66,7 @@ def planned_pods(folder: Folder) -> int | None:
     return pods if isinstance(pods, int) and not isinstance(pods, bool) and pods > 0 else None
 
 
-def pace(
+def measure_pace(
     pods: pd.DataFrame,
     planned: int | None,
     launched: dict[str, float] | None = None,
@@ -107,7 +107,7 @@ def pace(
 def score_figure(pods: pd.DataFrame) -> go.Figure:
     """Score of each pod when it ended, and the best so far."""
     shown = pods[pods["score"].notna()].sort_values("finished")
-    zero, size, unit = since_start(shown, float(shown["finished"].max()))
+    zero, size, unit = shift_to_start(shown, float(shown["finished"].max()))
     x = (shown["finished"] - zero) / size
     figure = go.Figure()
     best = shown["score"].cummax()
@@ -137,9 +137,9 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
     )
 
 
-def curve_figure(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
+def plot_curves(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
     """`what` (`score` or `return`) of each pod's looks at the validation window, as
-    `artifacts.validation` has them.
+    `artifacts.load_validation` has them.
 
     Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the
     score of all.
@@ -182,12 +182,12 @@ def curve_figure(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
     return figure.update_yaxes(tickformat=".1%" if what == "return" else None)
 
 
-def hyper_table(pods: pd.DataFrame) -> pd.DataFrame:
+def select_numbers(pods: pd.DataFrame) -> pd.DataFrame:
     """`[pods, searched settings]`, numbers only."""
-    return to_numbers(settings_of(pods)).dropna(axis=1, how="all")
+    return to_numbers(select_settings(pods)).dropna(axis=1, how="all")
 
 
-def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Figure:
+def plot_drift(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Figure:
     """One searched setting, pod by pod; the colour says the score."""
     scores = pd.to_numeric(pods["score"], errors="coerce")
     shown = scores.notna() & values.notna()
@@ -219,7 +219,7 @@ def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.
     return figure
 
 
-def at_work(events: list[dict[str, Any]]) -> dict[str, float]:
+def find_launched(events: list[dict[str, Any]]) -> dict[str, float]:
     """Pods that were launched and have not come back, and when they were launched."""
     since: dict[str, float] = {}
     for event in events:
@@ -253,7 +253,7 @@ class Attempt:
     """What hovering says below the name: score, place, the reason in full."""
 
 
-def attempts(
+def list_attempts(
     pods: pd.DataFrame, launched: dict[str, float], lost: list[Attempt], *, now: float | None = None
 ) -> tuple[list[Attempt], int]:
     """What is drawn on the time line, in order of its start, and how much there is in all.
@@ -262,16 +262,21 @@ def attempts(
     """
     ended = pods[pods["started"].notna()]
     latest = ended.sort_values(["started", "pod"]).tail(MOST_BARS)
-    found = [_of(row, row["started"], row["finished"]) for row in latest.to_dict("records")]
+    found = [
+        _describe_attempt(row, row["started"], row["finished"]) for row in latest.to_dict("records")
+    ]
     at_work = (
         pods[pods["pod"].isin(launched) & pods["started"].isna()] if now is not None else pods[:0]
     )
-    found += [_of(row, launched[row["pod"]], now or 0.0) for row in at_work.to_dict("records")]
+    found += [
+        _describe_attempt(row, launched[row["pod"]], now or 0.0)
+        for row in at_work.to_dict("records")
+    ]
     drawn = sorted([*found, *lost], key=lambda one: (one.started, one.pod))[-MOST_BARS:]
     return drawn, len(ended) + len(at_work) + len(lost)
 
 
-def _of(row: Mapping[Hashable, Any], started: float, finished: float) -> Attempt:
+def _describe_attempt(row: Mapping[Hashable, Any], started: float, finished: float) -> Attempt:
     score = number(row["score"])
     device = row["device"]
     hover = (f"<br>score {score:.3f}" if score is not None else "") + (
@@ -281,7 +286,7 @@ def _of(row: Mapping[Hashable, Any], started: float, finished: float) -> Attempt
     return Attempt(row["pod"], float(started), float(finished), str(row["state"]), reason, hover)
 
 
-def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
+def list_lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
     """Attempts that came to nothing: from the launch to the loss, with the reason; from the loss
     alone if need be."""
     since: dict[str, float] = {}
@@ -298,18 +303,18 @@ def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
             for key in ("host", "slot"):
                 hover += f"<br>{key} {label(event[key])}" if event.get(key) else ""
             if detail := event.get("detail"):
-                hover += f"<br>{label(without_secrets(str(detail)), 120)}"
+                hover += f"<br>{label(hide_secrets(str(detail)), 120)}"
             begin = min(since.pop(pod, moment), moment)
             found.append(Attempt(pod, begin, moment, "lost", str(event.get("reason") or ""), hover))
     return found
 
 
-def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
+def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
     """One bar an attempt, packed into as few lanes as were busy at once; `total`: how many there
     are in all."""
     rows = pd.DataFrame([asdict(one) for one in found])
-    zero, size, unit = since_start(rows, float(rows["finished"].max()))
-    rows["lane"] = lanes(rows)
+    zero, size, unit = shift_to_start(rows, float(rows["finished"].max()))
+    rows["lane"] = assign_lanes(rows)
     figure = go.Figure()
     for state, colour in STATES.items():
         part = rows[rows["state"] == state]
@@ -357,7 +362,7 @@ def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
     return figure
 
 
-def lanes(rows: pd.DataFrame) -> list[int]:
+def assign_lanes(rows: pd.DataFrame) -> list[int]:
     """A lane from 1 for each row, rows in order of their start: the lowest one that is free by
     then."""
     free: list[int] = []
@@ -372,7 +377,7 @@ def lanes(rows: pd.DataFrame) -> list[int]:
     return chosen
 
 
-def since_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
+def shift_to_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
     """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until
     `end`."""
     zero = float(rows["started"].min())
@@ -385,22 +390,24 @@ def since_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
 # --- who descends from whom -----------------------------------------------------------------------
 
 
-def lineage_figure(pods: pd.DataFrame) -> go.Figure:
+def plot_lineage(pods: pd.DataFrame) -> go.Figure:
     """Founders at the left, children to the right; the colour says the score, a cross that a pod
     failed.
 
     Pods without a score are grey. Of a large race the best pods are drawn, each with all its
     ancestors.
     """
-    shown = best_lines(pods)
-    place = tree_rows(shown)
+    shown = select_best_lines(pods)
+    place = assign_rows(shown)
     scores = pd.to_numeric(shown["score"], errors="coerce")
     known = scores.notna()
     few = len(shown) <= 40
-    figure = go.Figure(_edges(shown, place))
+    figure = go.Figure(_draw_edges(shown, place))
     if not known.all():
         symbols = np.where(shown.loc[~known, "state"] == "failed", "x", "circle-open").tolist()
-        figure.add_trace(_nodes(shown[~known], place, {"symbol": symbols, "color": GREY}, few=few))
+        figure.add_trace(
+            _draw_nodes(shown[~known], place, {"symbol": symbols, "color": GREY}, few=few)
+        )
     if known.any():
         bar = {"title": {"text": "score"}, "thickness": 10, "len": 0.9, "outlinewidth": 0}
         scale = {
@@ -409,7 +416,7 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
             "showscale": True,
             "colorbar": bar,
         }
-        figure.add_trace(_nodes(shown[known], place, scale, few=few))
+        figure.add_trace(_draw_nodes(shown[known], place, scale, few=few))
     rows = list(place.values())
     if len(shown) < len(pods):
         note = (
@@ -429,7 +436,7 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def best_lines(pods: pd.DataFrame) -> pd.DataFrame:
+def select_best_lines(pods: pd.DataFrame) -> pd.DataFrame:
     """The best pods with all their ancestors, MOST_PODS in all; every pod where there are no
     more."""
     if len(pods) <= MOST_PODS:
@@ -448,7 +455,7 @@ def best_lines(pods: pd.DataFrame) -> pd.DataFrame:
     return pods[pods["pod"].isin(kept)]
 
 
-def _edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
+def _draw_edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
     """One segment from each parent to its child."""
     depth = dict(zip(pods["pod"], pods["generation"], strict=True))
     x: list[float | None] = []
@@ -461,7 +468,7 @@ def _edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
     return go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
 
 
-def _nodes(
+def _draw_nodes(
     pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool
 ) -> go.Scatter:
     note = [
@@ -488,7 +495,7 @@ def _nodes(
     )
 
 
-def tree_rows(pods: pd.DataFrame) -> dict[str, float]:
+def assign_rows(pods: pd.DataFrame) -> dict[str, float]:
     """Vertical place of each pod: leaves one below the other, parents in the middle of their
     children."""
     children: dict[str | None, list[str]] = {}

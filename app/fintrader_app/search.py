@@ -28,10 +28,12 @@ MOST_LINES = 500
 MOST_AXES = 8
 
 
-def drawn_in_log(folder: Folder) -> frozenset[str]:
+def find_log_settings(folder: Folder) -> frozenset[str]:
     """The settings that the run's configuration has drawn uniformly in their logarithm."""
     try:
-        ranges = artifacts.part(artifacts.part(artifacts.config(folder), "tournament"), "search")
+        ranges = artifacts.select_part(
+            artifacts.select_part(artifacts.load_config(folder), "tournament"), "search"
+        )
     except FintraderError:
         return frozenset()
     return frozenset(
@@ -57,7 +59,7 @@ class Axis:
     """Of values that are no numbers: what stands at 0, 1, 2 ..."""
 
 
-def axis_of(values: list[Any], log: bool = False) -> Axis:
+def place_values(values: list[Any], log: bool = False) -> Axis:
     """Numbers as they are, anything else by its place among the different ones."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         numbers = np.array(values, dtype=float)
@@ -68,12 +70,12 @@ def axis_of(values: list[Any], log: bool = False) -> Axis:
     )
 
 
-def scored(pods: pd.DataFrame) -> pd.DataFrame:
+def select_scored(pods: pd.DataFrame) -> pd.DataFrame:
     """The pods that have a score."""
     return pods[pd.to_numeric(pods["score"], errors="coerce").astype(float).abs() < np.inf]
 
 
-def varied(pods: pd.DataFrame) -> list[str]:
+def list_varied(pods: pd.DataFrame) -> list[str]:
     """Settings that all these pods have and that are not the same in all."""
     rows = settings_of(pods)
     shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
@@ -81,16 +83,16 @@ def varied(pods: pd.DataFrame) -> list[str]:
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
-def judged(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, list[str]]:
+def judge_settings(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, list[str]]:
     """Importance, and the settings to draw, the most important ones first; once for each `version`
     of the pods."""
     found = importance(_pods)
-    names = varied(scored(_pods))
+    names = list_varied(select_scored(_pods))
     first = [one.setting for one in found.shares if one.setting in names]
     return found, [*first, *(name for name in names if name not in first)]
 
 
-def importance_figure(found: Importance) -> go.Figure:
+def plot_importance(found: Importance) -> go.Figure:
     """A bar a setting, the largest on top; grey below the line that luck draws."""
     shares = found.shares[::-1]
     figure = go.Figure()
@@ -123,7 +125,7 @@ def importance_figure(found: Importance) -> go.Figure:
     return figure.update_layout(bargap=0.35)
 
 
-def importance_words(found: Importance) -> str:
+def describe_importance(found: Importance) -> str:
     """What the bars were made from and what they mean; of names that somebody gave, so not yet safe
     to show."""
     said = f"From {count(found.pods)} pods that began from fresh weights, children left out. "
@@ -145,8 +147,8 @@ def importance_words(found: Importance) -> str:
 
 def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
     """The score of each pod over one of its settings."""
-    shown = scored(pods)
-    axis = axis_of([row[name] for row in settings_of(shown)], log)
+    shown = select_scored(pods)
+    axis = place_values([row[name] for row in settings_of(shown)], log)
     apart = (
         0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5) if axis.labels else 0.0
     )  # equal names beside each other
@@ -184,21 +186,21 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
         )
     if axis.log:
         figure.update_xaxes(
-            type="log", tickformat="~g", dtick="D2" if decades(axis.places) < 2.5 else 1
+            type="log", tickformat="~g", dtick="D2" if count_decades(axis.places) < 2.5 else 1
         )
     return figure
 
 
-def parallel_figure(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) -> go.Figure:
+def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) -> go.Figure:
     """Each pod as a line across its settings to its score; of many pods some from the best to the
     worst."""
-    ordered = scored(pods).sort_values("score", kind="stable")
+    ordered = select_scored(pods).sort_values("score", kind="stable")
     shown = ordered.iloc[
         np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))
     ]
     rows = settings_of(shown)
     axes = [
-        _dimension(name, axis_of([row[name] for row in rows], name in logs))
+        _describe_dimension(name, place_values([row[name] for row in rows], name in logs))
         for name in names[:MOST_AXES]
     ]
     scores = shown["score"].to_numpy(float)
@@ -227,7 +229,7 @@ def parallel_figure(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) 
     return figure.update_layout(height=360)
 
 
-def _dimension(name: str, axis: Axis) -> dict[str, Any]:
+def _describe_dimension(name: str, axis: Axis) -> dict[str, Any]:
     title = label(name_of(name), 24)
     if axis.labels:
         texts = [label(one, 16) for one in axis.labels]
@@ -255,6 +257,6 @@ def _dimension(name: str, axis: Axis) -> dict[str, Any]:
     }
 
 
-def decades(places: NDArray[np.float64]) -> float:
+def count_decades(places: NDArray[np.float64]) -> float:
     """How many powers of ten positive numbers span."""
     return float(np.log10(places.max() / places.min()))

@@ -52,12 +52,12 @@ class Unframed:
 
 
 @contextlib.asynccontextmanager
-async def prepared(_: st.App) -> AsyncIterator[None]:
+async def prepare(_: st.App) -> AsyncIterator[None]:
     from fintrader_app import artifacts, charts, shell, tables  # noqa: F401
 
     def read() -> None:  # what is wrong with the runs the page itself will say
         with contextlib.suppress(FintraderError, OSError):
-            artifacts.summaries(shell.runs_folder())
+            artifacts.load_summaries(shell.find_runs_folder())
 
     threading.Thread(target=read, daemon=True).start()
     scheme = "https" if st.get_option("server.sslCertFile") else "http"
@@ -78,5 +78,5 @@ except ConfigError as error:
 app = st.App(
     Path(__file__).with_name("streamlit_app.py"),
     middleware=[Middleware(Unframed), Middleware(Guard, ADMISSION, ROOT)],
-    lifespan=prepared,
+    lifespan=prepare,
 )

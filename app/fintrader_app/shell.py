@@ -21,7 +21,7 @@ from fintrader.results.folders import DamagedFileError, Folder, NotThereError, R
 from fintrader.results.formatting import duration, when
 from fintrader.results.run import Summary
 from fintrader.stages import Stage
-from fintrader_app.artifacts import stages, summaries, summary
+from fintrader_app.artifacts import load_stages, load_summaries, load_summary
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
 
 log = logging.getLogger("fintrader.app")
@@ -100,12 +100,12 @@ REFRESH_SECONDS = 2
 WAIT_SECONDS = 0.2
 
 
-def runs_folder() -> RunsFolder:
+def find_runs_folder() -> RunsFolder:
     """The folder that `fintrader app` was told, or `runs` below the working folder."""
     return RunsFolder.at(os.environ.get(RUNS_DIR_VARIABLE) or "runs")
 
 
-def market_folders(runs: RunsFolder) -> list[Path]:
+def list_market_folders(runs: RunsFolder) -> list[Path]:
     """Folders whose market files the app may read."""
     given = os.environ.get(CACHE_VARIABLE)
     return (
@@ -115,7 +115,7 @@ def market_folders(runs: RunsFolder) -> list[Path]:
     )
 
 
-def config_folders() -> list[Path]:
+def list_config_folders() -> list[Path]:
     """Folders whose YAML configurations the New run page offers."""
     given = os.environ.get(CONFIGS_VARIABLE)
     here = Path("configs").resolve()
@@ -127,7 +127,7 @@ def page(title: str, render: Callable[[RunsFolder], None]) -> None:
     """Draw a page. Whatever goes wrong becomes a message, never a traceback."""
     with guarded():
         st.title(title, anchor=False)
-        render(runs_folder())
+        render(find_runs_folder())
 
 
 def afterwards(key: str) -> bool:
@@ -160,11 +160,11 @@ def guarded() -> Iterator[None]:
     try:
         yield
     except NotThereError as error:
-        st.info(sentence(error), icon=":material/hourglass_empty:")
+        st.info(describe_error(error), icon=":material/hourglass_empty:")
     except DamagedFileError as error:
-        st.error(f"Damaged: {sentence(error)}", icon=":material/broken_image:")
+        st.error(f"Damaged: {describe_error(error)}", icon=":material/broken_image:")
     except FintraderError as error:
-        st.error(sentence(error), icon=":material/error:")
+        st.error(describe_error(error), icon=":material/error:")
     except Exception as error:  # streamlit's own rerun and stop signals pass: they are none
         log.exception("page fault")
         st.error(
@@ -174,10 +174,10 @@ def guarded() -> Iterator[None]:
         )
 
 
-def sentence(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error's message as escaped text that begins with a capital, unless a path or a setting
     stands there."""
-    text = plain(without_secrets(str(error)))
+    text = plain(hide_secrets(str(error)))
     named = any(mark in text.partition(" ")[0] for mark in "/._")
     return text if named else text[:1].upper() + text[1:]
 
@@ -203,7 +203,7 @@ def plain(text: Any, limit: int = 300) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(shown.split()))
 
 
-def code(text: Any, limit: int = 300) -> str:
+def format_code(text: Any, limit: int = 300) -> str:
     """Foreign text as a span of code, to be copied as it is; nothing in it can end the span."""
     shown = "".join(char if char.isprintable() and char != "`" else " " for char in str(text))
     return f"`{' '.join(shown.split())[:limit]}`"
@@ -215,18 +215,18 @@ def label(text: Any, limit: int = 60) -> str:
     return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _hide_match(match: re.Match[str]) -> str:
     return f"{match[1]}{match[2]}{match[3]}(hidden)" if is_secret(match[2]) else match[0]
 
 
-def without_secrets(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """YAML or command text with the values of anything that is named like a secret blanked out."""
     lines = []
     for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon and _SECRET.search(key) and value.strip() not in {"", "null", "''", '""'}:
             line = f"{key}: (hidden)"
-        line = _IN_BRACES.sub(_hidden, line)
+        line = _IN_BRACES.sub(_hide_match, line)
         line = re.sub(r"(\w+://)[^/\s:@]*:[^/\s@]+@", r"\1(hidden)@", line)
         lines.append(_SECRET_QUERY.sub(r"\1(hidden)", line))
     return "\n".join(lines)
@@ -246,7 +246,7 @@ def human(name: str) -> str:
 # --- links ----------------------------------------------------------------------------------------
 
 
-def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
+def link_choice(key: str, options: Sequence[str], default: str | None = None) -> str:
     """The widget key under which the choice `key` lives, set from the URL, from another page, or to
     `default`.
 
@@ -256,7 +256,7 @@ def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
     widget = f"widget_{key}"
     kept = f"kept_{key}"
     state = st.session_state
-    asked = _asked(key)
+    asked = _read_query(key)
     if asked in options:
         state[widget] = state[kept] = asked
     elif asked is not None:
@@ -270,7 +270,7 @@ def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
     return widget
 
 
-def _asked(key: str) -> str | None:
+def _read_query(key: str) -> str | None:
     """What the URL asks for, once: None where it has been seen, or says nothing."""
     asked = st.query_params.get(key)
     seen = f"url_{key}"
@@ -294,16 +294,16 @@ def choose(
     label: str, options: Sequence[str], key: str, *, default: str | None = None, **kwargs: Any
 ) -> str:
     """A selectbox whose choice is part of the page's address and is kept from page to page."""
-    value: str = st.selectbox(label, options, key=linked(key, options, default), **kwargs)
+    value: str = st.selectbox(label, options, key=link_choice(key, options, default), **kwargs)
     remember(key, value)
     return value
 
 
-def linked_several(key: str, options: Sequence[str], default: Sequence[str], most: int) -> str:
+def link_choices(key: str, options: Sequence[str], default: Sequence[str], most: int) -> str:
     """As `linked`, for a choice of several: in the address with commas between them."""
     widget = f"widget_{key}"
     state = st.session_state
-    asked = _asked(key)
+    asked = _read_query(key)
     given = asked if asked is not None or widget in state else state.get(f"kept_{key}")
     if given is not None:
         named = [name for name in dict.fromkeys(given.split(",")) if name]
@@ -320,18 +320,18 @@ def choose_several(
     label: str, options: Sequence[str], key: str, default: Sequence[str], most: int
 ) -> list[str]:
     """As `choose`, of up to `most`."""
-    widget = linked_several(key, options, default, most)
+    widget = link_choices(key, options, default, most)
     value: list[str] = st.multiselect(label, options, max_selections=most, key=widget)
     remember(key, ",".join(value))  # none at all is a choice too
     return value
 
 
-def parts(titles: dict[str, str], key: str) -> str:
+def choose_part(titles: dict[str, str], key: str) -> str:
     """The parts of a page, one shown at a time; which one is part of the page's address."""
     chosen = st.segmented_control(
         "Part",
         list(titles),
-        key=linked(key, list(titles)),
+        key=link_choice(key, list(titles)),
         format_func=lambda name: titles[name],
         label_visibility="collapsed",
     )
@@ -355,7 +355,7 @@ def go(file: str, **parameters: str) -> None:
 def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
     """The header's run picker with the status beside it. Raises NotThereError when there are no
     runs at all."""
-    found = summaries(runs)
+    found = load_summaries(runs)
     if not found:
         raise NotThereError(
             "no runs here yet: start one on the New run page, or type `fintrader run CONFIG`"
@@ -366,8 +366,8 @@ def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
         name = choose("Run", list(by_name), "run")
     chosen = by_name[name]
     with right:
-        status_line(chosen)
-    stage_strip(runs, chosen)
+        show_status(chosen)
+    show_stages(runs, chosen)
     return chosen, runs.run(name)
 
 
@@ -379,7 +379,7 @@ def pick_race(folder: Folder) -> Folder:
         return folder
     left, right = st.columns([2, 3], vertical_alignment="bottom")
     with left:
-        key = linked("fold", folds, folds[-1])  # of a living run, the fold that races
+        key = link_choice("fold", folds, folds[-1])  # of a living run, the fold that races
         fold = st.selectbox(
             "Fold", folds, key=key, format_func=lambda name: f"Fold {plain(name, 20)}"
         )
@@ -389,7 +389,7 @@ def pick_race(folder: Folder) -> Folder:
     return Folder(folder.path("folds", fold))
 
 
-def status_line(run: Summary) -> None:
+def show_status(run: Summary) -> None:
     """Badges: what state a run is in, and what it is made of."""
     icon, colour = STATUS[run.status]
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
@@ -404,7 +404,7 @@ def status_line(run: Summary) -> None:
             st.caption(when(run.created), width="content")
 
 
-def stage_strip(runs: RunsFolder, run: Summary) -> None:
+def show_stages(runs: RunsFolder, run: Summary) -> None:
     """How far each stage of a run is, live while it runs, what the one at work is for, and why it
     failed."""
     live = run.status == "running"
@@ -412,10 +412,10 @@ def stage_strip(runs: RunsFolder, run: Summary) -> None:
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
     def strip() -> None:
         with guarded():
-            now = summary(runs, run.name) if live else run
+            now = load_summary(runs, run.name) if live else run
             if live and now.status != "running":
                 st.rerun()  # the whole page once more: another state, and no more refreshing
-            draw_stages(stages(runs, now), now)
+            draw_stages(load_stages(runs, now), now)
 
     strip()
 
@@ -426,7 +426,7 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
         if any(stage.seconds is not None for stage in found):
             st.caption(plain(" → ".join(stage.describe() for stage in found)))
     elif found:
-        st.html(strip_html(found, alive=run.status == "running"))
+        st.html(render_stages(found, alive=run.status == "running"))
     at_work = next((stage for stage in found if stage.state == "running"), None)
     if at_work is not None and at_work.about:
         st.caption(f"**{plain(human(at_work.title))}**: {plain(at_work.about)}.")
@@ -436,24 +436,24 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
             "",
         )
         st.error(
-            f"{plain(run.name)}{where}: {plain(without_secrets(run.problem), 1_000)}",
+            f"{plain(run.name)}{where}: {plain(hide_secrets(run.problem), 1_000)}",
             icon=":material/error:",
         )
 
 
-def strip_html(found: Sequence[Stage], *, alive: bool) -> str:
+def render_stages(found: Sequence[Stage], *, alive: bool) -> str:
     """The stages as a list with bars, every foreign word escaped."""
     items = []
     for number, stage in enumerate(found, 1):
         share = 0.0 if stage.share is None else stage.share
         items.append(
             f'<li class="{stage.state}"><b>{number} {label(human(stage.title), 30)}</b>'
-            f'<i style="--share:{share:.1%}"></i><small>{label(_stage_words(stage, alive=alive), 80)}</small></li>'
+            f'<i style="--share:{share:.1%}"></i><small>{label(_describe_stage(stage, alive=alive), 80)}</small></li>'
         )
     return f'<ul class="ft-stages">{"".join(items)}</ul>'
 
 
-def _stage_words(stage: Stage, *, alive: bool) -> str:
+def _describe_stage(stage: Stage, *, alive: bool) -> str:
     """What stands below a stage's bar: time, share, and what is at work in it where that has
     another name."""
     if stage.state == "done":

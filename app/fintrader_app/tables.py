@@ -27,7 +27,7 @@ from fintrader.results.formatting import (
 )
 from fintrader.results.settings import Setting, changed, differing, text_of
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
-from fintrader_app.shell import human, is_secret, plain, without_secrets
+from fintrader_app.shell import hide_secrets, human, is_secret, plain
 
 HEADLINE = (
     ("cumulative_return", "Return"),
@@ -50,7 +50,7 @@ MOST_ROWS = 20
 """Of settings; more are scrolled."""
 
 
-def judged(stored: StoredBacktest, run: str = "") -> None:
+def show_verdict(stored: StoredBacktest, run: str = "") -> None:
     """The verdict that a page with a return opens with: what it is, why, and what would change
     it."""
     verdict = stored.opening
@@ -79,13 +79,13 @@ def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", *
     st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, **how)
 
 
-def title_of(key: str) -> str:
+def find_title(key: str) -> str:
     """A metric's name as readers see it."""
     known = BY_KEY.get(key)
     return str(known.title) if known else human(key)
 
 
-def cards(stored: StoredBacktest, name: str) -> None:
+def show_cards(stored: StoredBacktest, name: str) -> None:
     """The headline numbers of one strategy, each with its difference from the index.
 
     The difference is green or red only where the verdict says that it is unlikely to be luck.
@@ -118,17 +118,17 @@ def cards(stored: StoredBacktest, name: str) -> None:
             )
     if stands := standing(stored.metrics, stored.context):
         st.markdown(plain(stands, 600))
-    dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")
+    explain_dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")
 
 
-def dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None:
+def explain_dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None:
     """Below figures of short windows: why some are dashes, with what to say `before` it; nothing
     for long ones."""
     if why := short_window(metrics):
         st.caption(f":material/warning: {before} {why}")
 
 
-def paper_table(
+def show_paper_table(
     metrics: Mapping[str, StrategyMetrics], key: str, portfolio: str | None = None
 ) -> None:
     """One row a strategy: the paper's columns, and what it did otherwise than the benchmark
@@ -139,7 +139,7 @@ def paper_table(
         cells = [*(shown(metric, values) for metric, _ in HEADLINE), *active_cells(values)]
         rows.append({"Strategy": human(name), **dict(zip(titles, cells, strict=True))})
     table(rows, key, right=titles, pinned="Strategy")
-    dashes(metrics.values())
+    explain_dashes(metrics.values())
     if portfolio is not None:
         st.caption(
             f"Active figures: against {plain(human(portfolio).lower())} (`env.benchmark`), net of"
@@ -147,7 +147,7 @@ def paper_table(
         )
 
 
-def full_table(metrics: Mapping[str, StrategyMetrics], key: str) -> None:
+def show_full_table(metrics: Mapping[str, StrategyMetrics], key: str) -> None:
     """Every stored metric: one row a metric, one column a strategy, with formula and source."""
     rows = []
     for known in CATALOGUE:
@@ -155,17 +155,17 @@ def full_table(metrics: Mapping[str, StrategyMetrics], key: str) -> None:
         row |= {human(strategy): shown(known.key, values) for strategy, values in metrics.items()}
         rows.append(row | {"Formula": known.formula, "Source": known.source})
     table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
-    dashes(metrics.values())
+    explain_dashes(metrics.values())
 
 
-def settings_of(pods: pd.DataFrame) -> pd.DataFrame:
+def select_settings(pods: pd.DataFrame) -> pd.DataFrame:
     """`[pods, searched settings]`, as they are stored."""
     return pd.DataFrame(
         [row if isinstance(row, dict) else {} for row in pods["hyper"]], index=pods.index
     )
 
 
-def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
+def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     """The leaderboard's rows, its searched settings as columns."""
     if board.empty:
         st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
@@ -182,7 +182,7 @@ def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         "seconds",
     ]
     frame = board[columns[:6] if short else columns].copy()
-    hyper = settings_of(board)
+    hyper = select_settings(board)
     config = {
         "rank": st.column_config.NumberColumn("#", width=50),
         "pod": st.column_config.TextColumn("Pod", pinned=True),
@@ -214,24 +214,24 @@ CHANGED = "●"
 """Stands before a value that is not this version's default."""
 
 
-def told(name: str, setting: Setting | None, *, marked: bool = True) -> str:
+def describe_setting(name: str, setting: Setting | None, *, marked: bool = True) -> str:
     """A setting's value, nobody's secrets in it."""
     if setting is None:
         return DASH
     mark = (
         f"{CHANGED} " if marked and setting.changed else "" if setting.known or not marked else "? "
     )
-    return mark + ("(hidden)" if is_secret(name) else without_secrets(text_of(setting.value)))
+    return mark + ("(hidden)" if is_secret(name) else hide_secrets(text_of(setting.value)))
 
 
-def changed_settings(config: Mapping[str, Any], key: str) -> None:
+def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
     """The settings of a run that are not this version's defaults, each beside its default."""
     rows = [
         {
             "Setting": name,
-            "Value": told(name, one, marked=False),
+            "Value": describe_setting(name, one, marked=False),
             "Default": (
-                told(name, Setting(one.default), marked=False)
+                describe_setting(name, Setting(one.default), marked=False)
                 if one.known
                 else "unknown to this version"
             ),
@@ -250,7 +250,7 @@ def changed_settings(config: Mapping[str, Any], key: str) -> None:
         )
 
 
-def differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> None:
+def show_differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> None:
     """The settings in which runs differ, side by side."""
     rows = differing(configs)
     if not rows:
@@ -264,7 +264,7 @@ def differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> No
         " no such setting" + " · ? unknown to this version" * strange
     )
     listed = [
-        {"Setting": name, **{run: told(name, one) for run, one in row.items()}}
+        {"Setting": name, **{run: describe_setting(name, one) for run, one in row.items()}}
         for name, row in rows.items()
     ]
     table(

@@ -32,7 +32,7 @@ def paper(argv: list[str]) -> None:
     options, words = take_options(PaperOptions(), argv, "paper")
     run, settings = with_options("paper", PaperSettings(), words)
     if not options.freeze:
-        deployment.paper(run, settings)
+        deployment.run_paper(run, settings)
         return
     bundle = deployment.freeze_run(run, settings)
     print(
@@ -48,7 +48,7 @@ def live(argv: list[str]) -> None:
     from fintrader.deploy.settings import LiveSettings
 
     name, settings = with_options("live", LiveSettings(), argv, "NAME")
-    real_money.live(name, settings)
+    real_money.run_live(name, settings)
 
 
 def show_deployment(name: str, deployments_dir: str, *, as_json: bool) -> bool:
@@ -60,7 +60,7 @@ def show_deployment(name: str, deployments_dir: str, *, as_json: bool) -> bool:
         return False
     from fintrader.deploy import status
 
-    state = status.read(deployed[0])
+    state = status.read_status(deployed[0])
     text = json.dumps(status.as_json(state), indent=2, sort_keys=True)
     print(text if as_json else status.describe(state))
     return True

@@ -19,7 +19,7 @@ from fintrader.deploy.broker import Broker, Order
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.orders import order_id
-from fintrader.deploy.reconcile import adjust, expected, reconcile
+from fintrader.deploy.reconcile import adjust, expect_holdings, reconcile
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
@@ -41,7 +41,7 @@ def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None
     if isinstance(broker, SimulatedBroker):
         yield None
         return
-    number = _number(broker, journal)
+    number = _read_number(broker, journal)
     state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
     folder = state / "fintrader" / "accounts" / re.sub(r"\W", "_", f"{broker.kind}-{number}")
     objects = ObjectStore(folder)
@@ -64,12 +64,12 @@ def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None
         yield lease
 
 
-def _number(broker: Broker, journal: Journal) -> str:
+def _read_number(broker: Broker, journal: Journal) -> str:
     """The account's name; by the journal where a flatten goes on and the broker does not answer."""
     try:
         return broker.account().number
     except (BrokerError, BrokerUnsureError):
-        known = expected(journal).number
+        known = expect_holdings(journal).number
         if not known or not journal.is_flattening():
             raise
         return known
@@ -114,7 +114,7 @@ class Accounts:
         else:
             cash, held = self.agreed(now)
             if self.cap_usd is not None:
-                cash = min(cash, max(self.cap_usd - self._worth(held), 0.0))
+                cash = min(cash, max(self.cap_usd - self._value_shares(held), 0.0))
             shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
             equity = cash + float(
                 shares @ np.nan_to_num(market.close[row].numpy().astype(np.float64))
@@ -140,7 +140,7 @@ class Accounts:
         if self.simulated is not None:
             return self.simulated.equity
         cash, held = self.agreed(now)
-        return cash + self._worth(held)
+        return cash + self._value_shares(held)
 
     def agreed(self, now: int, *, start: bool = False) -> tuple[float, Mapping[str, float]]:
         """Cash and shares on which broker and journal agree.
@@ -148,7 +148,7 @@ class Accounts:
         Dividends reach an account weeks after the day that they are known of, so cash may be off by
         as much. At the `start` a difference raises DeployError.
         """
-        held = expected(self.journal).shares
+        held = expect_holdings(self.journal).shares
         newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
         recent = (
             action
@@ -167,7 +167,7 @@ class Accounts:
         )
         if wrong:
             self._halt("; ".join(finding.text for finding in wrong), now)
-        known = expected(self.journal)
+        known = expect_holdings(self.journal)
         return known.cash_usd or 0.0, known.shares
 
     def split(self, action: Action, now: int) -> None:
@@ -175,7 +175,7 @@ class Accounts:
         held = (
             0.0
             if self.simulated is not None
-            else expected(self.journal).shares.get(action.symbol, 0.0)
+            else expect_holdings(self.journal).shares.get(action.symbol, 0.0)
         )
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
         told = any(entry.body["reason"] == reason for entry in self.journal.entries("adjust"))
@@ -199,7 +199,7 @@ class Accounts:
         if not decisions:
             return
         standing = {name for name, report in self.journal.orders().items() if not report.is_over}
-        orders = [self._orders_of(entry) for entry in decisions]
+        orders = [self._list_orders(entry) for entry in decisions]
         begun = (
             number
             for number, own in enumerate(orders)
@@ -218,7 +218,7 @@ class Accounts:
         later = [order for own in orders[number:] for order in own]
         simulated.restore(int(body["bar"]), cash, equity, peak, first, shares, later)
 
-    def _orders_of(self, entry: Entry) -> list[Order]:
+    def _list_orders(self, entry: Entry) -> list[Order]:
         closed = int(entry.body["bar"]) + self.recorder.length
         wanted = entry.body["orders"].items()
         return [
@@ -226,5 +226,5 @@ class Accounts:
             for symbol, shares in wanted
         ]
 
-    def _worth(self, held: Mapping[str, float]) -> float:
+    def _value_shares(self, held: Mapping[str, float]) -> float:
         return sum(n * self.recorder.rows.history.last_close(symbol) for symbol, n in held.items())

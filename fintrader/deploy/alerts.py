@@ -45,7 +45,7 @@ class Alerts:
         body = json.dumps({"deployment": self.deployment, "kind": kind, "text": text}).encode()
         if self.webhook or self.command:  # whoever is slow to listen must not hold up an order
             news = (self.webhook, self.command, body)
-            thread = threading.Thread(target=_deliver, args=news, daemon=True)
+            thread = threading.Thread(target=_send, args=news, daemon=True)
             thread.start()
             self._under_way = [one for one in self._under_way if one.is_alive()] + [thread]
         return True
@@ -56,7 +56,7 @@ class Alerts:
             thread.join(3 * PATIENCE_SECONDS)
 
 
-def _deliver(webhook: str | None, command: Sequence[str], body: bytes) -> None:
+def _send(webhook: str | None, command: Sequence[str], body: bytes) -> None:
     if webhook:
         try:
             request = urllib.request.Request(webhook, body, {"Content-Type": "application/json"})

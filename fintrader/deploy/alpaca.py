@@ -115,7 +115,7 @@ class AlpacaBroker:
         shares = abs(order.shares)
         is_purchase = order.shares > 0
         if is_purchase and not self._fractional and shares != math.floor(shares):
-            return _rejected(
+            return _report_rejection(
                 order,
                 f"{order.shares:g} are no whole shares, and fractional ones were not asked for",
             )
@@ -137,8 +137,8 @@ class AlpacaBroker:
             if answer.status in (400, 422) or (
                 answer.status == 403 and 40310000 <= answer.code < 40320000
             ):
-                return _rejected(order, answer.message or f"status {answer.status}")
-            raise self._refused(answer)
+                return _report_rejection(order, answer.message or f"status {answer.status}")
+            raise self._explain_refusal(answer)
         return self._read(lambda: _report(answer, order.id))
 
     def cancel(self, report: OrderReport) -> None:
@@ -147,7 +147,7 @@ class AlpacaBroker:
         if name:
             answer = self._call(self._client.cancel_order_by_id, name)
             if isinstance(answer, _Answer) and answer.status not in (404, 422):
-                raise self._refused(answer)
+                raise self._explain_refusal(answer)
 
     def order(self, order_id: str) -> OrderReport | None:
         answer = self._call(self._client.get_order_by_client_id, order_id, repeats=True)
@@ -158,27 +158,27 @@ class AlpacaBroker:
                         "something before alpaca says that there is no such page; it is asked again"
                     )
                 return None
-            raise self._refused(answer)
+            raise self._explain_refusal(answer)
         return self._read(lambda: _report(answer, order_id))
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         """Those sent since then, and those that stand, however old."""
         from alpaca.trading.enums import QueryOrderStatus
 
-        found = self._pages(QueryOrderStatus.ALL, since)
-        found.update(self._pages(QueryOrderStatus.OPEN, 0))
+        found = self._read_pages(QueryOrderStatus.ALL, since)
+        found.update(self._read_pages(QueryOrderStatus.OPEN, 0))
         return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
 
     def account(self) -> BrokerAccount:
         told = self._ask(self._client.get_account)
         held = self._ask(self._client.get_all_positions)
-        return self._read(lambda: _account(told, held))
+        return self._read(lambda: _parse_account(told, held))
 
     def time(self) -> int:
         clock = self._ask(self._client.get_clock)
-        return self._read(lambda: _ns(clock["timestamp"]))
+        return self._read(lambda: _parse_time(clock["timestamp"]))
 
-    def _pages(self, status: Any, since: int) -> dict[str, tuple[int, OrderReport]]:
+    def _read_pages(self, status: Any, since: int) -> dict[str, tuple[int, OrderReport]]:
         """Orders of a kind with the times they were sent at. The last millisecond of a page is
         asked for twice: `after` leaves out its own moment, and two orders may have one."""
         from alpaca.common.enums import Sort
@@ -203,7 +203,7 @@ class AlpacaBroker:
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         answer = self._call(call, *arguments, repeats=True)
         if isinstance(answer, _Answer):
-            raise self._refused(answer)
+            raise self._explain_refusal(answer)
         return answer
 
     def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> Any:
@@ -214,7 +214,7 @@ class AlpacaBroker:
         wait_s = 0.25
         for tried in range(1, _TRIES + 1):
             self._wait(patient_until)
-            answer = self._once(call, arguments)
+            answer = self._call_once(call, arguments)
             if answer.status == 200:
                 return answer.body
             if answer.status == 429:
@@ -232,7 +232,7 @@ class AlpacaBroker:
             f"alpaca gives no answer ({answer.message or f'status {answer.status}'})"
         )
 
-    def _once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> _Answer:
+    def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> _Answer:
         """Errors end here, with all that they hold: a request has the keys in its head."""
         from alpaca.common.exceptions import APIError
 
@@ -241,10 +241,10 @@ class AlpacaBroker:
         except APIError as error:
             status = error.status_code or 0
             response = error.response
-            code, message = _told(getattr(response, "text", ""))
+            code, message = _parse_error(getattr(response, "text", ""))
             heads = getattr(response, "headers", {})
             return _Answer(
-                status, None, code, self._clean(message), _seconds(heads.get("Retry-After"))
+                status, None, code, self._clean(message), _parse_seconds(heads.get("Retry-After"))
             )
         except (
             OSError,
@@ -264,7 +264,7 @@ class AlpacaBroker:
             self._sleep(due - now)
         self._left.append(self._monotonic())
 
-    def _refused(self, answer: _Answer) -> BrokerError:
+    def _explain_refusal(self, answer: _Answer) -> BrokerError:
         if answer.status in (401, 403):
             text = (
                 f"alpaca refuses the keys (status {answer.status}); check"
@@ -305,7 +305,7 @@ class AlpacaBroker:
         return client
 
 
-def _told(text: str) -> tuple[int, str]:
+def _parse_error(text: str) -> tuple[int, str]:
     """Code and message of an error's body, which may be HTML or nothing."""
     try:
         body = json.loads(text)
@@ -314,34 +314,34 @@ def _told(text: str) -> tuple[int, str]:
         return 0, ""
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_seconds(text: str | None) -> float | None:
     try:
         return max(0.0, float(text)) if text is not None and math.isfinite(float(text)) else None
     except ValueError:
         return None  # a date; the doubling wait does as well
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError
     return number
 
 
-def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
+def _check_rows(value: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list):  # an empty object is not the same as no orders and no positions
         raise TypeError
     return value
 
 
-def _ns(text: str) -> int:
+def _parse_time(text: str) -> int:
     moment = dt.datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError
     return round(moment.timestamp() * 1e6) * 1000
 
 
-def _rejected(order: Order, reason: str) -> OrderReport:
+def _report_rejection(order: Order, reason: str) -> OrderReport:
     return OrderReport(order.id, order.symbol, "rejected", order.shares, reason=reason)
 
 
@@ -351,9 +351,9 @@ def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
     if order_id is not None and row["client_order_id"] != order_id:
         raise ValueError
     sign = -1.0 if row["side"] == "sell" else 1.0
-    filled = _number(row["filled_qty"] or 0.0)
+    filled = _parse_number(row["filled_qty"] or 0.0)
     status = str(row["status"])
-    shares = _number(row["qty"] or filled)  # null where somebody asked for an amount of money
+    shares = _parse_number(row["qty"] or filled)  # null where somebody asked for an amount of money
     state: State = _STATES.get(status) or ("partial" if filled > 0.0 else "accepted")
     if shares > 0.0 and filled >= shares:
         state = "filled"
@@ -363,28 +363,32 @@ def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
         state=state,
         shares=sign * shares,
         filled=sign * filled,
-        price_usd=_number(row["filled_avg_price"] or 0.0),
+        price_usd=_parse_number(row["filled_avg_price"] or 0.0),
         broker_id=str(row["id"]),
         reason="" if status in _ORDINARY else status,
     )
 
 
 def _page(rows: Any) -> dict[str, tuple[int, OrderReport]]:
-    return {str(row["id"]): (_ns(row["submitted_at"]), _report(row)) for row in _rows(rows)}
+    return {
+        str(row["id"]): (_parse_time(row["submitted_at"]), _report(row))
+        for row in _check_rows(rows)
+    }
 
 
-def _account(told: Mapping[str, Any], held: Any) -> BrokerAccount:
+def _parse_account(told: Mapping[str, Any], held: Any) -> BrokerAccount:
     flags = ("trading_blocked", "account_blocked", "trade_suspended_by_user")
     blocked = [name for name in flags if told.get(name)]
     if str(told["status"]) != "ACTIVE":
         blocked.append(f"status {told['status']}")
     signs = {"long": 1.0, "short": -1.0}
     shares = {
-        str(row["symbol"]): abs(_number(row["qty"])) * signs[row["side"]] for row in _rows(held)
+        str(row["symbol"]): abs(_parse_number(row["qty"])) * signs[row["side"]]
+        for row in _check_rows(held)
     }
     return BrokerAccount(
         number=str(told["account_number"]),
-        cash_usd=_number(told["cash"]),
+        cash_usd=_parse_number(told["cash"]),
         shares={symbol: count for symbol, count in sorted(shares.items()) if count},
         blocked=", ".join(blocked),
     )

@@ -171,7 +171,7 @@ def freeze(
     Raises DeployError for a policy that cannot trade live: one that reads how much of a window is
     left, rows that hold what nobody knows at the time, a benchmark that live rows cannot show.
     """
-    module = _loaded(policy, market)
+    module = _load(policy, market)
     data = data.effective()
     _refuse_what_is_not_live(data, env)
     normalisation = market.normalisation
@@ -179,8 +179,8 @@ def freeze(
         raise DeployError(
             "the market does not say by what its rows were scaled; build it again with this version"
         )
-    parity = parity_vectors(module, market, env)
-    if env.clock == "episode" and _reads_the_clock(module, parity["obs"]):
+    parity = sample_parity_vectors(module, market, env)
+    if env.clock == "episode" and _is_clock_read(module, parity["obs"]):
         raise DeployError(
             "the policy reads how much of its window is left (time_left), which nobody knows live;"
             " train it with env.clock: none or session, or with agent.network.account: false"
@@ -193,7 +193,7 @@ def freeze(
     }
     values = json.loads(data.model_dump_json())
     own_files = {}
-    for setting, path in _files_named(data):
+    for setting, path in _list_files(data):
         parts[kept := f"files/{setting}{''.join(Path(path).suffixes[-2:])}"] = read_whole(
             path, f"data.{setting}"
         )
@@ -224,18 +224,18 @@ def freeze(
         },
         **about,
     }
-    if _same(folder, body):
+    if _is_same(folder, body):
         return Bundle.open(folder)
     for part, content in parts.items():
         home.put(part, content)
-    exported = _onnx(module, folder / ONNX, body) if onnx else None
+    exported = _export_onnx(module, folder / ONNX, body) if onnx else None
     home.put(
         BUNDLE, seal(body | {"onnx": exported}, indent=2)
     )  # last: once it is there, everything is
     return Bundle.open(folder)
 
 
-def _same(folder: Path, body: Mapping[str, Any]) -> bool:
+def _is_same(folder: Path, body: Mapping[str, Any]) -> bool:
     """Whether a bundle that trades alike stands there. Raises DeployError for another one: its
     account is of it."""
     if not (folder / BUNDLE).is_file():
@@ -255,7 +255,7 @@ def _same(folder: Path, body: Mapping[str, Any]) -> bool:
     )
 
 
-def _loaded(policy: Path, market: MarketTensors) -> PolicyModule:
+def _load(policy: Path, market: MarketTensors) -> PolicyModule:
     try:
         return load_policy(policy, market=market)
     except CheckpointError as error:
@@ -290,7 +290,7 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
         )
 
 
-def _files_named(data: DataSettings) -> list[tuple[str, str]]:
+def _list_files(data: DataSettings) -> list[tuple[str, str]]:
     """Settings of data that name a file which later rows need, too."""
     named: list[tuple[str, Any]] = [
         ("universe.membership", data.universe.membership),
@@ -301,7 +301,7 @@ def _files_named(data: DataSettings) -> list[tuple[str, str]]:
     return [(setting, str(path)) for setting, path in named if path is not None]
 
 
-def parity_vectors(
+def sample_parity_vectors(
     policy: PolicyModule, market: MarketTensors, env: EnvSettings
 ) -> dict[str, Tensor]:
     """Observations of an account that the policy trades through a window, and its actions, evenly
@@ -335,7 +335,7 @@ def parity_vectors(
     }
 
 
-def _reads_the_clock(policy: PolicyModule, obs: Tensor) -> bool:
+def _is_clock_read(policy: PolicyModule, obs: Tensor) -> bool:
     """Whether any action changes with what is left of the window."""
     layout = policy.layout
     if not isinstance(layout, ObservationLayout):
@@ -346,7 +346,9 @@ def _reads_the_clock(policy: PolicyModule, obs: Tensor) -> bool:
         return not torch.equal(policy(obs), policy(other))
 
 
-def _onnx(policy: PolicyModule, path: Path, body: Mapping[str, Any]) -> dict[str, Any] | None:
+def _export_onnx(
+    policy: PolicyModule, path: Path, body: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """The policy for programs without PyTorch, with the bundle's own description in it; None
     without the libraries."""
     try:

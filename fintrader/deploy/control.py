@@ -32,7 +32,7 @@ ALIASES = "aliases.json"
 """Beside the deployments: champion and challenger, by name."""
 
 
-def aliases(deployments: Path) -> dict[str, str]:
+def list_aliases(deployments: Path) -> dict[str, str]:
     """Alias -> name of the deployment."""
     path = deployments / ALIASES
     return dict(read_json(path)) if path.is_file() else {}
@@ -41,7 +41,7 @@ def aliases(deployments: Path) -> dict[str, str]:
 def promote(folder: Path) -> str:
     """Make the deployment in `folder` the champion; returns the name of the one before, now the
     challenger."""
-    named = aliases(folder.parent)
+    named = list_aliases(folder.parent)
     before = named.get("champion", "")
     if before != folder.name:
         write_json(
@@ -51,7 +51,7 @@ def promote(folder: Path) -> str:
     return before if before != folder.name else named.get("challenger", "")
 
 
-def waiting(folder: Path) -> list[tuple[Path, Request]]:
+def list_requests(folder: Path) -> list[tuple[Path, Request]]:
     """Requests that nobody has carried out yet, oldest first."""
     try:
         found = sorted(path for path in (folder / "requests").iterdir() if "-" in path.name)

@@ -11,7 +11,7 @@ from fintrader.backtesting.account import BacktestAccount
 from fintrader.errors import DeployError
 
 
-def one_row(policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
+def decide_row(policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
     """`[N]`: the policy's action at the account's bar, with the bits that a bound backtest has."""
     rows = account.rows
     bound = None if rows is None else policy.bind(rows[account.bar : account.bar + 1])

@@ -11,11 +11,11 @@ from fintrader.deploy import drift
 from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import BUNDLE, Bundle, freeze
 from fintrader.deploy.clock import Clock, ReplayClock, WallClock
-from fintrader.deploy.control import aliases
+from fintrader.deploy.control import list_aliases
 from fintrader.deploy.drift_page import write_drift
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.recorder import Recorder, no_level
+from fintrader.deploy.recorder import Recorder, skip_level
 from fintrader.deploy.runner import JOURNAL, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
@@ -38,7 +38,7 @@ from fintrader.storage.objects import ObjectStore
 REPORT = "drift.json"
 
 
-def home_of(name: str, deployments_dir: str) -> Path:
+def locate_home(name: str, deployments_dir: str) -> Path:
     """A deployment's folder."""
     return Path(check_file_url(deployments_dir)) / name
 
@@ -46,7 +46,7 @@ def home_of(name: str, deployments_dir: str) -> Path:
 def find(name: str, deployments_dir: str) -> Path:
     """The folder of a deployment by its name or alias (champion, challenger). Raises
     DeployError."""
-    home = home_of(aliases(Path(deployments_dir)).get(name, name), deployments_dir)
+    home = locate_home(list_aliases(Path(deployments_dir)).get(name, name), deployments_dir)
     if not (home / "bundle" / BUNDLE).is_file():
         found = sorted(
             path.parent.parent.name for path in Path(deployments_dir).glob(f"*/bundle/{BUNDLE}")
@@ -59,16 +59,16 @@ def find(name: str, deployments_dir: str) -> Path:
 def freeze_run(where: str, settings: PaperSettings) -> Bundle:
     """The bundle of a run's policy, made unless it is there. Raises RunError for a run that has not
     finished."""
-    return _frozen(where, settings)[0]
+    return _freeze(where, settings)[0]
 
 
-def paper(where: str, settings: PaperSettings) -> Path:
+def run_paper(where: str, settings: PaperSettings) -> Path:
     """Trade a run on; again after a kill, it goes on where it was. Returns the deployment's folder.
 
     Raises RunError, DeployError, BrokerError, DataError.
     """
-    bundle, market, cache = _frozen(where, settings)
-    home = home_of(bundle.name, settings.deployments_dir)
+    bundle, market, cache = _freeze(where, settings)
+    home = locate_home(bundle.name, settings.deployments_dir)
     if settings.broker == "alpaca" and settings.feed == "replay":
         raise DeployError("a broker's account needs bars as they are made: add --feed alpaca")
     if settings.broker != "simulated" and not settings.limits.enforced:
@@ -96,7 +96,7 @@ def _run(
         feed = open_live_feed(settings.feed, bundle.data, bundle.symbols, cache=cache, until=until)
     simulated = settings.broker == "simulated" or settings.role == "challenger"
     with Journal(home / JOURNAL, durable=not (replay and simulated)) as journal:
-        _same_terms(journal, settings, home)
+        _check_terms(journal, settings, home)
         last = journal.last("decision")
         start = window[0] if window is not None else 0
         clock: Clock = (
@@ -110,7 +110,7 @@ def _run(
 
             endpoint = PAPER if settings.endpoint is None else settings.endpoint
             broker = AlpacaBroker(endpoint, fractional=bundle.env.fractional)
-        level = feed.level if isinstance(feed, ReplayFeed) else no_level
+        level = feed.level if isinstance(feed, ReplayFeed) else skip_level
         runner = Runner(
             home,
             bundle,
@@ -135,7 +135,7 @@ def _run(
     tell_drift(home, feed)
 
 
-def _same_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
+def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
     """Raises DeployError where a deployment began on other terms: its account and its twin are of
     those."""
     started = journal.last("start")
@@ -168,17 +168,17 @@ def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
         if started is None:
             raise DeployError(f"{home} has not begun; run `fintrader paper` first")
         limits = PaperSettings.model_validate({"limits": started.body["limits"]}).limits
-        level = feed.level if isinstance(feed, ReplayFeed) else no_level
+        level = feed.level if isinstance(feed, ReplayFeed) else skip_level
         recorded = Recorder(bundle, journal, level=level).recorded()
         report = drift.measure(journal, bundle, recorded, limits)
     write_json(home / REPORT, report)
     page = write_drift(home / "drift.html", report)
-    print(drift.one_line(report))
+    print(drift.summarise(report))
     print(f"  {page}")
     return report
 
 
-def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
+def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
     """The bundle, the window its policy was tested on, and the cache beside which its bars are
     stored."""
     run = Run(open_run(where))
@@ -203,18 +203,18 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
         config.data.effective(), market.symbols, cache=config.cache, until=last
     ).companies
     bundle = freeze(
-        home_of(name, settings.deployments_dir) / "bundle",
+        locate_home(name, settings.deployments_dir) / "bundle",
         name=name,
         policy=policy,
         data=config.data,
         env=backtest_settings(config),
         market=market,
-        about=_about(run, config, manifest, settings.policy) | {"companies": companies},
+        about=_describe_run(run, config, manifest, settings.policy) | {"companies": companies},
     )
     return bundle, market, config.cache
 
 
-def _about(run: Run, config: RunConfig, manifest: Manifest, policy: str) -> dict[str, Any]:
+def _describe_run(run: Run, config: RunConfig, manifest: Manifest, policy: str) -> dict[str, Any]:
     """Where a bundle comes from, and what to expect of it."""
     about: dict[str, Any] = {
         "run": config.name,

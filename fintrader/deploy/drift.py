@@ -44,7 +44,7 @@ def measure(
 
     Raises DeployError while fewer than two bars of the account are known.
     """
-    bars, equity = _curve(journal)
+    bars, equity = _read_curve(journal)
     minutes = market.minutes.numpy()
     at = np.searchsorted(minutes, bars)
     inside = (at < len(minutes)) & (minutes[np.minimum(at, len(minutes) - 1)] == bars)
@@ -59,18 +59,18 @@ def measure(
     theirs = result.equity[at]
     session = market.session.numpy()[at]
     ends = np.append(np.flatnonzero(np.diff(session)), len(at) - 1)
-    ours_daily, twin_daily = (_daily(values, ends) for values in (equity, theirs))
+    ours_daily, twin_daily = (_resample_daily(values, ends) for values in (equity, theirs))
     expected = np.array(bundle.body.get("daily_returns", []), dtype=np.float64)
-    band = fan(expected, len(ends), float(equity[0]), seed=seed)
-    process = _surprise(ours_daily, expected)
+    band = simulate_fan(expected, len(ends), float(equity[0]), seed=seed)
+    process = _measure_surprise(ours_daily, expected)
     decisions = [entry.body for entry in journal.entries("decision")]
     return {
         "deployment": bundle.name,
         "bundle": bundle.id,
         "run": bundle.body.get("run"),
         "verdict": bundle.body.get("verdict"),
-        "from": _day(bars[0]),
-        "to": _day(bars[-1]),
+        "from": _format_day(bars[0]),
+        "to": _format_day(bars[-1]),
         "sessions": len(ends),
         "decisions": len(decisions),
         "equity": {
@@ -83,7 +83,7 @@ def measure(
             "largest_difference_usd": float(np.abs(equity - theirs).max()),
         },
         "daily": {
-            "date": [_day(bars[end]) for end in ends],
+            "date": [_format_day(bars[end]) for end in ends],
             "account_usd": equity[ends].tolist(),
             "twin_usd": theirs[ends].tolist(),
             **{name: values.tolist() for name, values in band.items()},
@@ -91,16 +91,18 @@ def measure(
             "twin_return": twin_daily.tolist(),
         },
         "surprise": process,
-        "shortfall": shortfall(journal, market, bundle),
-        "features": feature_drift(bundle, market, at),
+        "shortfall": measure_shortfall(journal, market, bundle),
+        "features": measure_feature_drift(bundle, market, at),
         "limits": {
-            "account": _clipped(decisions),
+            "account": _count_clipped(decisions),
             "twin": noted.counts,
             "twin_halted": noted.halted,
         },
-        "halts": [{"time": _moment(e.time), "why": e.body["why"]} for e in journal.entries("halt")],
+        "halts": [
+            {"time": _format_time(e.time), "why": e.body["why"]} for e in journal.entries("halt")
+        ],
         "alerts": [
-            {"time": _moment(e.time), "kind": e.key, "text": e.body["text"]}
+            {"time": _format_time(e.time), "kind": e.key, "text": e.body["text"]}
             for e in journal.entries("alert")
         ],
         "late_bars": sum(int(e.body["bars"]) for e in journal.entries("late")),
@@ -108,7 +110,7 @@ def measure(
     }
 
 
-def _curve(journal: Journal) -> tuple[NDArray[np.int64], Array]:
+def _read_curve(journal: Journal) -> tuple[NDArray[np.int64], Array]:
     """Start of each bar at whose close the account is known, and its equity."""
     known = {
         int(e.body["bar"]): float(e.body["equity"])
@@ -119,13 +121,13 @@ def _curve(journal: Journal) -> tuple[NDArray[np.int64], Array]:
     return bars, np.array([known[bar] for bar in bars.tolist()])
 
 
-def _daily(equity: Array, ends: NDArray[np.int64]) -> Array:
+def _resample_daily(equity: Array, ends: NDArray[np.int64]) -> Array:
     closes = np.concatenate([equity[:1], equity[ends]])
     returns: Array = closes[1:] / closes[:-1] - 1
     return returns
 
 
-def fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str, Array]:
+def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str, Array]:
     """`low`, `middle` and `high` `[S]` USD: where accounts lie that draw their days from the
     backtest's, in blocks."""
     if len(expected) < 8:
@@ -141,7 +143,7 @@ def fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str,
     return {"low_usd": low, "middle_usd": middle, "high_usd": high}
 
 
-def _surprise(ours: Array, expected: Array) -> dict[str, Any]:
+def _measure_surprise(ours: Array, expected: Array) -> dict[str, Any]:
     """A bettor who holds that the account earns less than the backtest did; above `ALARM` he has a
     point."""
     if len(expected) < 8:
@@ -157,7 +159,7 @@ def _surprise(ours: Array, expected: Array) -> dict[str, Any]:
     }
 
 
-def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[str, Any]:
+def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[str, Any]:
     """What orders cost against the prices they were decided at (Perold, 1988), USD and bps of what
     was ordered.
 
@@ -216,7 +218,7 @@ def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[s
     }
 
 
-def feature_drift(
+def measure_feature_drift(
     bundle: Bundle, market: MarketTensors, at: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
     """Each feature's population stability index between the rows of the backtest and those that
@@ -246,7 +248,7 @@ def feature_drift(
     return sorted(found, key=lambda row: -row["psi"])
 
 
-def _clipped(decisions: list[Mapping[str, Any]]) -> dict[str, int]:
+def _count_clipped(decisions: list[Mapping[str, Any]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for body in decisions:
         for name in body["clipped"]:
@@ -254,15 +256,15 @@ def _clipped(decisions: list[Mapping[str, Any]]) -> dict[str, int]:
     return counts
 
 
-def _day(minute: int) -> str:
+def _format_day(minute: int) -> str:
     return str(np.datetime64(int(minute), "ns").astype("datetime64[D]"))
 
 
-def _moment(time: int) -> str:
+def _format_time(time: int) -> str:
     return str(np.datetime64(int(time), "ns").astype("datetime64[s]")) + "Z"
 
 
-def one_line(report: Mapping[str, Any]) -> str:
+def summarise(report: Mapping[str, Any]) -> str:
     """What a drift report comes to."""
     equity = report["equity"]
     surprise = report["surprise"]

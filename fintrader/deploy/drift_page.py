@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fintrader.deploy.drift import ALARM, PSI_NOTABLE, one_line
+from fintrader.deploy.drift import ALARM, PSI_NOTABLE, summarise
 from fintrader.files import write_text
 from fintrader.report.page import Page, note, number, table
 from fintrader.results.figures.shortfall import (
@@ -29,7 +29,7 @@ def write_drift(path: Path, report: Mapping[str, Any]) -> Path:
     return path
 
 
-def heading(report: Mapping[str, Any]) -> tuple[str, str]:
+def write_heading(report: Mapping[str, Any]) -> tuple[str, str]:
     """The finding in a sentence, and its tone."""
     if report["surprise"]["alarm"]:
         return "It earns less than its backtest: stop it and find out why.", "doubt"
@@ -47,11 +47,11 @@ def heading(report: Mapping[str, Any]) -> tuple[str, str]:
 def render_drift(report: Mapping[str, Any]) -> str:
     """The page. Equal reports give equal bytes."""
     page = Page(f"Drift of {report['deployment']}")
-    finding, tone = heading(report)
+    finding, tone = write_heading(report)
     about = (
         f"Bundle {report['bundle']} of the run {report['run']}; {report['from']} to {report['to']}."
     )
-    page.header("From backtest to paper", finding, one_line(report), about, tone=tone)
+    page.header("From backtest to paper", finding, summarise(report), about, tone=tone)
     if report["verdict"]:
         page.told({"The backtest it comes from": report["verdict"]})
     page.contents()
@@ -83,7 +83,7 @@ def render_drift(report: Mapping[str, Any]) -> str:
         ),
         link="Account",
     )
-    _surprise(page, report)
+    _write_surprise(page, report)
     shortfall = report["shortfall"]
     cells = [
         (
@@ -126,11 +126,11 @@ def render_drift(report: Mapping[str, Any]) -> str:
         ),
         link="Features",
     )
-    page.section("Limits and news", _limits(report), *_news(report), link="News")
+    page.section("Limits and news", _write_limits(report), *_list_news(report), link="News")
     return page.render()
 
 
-def _surprise(page: Page, report: Mapping[str, Any]) -> None:
+def _write_surprise(page: Page, report: Mapping[str, Any]) -> None:
     surprise = report["surprise"]
     if surprise["value"] is None:
         page.section(
@@ -148,7 +148,7 @@ def _surprise(page: Page, report: Mapping[str, Any]) -> None:
     page.section("Is it surprising?", page.chart("surprise", figure), note(text), link="Alarm")
 
 
-def _limits(report: Mapping[str, Any]) -> str:
+def _write_limits(report: Mapping[str, Any]) -> str:
     limits = report["limits"]
     names = sorted({*limits["account"], *limits["twin"]})
     if not names:
@@ -167,7 +167,7 @@ def _limits(report: Mapping[str, Any]) -> str:
     return table(["Decisions cut by", "Account", "Twin"], rows)
 
 
-def _news(report: Mapping[str, Any]) -> list[str]:
+def _list_news(report: Mapping[str, Any]) -> list[str]:
     said = (
         [note(f"{report['late_bars']:,} bars came late and were not acted on.")]
         if report["late_bars"]

@@ -89,20 +89,20 @@ class ReplayFeed:
         return None if found is None else (grid.minutes, found)
 
     def history(self, first: int, stop: int) -> Bars:
-        return self._between(first, stop)
+        return self._select_bars(first, stop)
 
     def poll(self, since: int, now: int) -> Bars:
-        return self._between(since, now - self.bar_ns + 1)
+        return self._select_bars(since, now - self.bar_ns + 1)
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
         return [action for action in self._actions if first <= action.day <= last]
 
-    def _between(self, first: int, stop: int) -> Bars:
+    def _select_bars(self, first: int, stop: int) -> Bars:
         parts = []
         for bars in self._bars:
             start, end = np.searchsorted(bars.ts, [first, stop])
             parts.append(bars.take(slice(int(start), int(end))))
-        return _together(parts)
+        return _join(parts)
 
 
 class AlpacaFeed:
@@ -122,7 +122,7 @@ class AlpacaFeed:
     def history(self, first: int, stop: int) -> Bars:
         for number in range(_TRIES):
             try:
-                return self._asked(first, stop)
+                return self._request_bars(first, stop)
             except Busy as error:
                 busy = error
                 time.sleep(2.0**number)
@@ -132,9 +132,11 @@ class AlpacaFeed:
 
     def poll(self, since: int, now: int) -> Bars:
         try:
-            return self._asked(since, now - self._bar_ns + 1)  # a bar that is not over is none
+            return self._request_bars(
+                since, now - self._bar_ns + 1
+            )  # a bar that is not over is none
         except Busy:  # it is asked again with the next minute
-            return empty_bars()
+            return create_empty_bars()
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
         try:
@@ -144,7 +146,7 @@ class AlpacaFeed:
                 f"alpaca does not say which splits and dividends there are ({error}); try again"
             ) from None
 
-    def _asked(self, first: int, stop: int) -> Bars:
+    def _request_bars(self, first: int, stop: int) -> Bars:
         parts = []
         for start in range(0, len(self.symbols), self._vendor.batch):
             names = self.symbols[start : start + self._vendor.batch]
@@ -152,19 +154,19 @@ class AlpacaFeed:
                 parts += [*self._vendor.between(names, first, stop).values()]
             except Refused as error:
                 raise DataError(f"{error}; the policy was trained on these tickers") from None
-        bars = _together(parts)
+        bars = _join(parts)
         return replace(bars, ts=day_starts(self._calendar, "America/New_York", bars.ts))
 
 
-def empty_bars() -> Bars:
+def create_empty_bars() -> Bars:
     """No bars."""
     nothing: dict[str, Any] = dict.fromkeys(("open", "high", "low", "close", "volume"), np.empty(0))
     return Bars(ts=np.empty(0, np.int64), symbol=np.empty(0, np.int32), symbols=(), **nothing)
 
 
-def _together(parts: Sequence[Bars]) -> Bars:
+def _join(parts: Sequence[Bars]) -> Bars:
     whole = [part for part in parts if len(part)]
-    return replace(concat(whole), row=None) if whole else empty_bars()
+    return replace(concat(whole), row=None) if whole else create_empty_bars()
 
 
 def open_live_feed(

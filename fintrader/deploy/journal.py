@@ -71,7 +71,7 @@ class Journal:
                 self._prepare()
             version = self._base.execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.Error as error:
-            raise self._damaged(error) from None
+            raise self._describe_damage(error) from None
         if version != FORMAT:
             raise DeployError(
                 f"{self.path} is no journal of this version; move it away to begin a new one"
@@ -92,7 +92,7 @@ class Journal:
         if self._base.in_transaction:
             yield
             return
-        with self._said():
+        with self._translate_errors():
             self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -100,12 +100,12 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 self._base.execute("ROLLBACK")
             raise
-        with self._said():
+        with self._translate_errors():
             self._base.execute("COMMIT")
 
     def write(self, kind: str, key: str = "", /, *, at: int, **body: Any) -> None:
         """Append one entry; it is on the disk when this returns, unless within `together`."""
-        with self.together(), self._said():
+        with self.together(), self._translate_errors():
             text = json.dumps(body, sort_keys=True, allow_nan=False)
             self._base.execute(
                 "INSERT INTO entries (time, kind, key, body) VALUES (?, ?, ?, ?)",
@@ -118,7 +118,7 @@ class Journal:
 
     def orders(self) -> dict[str, OrderReport]:
         """Every order by id as it was known last, in the order in which they were first written."""
-        rows = self._rows(
+        rows = self._select_rows(
             "SELECT key, body FROM entries JOIN (SELECT max(seq) AS last, min(seq) AS first FROM"
             " entries WHERE kind = 'order' GROUP BY key) ON seq = last ORDER BY first"
         )
@@ -145,24 +145,31 @@ class Journal:
                 where.append(f"{column} = ?")
                 values.append(value)
         return [
-            _entry(row)
-            for row in self._rows(f"{_ENTRY} WHERE {' AND '.join(where)} ORDER BY seq", values)
+            _parse_entry(row)
+            for row in self._select_rows(
+                f"{_ENTRY} WHERE {' AND '.join(where)} ORDER BY seq", values
+            )
         ]
 
     def last(self, kind: str, key: str | None = None) -> Entry | None:
         """The newest entry of a kind (and key)."""
         condition, values = ("", [kind]) if key is None else (" AND key = ?", [kind, key])
-        rows = self._rows(f"{_ENTRY} WHERE kind = ?{condition} ORDER BY seq DESC LIMIT 1", values)
-        return _entry(rows[0]) if rows else None
+        rows = self._select_rows(
+            f"{_ENTRY} WHERE kind = ?{condition} ORDER BY seq DESC LIMIT 1", values
+        )
+        return _parse_entry(rows[0]) if rows else None
 
     def tail(self, count: int) -> list[Entry]:
         """The newest entries, newest first."""
-        return [_entry(row) for row in self._rows(f"{_ENTRY} ORDER BY seq DESC LIMIT ?", [count])]
+        return [
+            _parse_entry(row)
+            for row in self._select_rows(f"{_ENTRY} ORDER BY seq DESC LIMIT ?", [count])
+        ]
 
     def keep_bars(self, rows: Iterable[Sequence[Any]]) -> None:
         """Append bars: ts, symbol, open, high, low, close, volume, extras (JSON), received. One
         that is there stays."""
-        with self.together(), self._said():
+        with self.together(), self._translate_errors():
             self._base.executemany(
                 "INSERT OR IGNORE INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
@@ -170,7 +177,7 @@ class Journal:
     def bars(self, since: int = 0, until: int | None = None) -> list[tuple[Any, ...]]:
         """Bars that begin in `[since, until)`, as `keep_bars` has them, by symbol and time."""
         end = (1 << 63) - 1 if until is None else until
-        return self._rows(
+        return self._select_rows(
             "SELECT * FROM bars WHERE ts >= ? AND ts < ? ORDER BY symbol, ts", [since, end]
         )
 
@@ -184,12 +191,12 @@ class Journal:
                     f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
                 )
 
-    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._said():
+    def _select_rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._translate_errors():
             return self._base.execute(query, values).fetchall()
 
     @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -197,11 +204,11 @@ class Journal:
                 raise DeployError(
                     f"{self.path} cannot be written ({error}); free space or rights there"
                 ) from None
-            raise self._damaged(error) from None
+            raise self._describe_damage(error) from None
         except sqlite3.Error as error:
-            raise self._damaged(error) from None
+            raise self._describe_damage(error) from None
 
-    def _damaged(self, error: Exception) -> DeployError:
+    def _describe_damage(self, error: Exception) -> DeployError:
         return DeployError(
             f"{self.path} cannot be read as a journal ({error}); see whether it is the right file"
         )
@@ -210,7 +217,7 @@ class Journal:
 _ENTRY = "SELECT seq, time, kind, key, body FROM entries"
 
 
-def _entry(row: Sequence[Any]) -> Entry:
+def _parse_entry(row: Sequence[Any]) -> Entry:
     seq, time, kind, key, body = row
     return Entry(seq, time, kind, key, json.loads(body))
 

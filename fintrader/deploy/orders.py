@@ -42,16 +42,16 @@ def order_id(bundle8: str, decision_ns: int, symbol: str) -> str:
 
     Alpaca takes up to 128 characters.
     """
-    return f"{order_prefix(bundle8)}{_stamp(decision_ns)}-{symbol}"
+    return f"{order_prefix(bundle8)}{_format_stamp(decision_ns)}-{symbol}"
 
 
-def decision_stamp(bundle8: str, name: str) -> str:
+def format_decision_stamp(bundle8: str, name: str) -> str:
     """The decision's time in an order's id, by which the journal keeps what belongs to all orders
     of a decision."""
     return name.removeprefix(order_prefix(bundle8)).split("-", 1)[0]
 
 
-def _stamp(decision_ns: int) -> str:
+def _format_stamp(decision_ns: int) -> str:
     return dt.datetime.fromtimestamp(decision_ns // SECOND, tz=dt.UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
@@ -167,7 +167,7 @@ class Execution:
         is not begun twice. Orders of earlier decisions that are not over are brought to their end
         beside it. Raises DeployError for a purchase that has no price.
         """
-        stamp = _stamp(decision)
+        stamp = _format_stamp(decision)
         if self._journal.last("execution", stamp) is not None:
             return
         wanted = {symbol: float(shares) for symbol, shares in sorted(orders.items()) if shares}
@@ -221,7 +221,7 @@ class Execution:
                 self._send(sorted(due, key=lambda slot: not slot.is_sale), now)
             else:
                 self._send([slot for slot in due if slot.is_sale], now)
-                self._send(self._purchases(due, now), now)
+                self._send(self._select_purchases(due, now), now)
         except BrokerUnsureError as error:
             self.trouble = str(error)
         return self.is_over
@@ -238,7 +238,7 @@ class Execution:
 
     def _take_on(self, report: OrderReport, at: int) -> None:
         """An order from the journal, with the terms of its decision as they stand there."""
-        stamp = decision_stamp(self.bundle, report.id)
+        stamp = format_decision_stamp(self.bundle, report.id)
         entry = self._journal.last("execution", stamp)
         terms: Mapping[str, Any] = entry.body if entry else {}
         price = terms.get("prices", {}).get(report.symbol, 0.0)
@@ -311,7 +311,7 @@ class Execution:
                 self._journal.write("cancel", slot.report.id, at=now)
                 self._broker.cancel(slot.report)
 
-    def _purchases(self, due: Sequence[_Slot], now: int) -> list[_Slot]:
+    def _select_purchases(self, due: Sequence[_Slot], now: int) -> list[_Slot]:
         """Purchases that may leave now: those that are fitted, and those whose sales are over or
         were waited for."""
         ready: list[_Slot] = []
@@ -342,7 +342,7 @@ class Execution:
         with self._journal.together():
             self._journal.write("purchases", stamp, at=now, factor=factor, cash_usd=cash)
             for slot in purchases:
-                self._note(slot, self._scaled(slot.report, factor), now)
+                self._note(slot, self._scale_order(slot.report, factor), now)
         self._fitted.add(stamp)
 
     def _bound(self, stamp: str) -> float:
@@ -359,7 +359,7 @@ class Execution:
         open_usd = sum((slot.report.shares - slot.report.filled) * slot.price for slot in others)
         return open_usd * (1.0 + self._fee_rate)
 
-    def _scaled(self, report: OrderReport, factor: float) -> OrderReport:
+    def _scale_order(self, report: OrderReport, factor: float) -> OrderReport:
         if factor == 1.0:
             return report
         grain = 1e6 if self._fractional else 1.0

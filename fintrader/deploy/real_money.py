@@ -44,7 +44,7 @@ SESSIONS = 20
 Ask = Callable[[str], str]
 
 
-def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
+def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     """Trade a deployment with real money, as a deployment of its own, `NAME-live`; returns its
     folder.
 
@@ -54,7 +54,7 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     refuse_real_money(True)
     home = find(name, settings.deployments_dir)
     bundle = Bundle.open(home / "bundle")
-    report = proven(home, bundle)
+    report = require_proof(home, bundle)
     if missing := [variable for variable in VARIABLES if not os.environ.get(variable)]:
         raise DeployError(
             f"real money needs keys of its own; set {' and '.join(missing)} in the environment"
@@ -66,8 +66,8 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
         endpoint, real_money=True, fractional=bundle.env.fractional, variables=VARIABLES
     )
     number = broker.account().number
-    consent = consented(home, bundle, number, settings, report, ask)
-    place = real_one(home, bundle)
+    consent = require_consent(home, bundle, number, settings, report, ask)
+    place = find_real_deployment(home, bundle)
     chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
     with hold(ObjectStore(place)), Journal(place / JOURNAL) as journal:
         feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
@@ -91,7 +91,7 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     return place
 
 
-def real_one(home: Path, bundle: Bundle) -> Path:
+def find_real_deployment(home: Path, bundle: Bundle) -> Path:
     """The folder of the deployment that trades real money: one like any other, so that whatever
     asks or steers one (`halt`, `flatten`, `status`, the app) finds it by its name.
 
@@ -105,7 +105,7 @@ def real_one(home: Path, bundle: Bundle) -> Path:
     return place
 
 
-def proven(home: Path, bundle: Bundle) -> Mapping[str, Any]:
+def require_proof(home: Path, bundle: Bundle) -> Mapping[str, Any]:
     """The drift report of a deployment that may trade real money. Raises DeployError for any
     other."""
     with Journal(home / JOURNAL, reading=True) as journal:
@@ -147,7 +147,7 @@ def proven(home: Path, bundle: Bundle) -> Mapping[str, Any]:
     return report
 
 
-def consented(
+def require_consent(
     home: Path,
     bundle: Bundle,
     number: str,
@@ -183,7 +183,7 @@ def consented(
         f" {returns.min():+.2%}"
     )
     print(
-        f"  backtest: worst day {expected.min():+.2%}, deepest loss {_deepest(expected):.2%} of its"
+        f"  backtest: worst day {expected.min():+.2%}, deepest loss {_measure_drawdown(expected):.2%} of its"
         " peak"
     )
     print(
@@ -209,7 +209,7 @@ def consented(
     return body
 
 
-def _deepest(returns: np.ndarray[Any, np.dtype[Any]]) -> float:
+def _measure_drawdown(returns: np.ndarray[Any, np.dtype[Any]]) -> float:
     """The largest loss from a peak, as a share of it."""
     worth = np.concatenate([[1.0], np.cumprod(1 + returns)])
     return float((1 - worth / np.maximum.accumulate(worth)).max())

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from fintrader.deploy.broker import Broker, BrokerAccount, OrderReport
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.orders import SECOND, decision_stamp, order_prefix
+from fintrader.deploy.orders import SECOND, format_decision_stamp, order_prefix
 from fintrader.errors import DeployError
 
 _LOOK_BACK = 300 * SECOND
@@ -64,13 +64,13 @@ def adjust(
     journal.write("adjust", at=at, reason=reason, shares=dict(shares or {}), cash_usd=cash_usd)
 
 
-def expected(journal: Journal) -> Expected:
+def expect_holdings(journal: Journal) -> Expected:
     """Positions and cash by the journal alone."""
     agreed = journal.last("checkpoint")
     seq = agreed.seq if agreed else 0
     body: Mapping[str, Any] = agreed.body if agreed else {}
     shares = {str(symbol): float(count) for symbol, count in body.get("shares", {}).items()}
-    cash, traded = filled_since(journal, seq, shares)
+    cash, traded = sum_fills(journal, seq, shares)
     for entry in journal.entries("adjust", after=seq):
         cash += float(entry.body["cash_usd"])
         for symbol, count in entry.body["shares"].items():
@@ -83,7 +83,7 @@ def expected(journal: Journal) -> Expected:
     )
 
 
-def filled_since(
+def sum_fills(
     journal: Journal, seq: int, shares: dict[str, float], *, begun_since: bool = False
 ) -> tuple[float, float]:
     """Add what was filled after an entry to `shares`, `begun_since`: only of orders that began
@@ -94,7 +94,7 @@ def filled_since(
         history = journal.entries("order", key=name)
         if begun_since and history[0].seq <= seq:
             continue
-        symbol, filled, paid, cost = _since(history, seq)
+        symbol, filled, paid, cost = _sum_since(history, seq)
         shares[symbol] = shares.get(symbol, 0.0) + filled
         cash -= paid + cost
         traded += abs(paid)
@@ -134,14 +134,14 @@ def reconcile(
         reports, moved = _take_up(journal, broker, bundle, at)
         account = broker.account()
         foreign = [report for report in reports if _is_foreign(journal, bundle, report)]
-        known = expected(journal)
+        known = expect_holdings(journal)
         tolerance = tolerance_usd + tolerance_bps * 1e-4 * known.traded_usd
         found = _compare(known, account, foreign, tolerance, bundle)
         if not found:
-            _agree(journal, account, at)
+            _record_agreement(journal, account, at)
             return ()
         if start and adopt:
-            _adopt(journal, account, foreign, found, at)
+            _record_adoption(journal, account, foreign, found, at)
             return ()
         unmoved = 0 if moved else unmoved + 1
         if unmoved >= 3:
@@ -169,17 +169,19 @@ def reconcile(
     return found
 
 
-def _since(history: Sequence[Entry], seq: int) -> tuple[str, float, float, float]:
+def _sum_since(history: Sequence[Entry], seq: int) -> tuple[str, float, float, float]:
     """Of one order, after entry `seq`: its symbol, shares filled, USD paid for them (negative:
     received), fees."""
     sums = [(0.0, 0.0, 0.0)]
-    sums += [_sums(entry.body) for entry in history if entry.seq <= seq][-1:]
+    sums += [_read_sums(entry.body) for entry in history if entry.seq <= seq][-1:]
     last = history[-1].body
-    filled, paid, cost = (now - before for now, before in zip(_sums(last), sums[-1], strict=True))
+    filled, paid, cost = (
+        now - before for now, before in zip(_read_sums(last), sums[-1], strict=True)
+    )
     return str(last["symbol"]), filled, paid, cost
 
 
-def _sums(body: Mapping[str, Any]) -> tuple[float, float, float]:
+def _read_sums(body: Mapping[str, Any]) -> tuple[float, float, float]:
     filled = float(body["filled"])
     return filled, filled * float(body["price_usd"]), float(body["cost_usd"])
 
@@ -189,7 +191,7 @@ def _take_up(
 ) -> tuple[Sequence[OrderReport], bool]:
     """Journal what the broker says of our orders; all its orders, and whether any of ours moved."""
     agreed = journal.last("checkpoint")
-    standing = _standing(journal, agreed)
+    standing = _list_standing(journal, agreed)
     begun = [agreed.time if agreed else at - _RECENT]
     begun += [journal.entries("order", key=name)[0].time for name in standing]
     reports = list(broker.orders(max(0, min(begun) - _LOOK_BACK)))
@@ -213,7 +215,7 @@ def _take_up(
     return reports, moved
 
 
-def _standing(journal: Journal, agreed: Entry | None) -> set[str]:
+def _list_standing(journal: Journal, agreed: Entry | None) -> set[str]:
     """Orders that left and whose end the journal does not know."""
     names: set[str] = set(agreed.body["standing"]) if agreed else set()
     names.update(entry.key for entry in journal.entries("order", after=agreed.seq if agreed else 0))
@@ -246,7 +248,7 @@ def _is_news(known: Mapping[str, Any], report: OrderReport) -> bool:
 def _is_late(journal: Journal, bundle: str, report: OrderReport, at: int) -> bool:
     """Whether an order of ours stands beyond its time, or has none (its decision is in no
     journal)."""
-    terms = journal.last("execution", decision_stamp(bundle, report.id))
+    terms = journal.last("execution", format_decision_stamp(bundle, report.id))
     return terms is None or at >= int(terms.body["until"])
 
 
@@ -285,14 +287,14 @@ def _compare(
     return tuple(found)
 
 
-def _agree(journal: Journal, account: BrokerAccount, at: int) -> None:
+def _record_agreement(journal: Journal, account: BrokerAccount, at: int) -> None:
     """Journal what both agree upon, unless the journal says so already."""
     agreed = journal.last("checkpoint")
     body = {
         "account": account.number,
         "cash_usd": account.cash_usd,
         "shares": dict(account.shares),
-        "standing": sorted(_standing(journal, agreed)),
+        "standing": sorted(_list_standing(journal, agreed)),
     }
     news = agreed is None or any(
         journal.entries(kind, after=agreed.seq) for kind in ("order", "adjust")
@@ -301,7 +303,7 @@ def _agree(journal: Journal, account: BrokerAccount, at: int) -> None:
         journal.write("checkpoint", at=at, **body)
 
 
-def _adopt(
+def _record_adoption(
     journal: Journal,
     account: BrokerAccount,
     foreign: Iterable[OrderReport],
@@ -314,4 +316,4 @@ def _adopt(
         journal.write("adopted", at=at, findings=[finding.text for finding in found])
         for report in foreign:
             journal.write_order(report, at=at, adopted=True)
-        _agree(journal, account, at)
+        _record_agreement(journal, account, at)

@@ -24,7 +24,7 @@ Levels = Callable[[SessionGrid], "Level | None"]
 """The index of the source's own on a grid, where it has one."""
 
 
-def no_level(grid: SessionGrid) -> Level | None:
+def skip_level(grid: SessionGrid) -> Level | None:
     """Of sources without an index."""
     return None
 
@@ -39,7 +39,7 @@ class Recorder:
         journal: Journal,
         *,
         warm_up_sessions: int | None = None,
-        level: Levels = no_level,
+        level: Levels = skip_level,
     ) -> None:
         self.bundle = bundle
         self.journal = journal

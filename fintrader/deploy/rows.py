@@ -202,7 +202,7 @@ class RecentMarket:
         chosen = settings.features
         self.context = chosen.context
         self._turbulence: dict[int, float] = {}
-        self.sessions = warm_up_sessions or self._needed()
+        self.sessions = warm_up_sessions or self._count_needed_sessions()
         self.daily_sessions = chosen.turbulence_days + 3 if "turbulence" in chosen.context else 0
         features = chosen.model_copy(update={"normalisation": str(normalisation)})
         universe = settings.universe.model_copy(
@@ -228,7 +228,7 @@ class RecentMarket:
             }
         )
 
-    def _needed(self) -> int:
+    def _count_needed_sessions(self) -> int:
         from fintrader.errors import ConfigError
 
         try:
@@ -249,7 +249,7 @@ class RecentMarket:
         Raises DeployError when the received bars do not reach back far enough, DataError for bars
         that are none.
         """
-        market, row = self._window(grid, bar, self.sessions)
+        market, row = self._build_window(grid, bar, self.sessions)
         if self.daily_sessions:
             market = self._with_turbulence(market, grid, bar, row)
         return market, row
@@ -284,10 +284,12 @@ class RecentMarket:
             int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last)
         )
         sessions = int(grid.session[stop] - grid.session[start]) + self.history_sessions
-        market, row = self._window(grid, stop, min(sessions, int(grid.session[stop])))
+        market, row = self._build_window(grid, stop, min(sessions, int(grid.session[stop])))
         return market.window(row - (stop - start), row + 1)
 
-    def _window(self, grid: SessionGrid, bar: int, sessions: int) -> tuple[MarketTensors, int]:
+    def _build_window(
+        self, grid: SessionGrid, bar: int, sessions: int
+    ) -> tuple[MarketTensors, int]:
         session = int(grid.session[bar])
         first = session - sessions
         if first < 0:
@@ -323,7 +325,7 @@ class RecentMarket:
             number = first + session
             if number not in self._turbulence:
                 opening = min(int(grid.first_bar[number]), bar)
-                wide, at = self._window(grid, opening, self.daily_sessions)
+                wide, at = self._build_window(grid, opening, self.daily_sessions)
                 self._turbulence[number] = float(wide.context[at, column])
             context[market.session == session, column] = self._turbulence[number]
         return replace(market, context=context, trusted=True)

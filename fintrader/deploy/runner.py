@@ -34,14 +34,14 @@ from fintrader.deploy.alerts import Alerts
 from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
-from fintrader.deploy.control import waiting
-from fintrader.deploy.decisions import one_row
+from fintrader.deploy.control import list_requests
+from fintrader.deploy.decisions import decide_row
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.orders import Execution, order_prefix
-from fintrader.deploy.reconcile import expected
-from fintrader.deploy.recorder import Levels, Recorder, no_level
+from fintrader.deploy.reconcile import expect_holdings
+from fintrader.deploy.recorder import Levels, Recorder, skip_level
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError, StorageError
 from fintrader.files import write_json
@@ -77,7 +77,7 @@ class Runner:
         broker: Broker,
         journal: Journal,
         window: tuple[int, int] | None,
-        level: Levels = no_level,
+        level: Levels = skip_level,
         until: int | None = None,
         cap_usd: float | None = None,
         daily: Callable[[], object] = lambda: None,
@@ -155,7 +155,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             stack.callback(self.alerts.finish)
             if port is not None:
-                gauges = Gauges(self.bundle.name, port, self._gauges)
+                gauges = Gauges(self.bundle.name, port, self._read_gauges)
                 stack.callback(gauges.close)
             try:
                 self._lease = stack.enter_context(hold_account(self.broker, self.journal))
@@ -165,7 +165,7 @@ class Runner:
                     self._tell_end(error)
                 raise
 
-    def _gauges(self) -> dict[str, float]:
+    def _read_gauges(self) -> dict[str, float]:
         """What a scrape sees; on a connection of its own, since it runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
             last = journal.last("decision")
@@ -187,7 +187,7 @@ class Runner:
 
     def _run(self) -> None:
         self._begin()
-        for bar in self._bars():
+        for bar in self._iterate_bars():
             moment = int(self.grid.minutes[bar]) + self.length
             if self.until is not None and moment > self.until:
                 return
@@ -200,7 +200,7 @@ class Runner:
         self._pursue()
         self.journal.write("end", at=self.clock.now())
 
-    def _bars(self) -> Iterator[int]:
+    def _iterate_bars(self) -> Iterator[int]:
         """Bars to wake at: each as it is made; of a replay the decisions', and each session's
         last."""
         bar = self._next
@@ -230,9 +230,9 @@ class Runner:
         )
         missed = sum(self._is_due(late) for late in range(bar, newest + 1))
         if missed:
-            self._news(
+            self._record_news(
                 "missed",
-                f"{missed} decision(s) were missed until {_time(self.clock.now())}",
+                f"{missed} decision(s) were missed until {_format_time(self.clock.now())}",
                 self.clock.now(),
             )
         return max(newest + 1 - bar, 0)
@@ -267,13 +267,15 @@ class Runner:
             if self._is_due(bar):
                 self._decide(bar, now)
             elif self.clock.live and not self._ends_session(bar):
-                self._watch(bar, now)
+                self._check_limits(bar, now)
             elif self._ends_session(bar) or bar == self.last:
                 self._mark(bar, now)
             if self.clock.live and self._ends_session(bar):
                 self._report(now)
         except (DataError, BrokerUnsureError) as error:
-            self._news("skipped", f"nothing was decided at {_time(closed)}: {error}", now)
+            self._record_news(
+                "skipped", f"nothing was decided at {_format_time(closed)}: {error}", now
+            )
         except BrokerError as error:
             self._halt(str(error), now)
         except FintraderError as error:
@@ -288,16 +290,16 @@ class Runner:
     def _outlive(self, error: FintraderError, now: int) -> None:
         """Go on after an error while a flatten is under way; otherwise raise it."""
         # Before the first agreement the account may be somebody else's.
-        is_agreed = bool(expected(self.journal).number)
+        is_agreed = bool(expect_holdings(self.journal).number)
         if not self.flattening or not is_agreed:
             raise error
-        self._news("skipped", f"the flatten goes on after an error: {error}", now)
+        self._record_news("skipped", f"the flatten goes on after an error: {error}", now)
 
     def _report(self, now: int) -> None:
         try:
             self._daily()
         except FintraderError as error:  # a report is worth no decision
-            self._news("report", f"the drift report could not be written: {error}", now)
+            self._record_news("report", f"the drift report could not be written: {error}", now)
 
     # --- how it begins ----------------------------------------------------------------------------
 
@@ -317,7 +319,7 @@ class Runner:
         )
         begins = int(self.grid.minutes[self.first])
         try:
-            self._morning(self.first, now)
+            self._start_session(self.first, now)
         except FintraderError as error:
             self._outlive(error, now)
         if started is None:
@@ -340,10 +342,12 @@ class Runner:
         newest = max((int(entry.body["bar"]) for entry in done), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
         for entry in sorted(done, key=lambda entry: entry.seq):
-            self._remember(entry)
+            self._record_entry(entry)
         if self.simulated is not None:
             self.accounts.restore(self.simulated)
-            self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
+            self.execution = Execution.resume(
+                self.broker, self.journal, at=now, **self._describe_terms()
+            )
         self._take_over(now)
 
     def _take_over(self, now: int) -> None:
@@ -359,7 +363,9 @@ class Runner:
             self.accounts.agreed(now, start=True)
         except FintraderError as error:
             self._outlive(error, now)
-        self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
+        self.execution = Execution.resume(
+            self.broker, self.journal, at=now, **self._describe_terms()
+        )
         if self.flattening:
             self.execution.stop(now, "flatten")
             self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
@@ -367,7 +373,7 @@ class Runner:
     # --- decisions --------------------------------------------------------------------------------
 
     def _decide(self, bar: int, now: int) -> None:
-        self._morning(bar, now)
+        self._start_session(bar, now)
         market, row = self.recorder.rows.at(self.grid, bar)
         today = str(self.grid.dates[self.grid.session[bar]])
         if odd := [
@@ -375,15 +381,15 @@ class Runner:
             for fault in market.provenance.waived
             if fault.day == today
         ]:
-            self._news(
+            self._record_news(
                 "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
             )
         account = self.accounts.at(market, row, now)
-        action = one_row(self.policy, account) if not self.limits.halted else None
+        action = decide_row(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if self.flattening and self.simulated is not None:
             decision = self._sell_simulated(account, now)
-        if not self.clock.live or not self._clock_is_off(now):
+        if not self.clock.live or not self._is_clock_off(now):
             self._order(bar, now, market, account, decision)
 
     def _order(
@@ -414,7 +420,7 @@ class Runner:
                 equity=account.equity,
                 peak=peak,
                 first=first,
-                shares=self._held(market.symbols, account.held),
+                shares=self._select_held(market.symbols, account.held),
                 orders=orders,
                 why=decision.why,
                 clipped=list(decision.clipped_by),
@@ -430,21 +436,21 @@ class Runner:
                 prices={name: prices[name] for name in market.symbols if prices[name] > 0},
             )
             if orders:
-                self._intend(orders, prices, closed, bar, now)
+                self._record_intent(orders, prices, closed, bar, now)
         if decision.halted:
             self._halt(decision.why, now)
         elif decision.why:
-            self._news("held", decision.why, now)
+            self._record_news("held", decision.why, now)
         self._pursue()
 
-    def _intend(
+    def _record_intent(
         self, orders: dict[str, float], prices: dict[str, float], closed: int, bar: int, now: int
     ) -> None:
         """Write down the orders of a decision at the close of a bar: they may stand until the next
         bar's."""
         opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
         if self.execution is None:
-            self.execution = Execution(self.broker, self.journal, **self._terms())
+            self.execution = Execution(self.broker, self.journal, **self._describe_terms())
         self.execution.begin(
             decision=closed,
             orders=orders,
@@ -454,7 +460,7 @@ class Runner:
             not_before=now if self.broker.takes_baskets else max(opens, now),
         )
 
-    def _morning(self, bar: int, now: int) -> None:
+    def _start_session(self, bar: int, now: int) -> None:
         """Splits and dividends of the day."""
         for action in self.recorder.morning(self.feed, int(self.grid.session[bar]), now):
             self.accounts.split(action, now)
@@ -468,7 +474,7 @@ class Runner:
             equity = self.accounts.between(now)
         self.journal.write("mark", at=now, bar=int(self.grid.minutes[bar]), equity=equity)
 
-    def _watch(self, bar: int, now: int) -> None:
+    def _check_limits(self, bar: int, now: int) -> None:
         """Between decisions: losses are looked at with every bar."""
         if self.simulated is not None:
             return
@@ -476,7 +482,7 @@ class Runner:
         if why := self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity):
             self._halt(why, now)
 
-    def _remember(self, entry: Entry) -> None:
+    def _record_entry(self, entry: Entry) -> None:
         """What the limits and the account's memory hold of an earlier decision or mark."""
         equity = float(entry.body["equity"])
         if entry.kind == "decision":
@@ -504,10 +510,10 @@ class Runner:
         return self.stopped
 
     def _carry_out_requests(self, now: int) -> None:
-        for path, request in waiting(self.folder):
+        for path, request in list_requests(self.folder):
             if request == "resume" and self.flattening:
-                text = f"nothing is resumed before the flatten has ended: {self._left_text()}"
-                self._news("flatten", text, now)
+                text = f"nothing is resumed before the flatten has ended: {self._describe_left()}"
+                self._record_news("flatten", text, now)
             elif request == "resume":
                 self.limits.halted = ""
                 self.limits.peak_usd = 0.0
@@ -539,13 +545,13 @@ class Runner:
         self._sell_at = now + _SELL_AGAIN
         self._obstacles.pop("", None)
         try:
-            standing = self._standing(now)
+            standing = self._list_standing(now)
             account = self.broker.account()
         except (BrokerError, BrokerUnsureError) as error:
             self._obstacles[""] = str(error)
             self._tell_left(now)
             return
-        known = expected(self.journal)
+        known = expect_holdings(self.journal)
         if account.number != known.number:
             text = f"the keys are of account {account.number}, and the flatten is of {known.number}"
             self._obstacles[""] = text
@@ -578,7 +584,7 @@ class Runner:
         differs = abs(left.get(name, 0.0) - known.get(name, 0.0)) > _SAME
         return differs and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
 
-    def _standing(self, now: int) -> list[OrderReport]:
+    def _list_standing(self, now: int) -> list[OrderReport]:
         """List the open orders of this deployment; cancel those that nothing here pursues."""
         pursued = {} if self.execution is None else self.execution.reports
         standing = [report for report in pursued.values() if not report.is_over]
@@ -603,7 +609,7 @@ class Runner:
         bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right"))
         opens = max(int(self.grid.minutes[min(bar, self.grid.num_bars - 1)]), now)
         if self.execution is None:
-            self.execution = Execution(self.broker, self.journal, **self._terms())
+            self.execution = Execution(self.broker, self.journal, **self._describe_terms())
         self._again_at |= dict.fromkeys(orders, now + _SELL_AGAIN)
         self.execution.begin(
             decision=now,
@@ -628,7 +634,7 @@ class Runner:
 
     def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:
         """Decide to hold nothing: the embedded broker fills orders of decisions, and no others."""
-        self._left = self._held(account.market.symbols, account.held)
+        self._left = self._select_held(account.market.symbols, account.held)
         if not self._left:
             self._end_flatten(now, {})
             return Decision(None)
@@ -640,20 +646,22 @@ class Runner:
         self.flattening = False
         text = "flat: nothing is held of its symbols, and none of its orders is open"
         if others:
-            text += f"; {_named(others)} are not of its symbols and stay"
-        self._news("flat", text, now, is_repeated=True)
+            text += f"; {_format_shares(others)} are not of its symbols and stay"
+        self._record_news("flat", text, now, is_repeated=True)
 
-    def _left_text(self) -> str:
+    def _describe_left(self) -> str:
         """What a flatten has not done yet, and why."""
         left = "what is left is not known yet"
         if self._left is not None:
-            left = f"{_named(self._left) or 'nothing'} left to sell"
+            left = f"{_format_shares(self._left) or 'nothing'} left to sell"
         whys = [f"{name}: {why}" if name else why for name, why in self._obstacles.items()]
         return "; ".join([left, *whys])
 
     def _tell_left(self, now: int, *, is_repeated: bool = False) -> None:
         """Tell people that a flatten has not ended."""
-        self._news("flatten", f"not flat yet: {self._left_text()}", now, is_repeated=is_repeated)
+        self._record_news(
+            "flatten", f"not flat yet: {self._describe_left()}", now, is_repeated=is_repeated
+        )
 
     def _pursue(self) -> None:
         self._keep_account()
@@ -668,7 +676,7 @@ class Runner:
         try:
             over = execution.step(now)
             if execution.trouble:  # it is asked again with the next look
-                self._news("broker", f"the broker does not answer: {execution.trouble}", now)
+                self._record_news("broker", f"the broker does not answer: {execution.trouble}", now)
             elif over:
                 self.execution = None
         except BrokerError as error:
@@ -686,9 +694,11 @@ class Runner:
             self.execution.stop(now, "halted")
         if last is None or (resumed is not None and resumed.seq > last.seq):
             self.journal.write("halt", at=now, why=why)
-            self._news("halt", f"halted: {why}. `fintrader resume {self.bundle.name}` goes on", now)
+            self._record_news(
+                "halt", f"halted: {why}. `fintrader resume {self.bundle.name}` goes on", now
+            )
 
-    def _news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
+    def _record_news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
         """Each new text once to the journal; to people once a minute, old ones if `is_repeated`."""
         last = self.journal.last("alert", kind)
         is_new = last is None or last.body["text"] != text
@@ -704,8 +714,8 @@ class Runner:
             why = f"{type(error).__name__} {why}".strip()
         left = ""
         with contextlib.suppress(FintraderError):
-            held = {} if self.simulated is not None else expected(self.journal).shares
-            left = f"; nothing looks after what is held: {_named(held)}" if held else ""
+            held = {} if self.simulated is not None else expect_holdings(self.journal).shares
+            left = f"; nothing looks after what is held: {_format_shares(held)}" if held else ""
         if self.flattening:
             left += "; a flatten has not ended"
         text = f"ended: {why}{left}. Once that is mended, the same command goes on"
@@ -713,11 +723,11 @@ class Runner:
         with contextlib.suppress(FintraderError):
             self.journal.write("alert", "ended", at=self.clock.now(), text=text)
 
-    def _clock_is_off(self, now: int) -> bool:
+    def _is_clock_off(self, now: int) -> bool:
         theirs = self.broker.time()
         off = 0.0 if theirs is None else abs(theirs - self.clock.now()) / SECOND_NS
         if off > self.settings.limits.clock_seconds:
-            self._news(
+            self._record_news(
                 "clock",
                 f"this machine's clock and the broker's are {off:.1f} s apart: nothing is ordered",
                 now,
@@ -725,7 +735,7 @@ class Runner:
             return True
         return False
 
-    def _terms(self) -> dict[str, Any]:
+    def _describe_terms(self) -> dict[str, Any]:
         """What orders are carried out by."""
         return {
             "bundle": self.bundle.id,
@@ -734,7 +744,7 @@ class Runner:
         }
 
     @staticmethod
-    def _held(symbols: tuple[str, ...], shares: Array) -> dict[str, float]:
+    def _select_held(symbols: tuple[str, ...], shares: Array) -> dict[str, float]:
         return {symbol: float(n) for symbol, n in zip(symbols, shares, strict=True) if n}
 
     def describe(self) -> dict[str, Any]:
@@ -742,10 +752,10 @@ class Runner:
         return {"feed": self.feed.kind, "broker": self.broker.kind, **asdict(self.limits)}
 
 
-def _named(shares: Mapping[str, float]) -> str:
+def _format_shares(shares: Mapping[str, float]) -> str:
     """Shares by symbol as text."""
     return ", ".join(f"{count:.9g} {symbol}" for symbol, count in sorted(shares.items()))
 
 
-def _time(moment: int) -> str:
+def _format_time(moment: int) -> str:
     return f"{np.datetime_as_string(np.datetime64(moment, 'ns'), unit='m')}Z"

@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.calendar import timezone_of
 from fintrader.deploy.broker import OrderReport
-from fintrader.deploy.control import aliases, waiting
+from fintrader.deploy.control import list_aliases, list_requests
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.reconcile import expected, filled_since
+from fintrader.deploy.reconcile import expect_holdings, sum_fills
 from fintrader.errors import DataError, DeployError, FintraderError
 from fintrader.files import read_json, unseal
 from fintrader.storage.lease import is_held
@@ -111,13 +111,13 @@ class Status:
         }
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Deployments in a folder."""
     frozen = {path.parent.parent.name for path in folder.glob(f"*/{BUNDLE}")}
     return sorted(frozen | {path.parent.name for path in folder.glob(f"*/{JOURNAL}")})
 
 
-def read(home: Path) -> Status:
+def read_status(home: Path) -> Status:
     """Raises DeployError for a folder that holds none, or a damaged one."""
     path = home / BUNDLE
     if not path.is_file():
@@ -130,7 +130,7 @@ def read(home: Path) -> Status:
         path.read_bytes(), DeployError(f"{path} was changed or is damaged; freeze the run again")
     )
     try:
-        named = {name: alias for alias, name in aliases(home.parent).items()}
+        named = {name: alias for alias, name in list_aliases(home.parent).items()}
         beat = read_json(home / HEARTBEAT) if (home / HEARTBEAT).is_file() else {}
         report = read_json(home / REPORT) if (home / REPORT).is_file() else None
         role = named.get(home.name, "")
@@ -158,7 +158,7 @@ def read(home: Path) -> Status:
         orders = journal.orders()
         tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
         newest = decisions[-1] if decisions else None
-        held, cash = _standing(journal, started, newest)
+        held, cash = _value_standing(journal, started, newest)
         why = "" if halted is None else str(halted.body["why"])
         flattening = journal.is_flattening()
         if flattening:
@@ -195,7 +195,7 @@ def read(home: Path) -> Status:
         curve=tuple(sorted(known.items())),
         journal=tuple(tail[:60]),
         news=tuple(news[:20]),
-        requests=tuple(kind for _, kind in waiting(home)),
+        requests=tuple(kind for _, kind in list_requests(home)),
         report=report,
     )
 
@@ -209,20 +209,19 @@ def _flatten_text(journal: Journal) -> str:
     return str(told.body["text"])
 
 
-def _standing(
+def _value_standing(
     journal: Journal, started: Entry | None, decision: Entry | None
 ) -> tuple[dict[str, float], float]:
     """Shares by symbol and cash, USD, as they are now."""
     if started is not None and started.body["broker"] != "simulated":
-        known = expected(journal)
+        known = expect_holdings(journal)
         return dict(known.shares), known.cash_usd or 0.0
     if decision is None:
         return {}, 0.0
     # The embedded broker's account has what earlier orders filled before the journal says so.
     held = {str(name): float(count) for name, count in decision.body["shares"].items()}
     cash = (
-        float(decision.body["cash"])
-        + filled_since(journal, decision.seq, held, begun_since=True)[0]
+        float(decision.body["cash"]) + sum_fills(journal, decision.seq, held, begun_since=True)[0]
     )
     return {name: count for name, count in held.items() if abs(count) > 1e-9}, cash
 
@@ -263,7 +262,9 @@ def describe(status: Status) -> str:
         lines.append(f"  {status.started['feed']} bars, {status.started['broker']} broker")
     if status.decision is not None:
         body = status.decision.body
-        lines.append(f"  decided {moment(int(body['bar']))} with {float(body['equity']):,.2f} USD")
+        lines.append(
+            f"  decided {format_moment(int(body['bar']))} with {float(body['equity']):,.2f} USD"
+        )
     if status.started:
         cash = (
             f"cash {status.cash_usd:,.2f} USD"
@@ -271,18 +272,18 @@ def describe(status: Status) -> str:
             else "nothing decided yet"
         )
         lines.append(
-            f"  now {len(status.held)} positions, {cash}; orders: {_counted(status.counts)}"
+            f"  now {len(status.held)} positions, {cash}; orders: {_format_counts(status.counts)}"
         )
     lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():
-        lines.append(f"  next decision {moment(status.next_decision)}")
+        lines.append(f"  next decision {format_moment(status.next_decision)}")
     return "\n".join(lines)
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none"
 
 
-def moment(ns: int, timezone: str = "UTC") -> str:
+def format_moment(ns: int, timezone: str = "UTC") -> str:
     """A time as text, to the minute, in a time zone (an IANA name)."""
     return f"{dt.datetime.fromtimestamp(ns // 1_000_000_000, ZoneInfo(timezone)):%Y-%m-%d %H:%M %Z}"

@@ -25,7 +25,7 @@ def looked(site, pod, *, torn=False):
 
 
 def test_folds_are_faint_and_their_mean_is_the_line():
-    figure = race.curve_figure({"p0001": pd.DataFrame(LOOKS)}, "score")
+    figure = race.plot_curves({"p0001": pd.DataFrame(LOOKS)}, "score")
     *folds, line = figure.data
     assert [trace.opacity for trace in folds] == [0.25, 0.25]
     assert np.asarray(line.x).tolist() == [0.25, 1.0]

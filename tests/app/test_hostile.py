@@ -148,9 +148,9 @@ def test_no_payload_opens_anything_outside(fortress, monkeypatch):
             lambda name: runs.text(name),
             lambda name: runs.run("demo").text(name),
             lambda name: runs.run("demo").read("pods", name, "result.json"),
-            lambda name: artifacts.learning(runs.run("demo"), name),
-            lambda name: jobs.job(runs, name),
-            lambda name: jobs.last_words(runs, name),
+            lambda name: artifacts.load_learning(runs.run("demo"), name),
+            lambda name: jobs.read_job(runs, name),
+            lambda name: jobs.read_last_words(runs, name),
             lambda name: markets.find(name, None, [fortress / "data" / "tensors"]),
         ):
             with pytest.raises(FintraderError):
@@ -344,8 +344,8 @@ def test_a_hostile_configuration_of_a_run_is_damaged_and_no_fault(site, text):
     demo = RunsFolder.at(site / "runs").run("demo")
     (site / "runs" / "demo" / "config.yaml").write_text(text)
     with pytest.raises(DamagedFileError, match=r"config\.yaml"):
-        artifacts.config(demo)
-    assert race.planned_pods(demo) is None
+        artifacts.load_config(demo)
+    assert race.count_planned_pods(demo) is None
 
 
 def test_folder_refuses_what_is_too_large(tmp_path):

@@ -20,7 +20,7 @@ from tests.engines.chaos import race
 
 
 def test_binds_to_loopback_and_sends_nothing():
-    command = launch.command(8600)
+    command = launch.build_command(8600)
     assert "--server.address=127.0.0.1" in command
     assert "--server.port=8600" in command
     assert "--browser.gatherUsageStats=false" in command
@@ -28,23 +28,23 @@ def test_binds_to_loopback_and_sends_nothing():
     assert Path(command[5]).is_file()
     # Else streamlit asks a server elsewhere for this machine's address.
     assert "--logger.hideWelcomeMessage=true" in command
-    assert "--server.address=0.0.0.0" in launch.command(8600, host="0.0.0.0")
-    assert "--server.address=::1" in launch.command(8600, host="[::1]")
+    assert "--server.address=0.0.0.0" in launch.build_command(8600, host="0.0.0.0")
+    assert "--server.address=::1" in launch.build_command(8600, host="[::1]")
     assert "--" not in command
-    asked = launch.command(8600, allow_hosts=["a.example", "b.example"], no_token=True)
+    asked = launch.build_command(8600, allow_hosts=["a.example", "b.example"], no_token=True)
     assert asked[-4:] == ["--", "--allow-host=a.example", "--allow-host=b.example", "--no-token"]
 
 
 @pytest.mark.parametrize("host", ["", "http://127.0.0.1", "127.0.0.1:80", "unix:///tmp/x"])
 def test_host_is_checked(host):
     with pytest.raises(ConfigError, match="--host"):
-        launch.command(8600, host=host)
+        launch.build_command(8600, host=host)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_port_is_checked(port):
     with pytest.raises(ConfigError, match="port"):
-        launch.command(port)
+        launch.build_command(port)
 
 
 def test_the_command_starts_a_process_and_imports_nothing_of_the_app():
@@ -195,4 +195,4 @@ def test_every_answer_keeps_other_sites_from_framing_it():
     assert headers[b"content-security-policy"] == b"frame-ancestors 'self'"
     assert headers[b"etag"] == b"1"
     assert sent[1]["body"] == b"page"
-    assert launch.command(8501)[5].endswith("served.py")
+    assert launch.build_command(8501)[5].endswith("served.py")

@@ -15,7 +15,7 @@ from fintrader.pipeline import RunConfig
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import forms, jobs, launch, own_bars
-from fintrader_app.artifacts import summary
+from fintrader_app.artifacts import load_summary
 from tests.app.conftest import healthy, said
 from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import write_config
@@ -32,7 +32,9 @@ def test_defaults_are_valid_for_every_model_of_a_run():
                     except ValueError:  # a model whose defaults need a companion
                         continue
                     assert (
-                        validate(below, forms.defaults(forms.schema_of(below)), "defaults")
+                        validate(
+                            below, forms.collect_defaults(forms.read_schema(below)), "defaults"
+                        )
                         == expected
                     )
                 walk(below)
@@ -138,14 +140,14 @@ def test_a_job_is_started_found_again_stopped_and_killed(quick):
     job = jobs.start(quick, "one", "name: one\n")
     try:
         assert job.alive
-        until(lambda: "at work on" in jobs.last_words(quick, "one"))
+        until(lambda: "at work on" in jobs.read_last_words(quick, "one"))
         assert (quick.root / ".launched" / "one.yaml").read_text() == "name: one\n"
-        found = jobs.job(quick, "one")  # as another app would, from the record alone
+        found = jobs.read_job(quick, "one")  # as another app would, from the record alone
         assert found == job
         assert os.getsid(job.pid) == job.pid, "it must not die with the app's terminal"
         assert jobs.stop(found)
-        until(lambda: not jobs.job(quick, "one").alive)
-        assert "stored what there is" in jobs.last_words(quick, "one")
+        until(lambda: not jobs.read_job(quick, "one").alive)
+        assert "stored what there is" in jobs.read_last_words(quick, "one")
         assert not jobs.stop(found)
         again = jobs.start(quick, "two", "name: two\n")
         assert jobs.kill(again)
@@ -162,8 +164,8 @@ from fintrader_app import jobs, launch
 from fintrader.results.folders import Folder, RunsFolder
 runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 jobs.start(runs, "tiny", config.read_text())
-served = launch.command(port, headless=True)
-os.execve(served[0], served, launch.environment(runs.root))
+served = launch.build_command(port, headless=True)
+os.execve(served[0], served, launch.build_environment(runs.root))
 """
 
 
@@ -189,26 +191,26 @@ def test_a_real_run_survives_the_server_that_started_it(tmp_path):
 
     try:
         until(lambda: answers(health))
-        job = jobs.job(runs, "tiny")
+        job = jobs.read_job(runs, "tiny")
         assert job.alive
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=300)
         assert not answers(health)
-        assert job.alive, jobs.last_words(runs, "tiny")
-        until(lambda: not jobs.job(runs, "tiny").alive)
-        assert summary(runs, "tiny").status == "finished", jobs.last_words(runs, "tiny")
-        assert summary(runs, "tiny").metrics
+        assert job.alive, jobs.read_last_words(runs, "tiny")
+        until(lambda: not jobs.read_job(runs, "tiny").alive)
+        assert load_summary(runs, "tiny").status == "finished", jobs.read_last_words(runs, "tiny")
+        assert load_summary(runs, "tiny").metrics
     finally:
         if server.poll() is None:
             server.kill()
             server.wait()
-        jobs.kill(jobs.job(runs, "tiny"))
+        jobs.kill(jobs.read_job(runs, "tiny"))
 
 
 def test_a_reused_pid_is_not_touched(quick):
     record = {"name": "old", "pid": os.getpid(), "born": 1, "started": 0.0}
     (quick.root / ".launched" / "old.json").write_text(json.dumps(record))
-    job = jobs.job(quick, "old")
+    job = jobs.read_job(quick, "old")
     assert not job.alive
     assert not jobs.stop(job)
     assert not jobs.kill(job)
@@ -219,9 +221,9 @@ def test_a_reused_pid_is_not_touched(quick):
 )
 def test_a_damaged_record_is_passed_over(quick, record):
     (quick.root / ".launched" / "x.json").write_text(record)
-    assert jobs.jobs(quick) == []
+    assert jobs.list_jobs(quick) == []
     with pytest.raises(FintraderError):
-        jobs.job(quick, "x")
+        jobs.read_job(quick, "x")
 
 
 @pytest.mark.parametrize("name", ["../x", "", ".launched", "a/b", "x\0", "-", "a b"])
@@ -238,7 +240,7 @@ def test_a_run_at_work_is_not_started_twice(quick):
 
 def test_last_words_hold_no_control_characters(quick):
     (quick.root / ".launched" / "x.log").write_bytes(b"a\x1b[31mb\r50 %\x00\nlast\xff")
-    words = jobs.last_words(quick, "x")
+    words = jobs.read_last_words(quick, "x")
     assert "\x1b" not in words
     assert "\x00" not in words
     assert words.endswith("last\ufffd")
@@ -247,7 +249,7 @@ def test_last_words_hold_no_control_characters(quick):
 def test_continuing_keeps_the_earlier_output(quick):
     for attempt in (1, 2):
         job = jobs.start(quick, "one", "name: one\n")
-        until(lambda n=attempt: jobs.last_words(quick, "one").count("at work on") == n)
+        until(lambda n=attempt: jobs.read_last_words(quick, "one").count("at work on") == n)
         jobs.kill(job)
         until(lambda one=job: not one.alive)
 
@@ -263,7 +265,7 @@ def test_continuing_keeps_the_earlier_output(quick):
 )
 def test_a_job_that_gave_up_says_why(quick, printed, why):
     (quick.root / ".launched" / "one.log").write_text(printed)
-    assert jobs.why_ended(quick, "one") == why
+    assert jobs.explain_end(quick, "one") == why
 
 
 def test_what_is_not_there_is_named_before_the_start(open_page, tmp_path, monkeypatch):
@@ -332,7 +334,7 @@ def test_own_bars_become_a_configuration_to_start_from(open_page, tmp_path, monk
     assert validate(
         RunConfig, yaml.safe_load(written.read_text()), "written"
     ).data.source.path == str(bars)  # type: ignore[union-attr]
-    assert own_bars.unused(written).name == f"{written.stem}-2.yaml"
+    assert own_bars.find_unused(written).name == f"{written.stem}-2.yaml"
 
 
 def test_browsing_shows_no_links_and_nothing_hidden(tmp_path):
@@ -340,4 +342,4 @@ def test_browsing_shows_no_links_and_nothing_hidden(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "inside").mkdir()
     (tmp_path / "out").symlink_to("/")
-    assert own_bars.entries(Folder(tmp_path.resolve())) == ["inside/", "a.parquet", "b.csv"]
+    assert own_bars.list_entries(Folder(tmp_path.resolve())) == ["inside/", "a.parquet", "b.csv"]

@@ -165,7 +165,7 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
     table = table_with(test, "Metric").set_index("Metric")
     one = metrics_of(template, "demo")["ensemble"]
     two = metrics_of(template, "second")["best"]
-    keys = {tables.title_of(key): key for key in one}
+    keys = {tables.find_title(key): key for key in one}
     assert len(table) == 15
     for title, row in table.iterrows():
         key = keys[str(title)]

@@ -9,7 +9,7 @@ from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import Stage
 from fintrader.system import try_lock
 from fintrader_app import artifacts, markets
-from fintrader_app.shell import strip_html
+from fintrader_app.shell import render_stages
 from tests.app.conftest import PAGES, box, healthy, said
 from tests.engines import fakes
 
@@ -81,7 +81,7 @@ def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page, site, page
     best = {}
     for seed, fold in enumerate(("00", "01")):
         fakes.make_tournament(RunFolder(demo / "folds" / fold), pods=5 + seed, seed=seed)
-        best[fold] = artifacts.pods(Folder((demo / "folds" / fold).resolve()))
+        best[fold] = artifacts.load_pods(Folder((demo / "folds" / fold).resolve()))
     for path in (*demo.glob("leaderboard.sqlite*"), demo / "events.jsonl"):
         path.unlink(missing_ok=True)
     shutil.rmtree(demo / "pods")
@@ -148,7 +148,7 @@ def test_every_way_a_file_is_damaged_is_a_typed_error(site):
         "backtest/equity.parquet": lambda: artifacts.backtest(demo).equity,
         "backtest/positions.parquet": lambda: artifacts.backtest(demo).positions,
         "backtest/trades.parquet": lambda: artifacts.backtest(demo).trades,
-        "leaderboard.sqlite": lambda: artifacts.leaderboard(demo),
+        "leaderboard.sqlite": lambda: artifacts.load_leaderboard(demo),
     }
     for artifact, read in readers.items():
         read()
@@ -248,12 +248,12 @@ def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say():
         Stage("data", "done", 2.0),
         Stage("<b>x", "running", 1.0, "<script>", 1, 4, "pods", 9.0),
     ]
-    drawn = strip_html(found, alive=True)
+    drawn = render_stages(found, alive=True)
     assert "<script>" not in drawn
     assert "&lt;script&gt;" in drawn
     assert 'class="running"' in drawn
     assert "25%, 9.0 s left" in drawn
-    assert "not begun" in strip_html([Stage("report", "waiting")], alive=False)
+    assert "not begun" in render_stages([Stage("report", "waiting")], alive=False)
 
 
 def test_a_run_that_failed_says_why_on_its_pages(open_page, site):

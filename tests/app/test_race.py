@@ -59,7 +59,7 @@ RACE = (
 
 
 def test_pace_by_hand():
-    pace = race.pace(table(*RACE), 7, {"d": 120.0}, alive=True, now=150.0)
+    pace = race.measure_pace(table(*RACE), 7, {"d": 120.0}, alive=True, now=150.0)
     assert (pace.planned, pace.made, pace.done, pace.failed, pace.running, pace.best) == (
         7,
         5,
@@ -74,22 +74,22 @@ def test_pace_by_hand():
 
 
 def test_the_clock_stops_with_the_race():
-    dead = race.pace(table(*RACE), 7, alive=False, now=1e9)
+    dead = race.measure_pace(table(*RACE), 7, alive=False, now=1e9)
     assert (dead.running, dead.elapsed_seconds, dead.left_seconds) == (0, 30.0, None)
-    assert race.pace(table(*RACE[:3]), 3, alive=True, now=1e9).elapsed_seconds == 30.0
+    assert race.measure_pace(table(*RACE[:3]), 3, alive=True, now=1e9).elapsed_seconds == 30.0
 
 
 def test_pace_before_the_first_result():
-    pace = race.pace(table(RACE[3]), None, {"d": 120.0}, alive=True, now=150.0)
+    pace = race.measure_pace(table(RACE[3]), None, {"d": 120.0}, alive=True, now=150.0)
     assert pace.elapsed_seconds == 30.0
     assert (pace.best, pace.steps_per_second, pace.left_seconds) == (None, None, None)
-    assert race.pace(pd.DataFrame(), 3, alive=True).done == 0
+    assert race.measure_pace(pd.DataFrame(), 3, alive=True).done == 0
 
 
 def test_lanes_do_not_overlap():
-    found, total = race.attempts(table(*RACE), {"d": 120.0}, [], now=150.0)
+    found, total = race.list_attempts(table(*RACE), {"d": 120.0}, [], now=150.0)
     assert len(found) == total == 4
-    figure = race.timeline_figure(found, total)
+    figure = race.plot_timeline(found, total)
     spans = {}
     for trace in figure.data:
         for lane, base, width in zip(trace.y, trace.base, trace.x, strict=True):
@@ -103,16 +103,16 @@ def test_tree_places_everyone_once_however_deep():
     pods = table(
         *RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"}
     )  # a circle no generator makes
-    rows = race.tree_rows(pods)
+    rows = race.assign_rows(pods)
     assert set(rows) == set(pods["pod"])
     assert rows["b"] == (rows["d"] + rows["e"]) / 2
     leaves = [rows[name] for name in "acde"]
     assert len(set(leaves)) == 4
-    race.lineage_figure(pods)
+    race.plot_lineage(pods)
     chain = [
         {"pod": f"p{k}", "parent": f"p{k - 1}" if k else None, "generation": k} for k in range(3000)
     ]
-    assert len(race.tree_rows(table(*chain))) == 3000
+    assert len(race.assign_rows(table(*chain))) == 3000
 
 
 def test_at_work():
@@ -124,14 +124,14 @@ def test_at_work():
         {"event": "launched", "pod": "c", "time": 5.0},
         {"event": "lost", "pod": "c", "time": 6.0},
     ]
-    assert race.at_work(log) == {"b": 3.0}
-    assert race.at_work([*log, {"event": "resumed", "time": 7.0}]) == {}
+    assert race.find_launched(log) == {"b": 3.0}
+    assert race.find_launched([*log, {"event": "resumed", "time": 7.0}]) == {}
 
 
 def test_figures_are_dressed_for_the_dark():
     figure = go.Figure(go.Scatter(x=[0, 1], y=[1.0, 2.0], line={"color": "#0b4f9e"}))
     figure.update_layout(paper_bgcolor="white", title="x", font={"color": "#1f2933"})
-    light, dark = (charts.dressed(go.Figure(figure), dark=dark) for dark in (False, True))
+    light, dark = (charts.apply_style(go.Figure(figure), dark=dark) for dark in (False, True))
     assert light.data[0].line.color == "#0b4f9e"
     assert dark.data[0].line.color == "#6cb2ff"
     assert dark.layout.paper_bgcolor is None
@@ -171,12 +171,12 @@ def pods(tmp_path_factory):
     """A race of 2,000 pods as the app reads it."""
     folder = RunFolder(tmp_path_factory.mktemp("race"))
     fakes.long_race(folder, pods=2_000)
-    return artifacts.pods(Folder(folder.root.resolve()))
+    return artifacts.load_pods(Folder(folder.root.resolve()))
 
 
 def dressed(figure):
     """Its traces as the browser has them."""
-    found = charts.dressed(figure, dark=False)
+    found = charts.apply_style(figure, dark=False)
     assert figure_bytes(found) <= MAX_CHART_BYTES
     return list(found.to_plotly_json()["data"])
 
@@ -191,9 +191,9 @@ def points(trace):
 
 
 def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods):
-    values = race.hyper_table(pods)["learning_rate"]
+    values = race.select_numbers(pods)["learning_rate"]
     by_pod = pods.assign(value=values).set_index("pod")
-    drawn = points(dressed(race.drift_figure(pods, values, "learning_rate"))[0])
+    drawn = points(dressed(race.plot_drift(pods, values, "learning_rate"))[0])
     assert len(drawn) == by_pod["score"].notna().sum()
     for x, y, colour, pod in drawn:
         assert (x, y, colour) == tuple(by_pod.loc[pod, ["idx", "value", "score"]])
@@ -206,7 +206,7 @@ def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods):
 
 
 def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods):
-    figure = race.lineage_figure(pods)
+    figure = race.plot_lineage(pods)
     edges, *clouds = dressed(figure)
     by_pod = pods.set_index("pod")
     place = {}
@@ -250,9 +250,9 @@ def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods):
         },
         {**lost, "pod": "p0002", "reason": "died", "time": start + 9.0},
     ]
-    found, total = race.attempts(few, {}, race.lost_attempts(log))
+    found, total = race.list_attempts(few, {}, race.list_lost_attempts(log))
     assert total == 8 + 2
-    figure = race.timeline_figure(found, total)
+    figure = race.plot_timeline(found, total)
     bars = next(trace for trace in figure.data if trace.name == "Lost")
     assert (list(bars.x), list(bars.base)) == ([4.0, 0.0], [0.0, 9.0])
     first, second = bars.customdata

@@ -32,7 +32,7 @@ def test_axes_are_logarithmic_where_the_search_was_and_named_where_values_are_na
     )
     for x, (_, network) in zip(names.data[0].x, names.data[0].customdata, strict=True):
         assert names.layout.xaxis.ticktext[round(x)] == network
-    figure = search.parallel_figure(pods, ["rate", "network"], frozenset({"rate"}))
+    figure = search.plot_parallel(pods, ["rate", "network"], frozenset({"rate"}))
     rate, network, score = figure.data[0].dimensions
     for place, text in zip(rate.tickvals, rate.ticktext, strict=True):
         assert float(text) == pytest.approx(10**place)
@@ -46,42 +46,42 @@ def test_axes_are_logarithmic_where_the_search_was_and_named_where_values_are_na
 def test_of_thousands_of_pods_and_many_settings_some_are_drawn_and_the_page_says_how_many():
     pods = pods_of(5_000)
     pods["hyper"] = [{f"s{k:02d}": row["rate"] * k for k in range(12)} for row in pods["hyper"]]
-    names = search.varied(pods)
-    figure = search.parallel_figure(pods, names, frozenset())
+    names = search.list_varied(pods)
+    figure = search.plot_parallel(pods, names, frozenset())
     assert "500 of 5,000 pods" in figure.layout.meta["note"]
     assert "8 of 11 settings" in figure.layout.meta["note"]
     scores = figure.data[0].dimensions[-1].values
     assert (min(scores), max(scores)) == (pods["score"].min(), pods["score"].max())
     for one in (figure, search.slice_figure(pods, "s01", log=True)):
-        assert figure_bytes(charts.dressed(one, dark=True)) <= MAX_CHART_BYTES
+        assert figure_bytes(charts.apply_style(one, dark=True)) <= MAX_CHART_BYTES
 
 
 def test_bars_below_luck_are_grey():
     found = importance(pods_of(60))
-    figure = search.importance_figure(found)
+    figure = search.plot_importance(found)
     colours = dict(zip(figure.data[0].y, figure.data[0].marker.color, strict=True))
     assert [name for name, colour in colours.items() if colour != search.GREY] == ["Rate"]
-    assert "60 pods" in search.importance_words(found)
+    assert "60 pods" in search.describe_importance(found)
 
 
 def test_a_setting_that_only_some_have_or_that_is_constant_has_no_axis():
     pods = pods_of(4)
     pods["hyper"] = [{"a": k, "b": 1, "c": [k % 2], **({"d": k} if k else {})} for k in range(4)]
-    assert search.varied(pods) == ["a", "c"]
-    assert search.varied(pods[:1]) == []
-    assert search.varied(pods[:0]) == []
+    assert search.list_varied(pods) == ["a", "c"]
+    assert search.list_varied(pods[:1]) == []
+    assert search.list_varied(pods[:0]) == []
 
 
 def test_the_configuration_says_which_axes_are_logarithmic(tmp_path):
     folder = Folder(tmp_path.resolve())
-    assert search.drawn_in_log(folder) == frozenset()
+    assert search.find_log_settings(folder) == frozenset()
     for text, expected in (
         ("tournament: {search: {a: {log: true}, b: {log: false}, c: 3}}", {"a"}),
         ("tournament: [1]", set()),
         ("tournament: {search: ", set()),
     ):
         write_text(tmp_path / "config.yaml", text)
-        assert search.drawn_in_log(folder) == expected
+        assert search.find_log_settings(folder) == expected
 
 
 def test_the_page_has_a_sentence_for_few_pods_and_charts_for_many(open_page, template, long):

@@ -17,7 +17,7 @@ import fintrader
 from fintrader.config import validate
 from fintrader.deploy import status
 from fintrader.deploy.alpaca import AlpacaBroker
-from fintrader.deploy.deployment import freeze_run, home_of, tell_drift
+from fintrader.deploy.deployment import freeze_run, locate_home, tell_drift
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL, Runner
@@ -164,9 +164,9 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
             wait_for(lambda home=home: decisions(home) >= 2, 300)
         assert "running" in done("status", "mine-shadow")
         done("halt", "mine-paper")
-        wait_for(lambda: status.read(homes[1]).state == "halted", 5)
+        wait_for(lambda: status.read_status(homes[1]).state == "halted", 5)
         done("resume", "mine-paper")
-        wait_for(lambda: status.read(homes[1]).state == "running", 5)
+        wait_for(lambda: status.read_status(homes[1]).state == "running", 5)
         paper.kill()
         first = paper.communicate()[0]
         paper = command(*account)  # another process goes on
@@ -174,7 +174,7 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
         wait_for(lambda: decisions(homes[1]) > before, 200)
         done("flatten", "mine-paper")
         wait_for(lambda: not market.positions, 60)
-        wait_for(lambda: not status.read(homes[1]).held, 10)
+        wait_for(lambda: not status.read_status(homes[1]).held, 10)
     finally:
         for process in (shadow, paper):
             process.send_signal(signal.SIGINT)
@@ -199,7 +199,7 @@ def twenty_days_on_paper(server):
     bundle = freeze_run("runs/mine", settings)
     exchange = server.bars.now
     assert isinstance(exchange, Travelling)
-    home = home_of(bundle.name, settings.deployments_dir)
+    home = locate_home(bundle.name, settings.deployments_dir)
     until = time.time_ns() - 5 * MINUTE
     clock = Stepping(until - 21 * DAY, exchange, server)
     feed = open_live_feed("alpaca", bundle.data, bundle.symbols)

@@ -5,7 +5,7 @@ import pytest
 
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
-from fintrader.deploy.drift_page import heading, render_drift
+from fintrader.deploy.drift_page import render_drift, write_heading
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
 from fintrader.deploy.recorder import Recorder
@@ -42,7 +42,7 @@ def test_a_replay_does_not_drift(made):
     assert report["shortfall"]["bps"]["fees"] == pytest.approx(bundle.env.cost_bps, rel=1e-2)
     assert report["shortfall"]["fills"] == report["shortfall"]["orders"] > 50
     assert max(row["psi"] for row in report["features"]) < 0.1
-    assert heading(report)[1] == "good"
+    assert write_heading(report)[1] == "good"
     page = render_drift(report)
     assert "to the last bit" in page
     assert render_drift(report) == page
@@ -86,7 +86,7 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path):
             cost_usd=3.0,
         )
         journal.write_order(report, at=decided)
-        found = drift.shortfall(journal, market, bundle)
+        found = drift.measure_shortfall(journal, market, bundle)
     fee = min(0.002 * 80 * (opened + 0.05), 3.0)
     assert found["usd"]["delay"] == pytest.approx(80 * (opened - price))
     assert found["usd"]["spread_and_impact"] == pytest.approx(80 * 0.05 + 3.0 - fee)
@@ -100,12 +100,12 @@ def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not():
     rng = np.random.default_rng(0)
     expected = rng.normal(0.002, 0.01, 250)
     false = sum(
-        drift._surprise(rng.choice(expected, 63), expected)["largest"] > drift.ALARM
+        drift._measure_surprise(rng.choice(expected, 63), expected)["largest"] > drift.ALARM
         for _ in range(200)
     )
     assert false <= 0.05 * 200  # a quarter of sessions, no drift
     found = sum(
-        drift._surprise(rng.normal(-0.004, 0.01, 126), expected)["largest"] > drift.ALARM
+        drift._measure_surprise(rng.normal(-0.004, 0.01, 126), expected)["largest"] > drift.ALARM
         for _ in range(50)
     )
     assert found >= 40
@@ -114,7 +114,7 @@ def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not():
 def test_the_band_holds_nine_of_ten_accounts():
     rng = np.random.default_rng(1)
     expected = rng.normal(0.0005, 0.01, 500)
-    band = drift.fan(expected, 40, 1e6, seed=0)
+    band = drift.simulate_fan(expected, 40, 1e6, seed=0)
     ends = 1e6 * np.prod(1 + rng.choice(expected, (4000, 40)), axis=1)
     inside = ((ends > band["low_usd"][-1]) & (ends < band["high_usd"][-1])).mean()
     assert 0.86 < inside < 0.94
@@ -124,7 +124,7 @@ def test_shifted_features_stand_out(made):
     _, bundle, market = made
     market.features[:, :, 1] += 2.0
     try:
-        found = drift.feature_drift(bundle, market, np.arange(0, market.num_bars, 5))
+        found = drift.measure_feature_drift(bundle, market, np.arange(0, market.num_bars, 5))
     finally:
         market.features[:, :, 1] -= 2.0
     assert found[0]["name"] == "volatility_26"

@@ -142,7 +142,7 @@ def test_four_open_sales_and_a_flatten_end_flat(deployed):
         assert [report.state for report in journal.orders().values()] == ["cancelled"] * 4 + [
             "filled"
         ] * 4
-    told = status.read(deployed.home)
+    told = status.read_status(deployed.home)
     assert (told.state, told.held, told.flattening) == ("halted", {}, False)
     assert [one["kind"] for one in deployed.alerts()].count("flat") == 1
 
@@ -167,7 +167,7 @@ def test_one_order_that_cannot_be_cancelled_keeps_no_other_position(deployed):
 
     deployed.live(3, hook, action=-1.0)
     assert set(server.positions) == {"S002"}
-    told = status.read(deployed.home)
+    told = status.read_status(deployed.home)
     assert told.flattening
     assert "not flat yet: 673 S002 left to sell; S002: an order is open" in told.why
     assert "nothing runs it: start it again" in told.why
@@ -216,7 +216,7 @@ def test_fractions_are_sold_too(deployed):
         ("S001", "358"),
         ("S004", "0.25"),
     ]
-    assert status.read(deployed.home).held == {}
+    assert status.read_status(deployed.home).held == {}
 
 
 def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed):
@@ -227,7 +227,7 @@ def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed):
     control.ask(deployed.home, "flatten")
     deployed.live(3)
     assert server.positions == {"S001": 0.5}
-    told = status.read(deployed.home)
+    told = status.read_status(deployed.home)
     assert told.flattening
     assert "not flat yet: 0.5 S001 left to sell" in told.why
     assert 'S001: asset "S001" is not fractionable' in told.why
@@ -250,7 +250,7 @@ def test_errors_of_the_broker_end_no_flatten(deployed, fault):
 
     deployed.live(3, hook)  # ends while the broker is away, with the flatten begun
     assert server.positions == HELD or fault == "504_after"
-    assert status.read(deployed.home).flattening
+    assert status.read_status(deployed.home).flattening
     deployed.live(3, hook)  # begins while it is away
     deployed.live(6, hook)
     assert deployed.is_flat()
@@ -316,7 +316,7 @@ def test_shares_bound_by_an_order_of_others_are_named_until_they_are_free(deploy
     assert set(server.positions) == {"S003"}
     assert row["status"] == "new"  # it is not this deployment's
     refusal = "insufficient qty available for order (requested: 438, available: 38)"
-    assert refusal in status.read(deployed.home).why
+    assert refusal in status.read_status(deployed.home).why
     row["status"] = "canceled"
     server.pace.clear()
     deployed.live(5)
@@ -331,7 +331,7 @@ def test_a_flatten_sells_nothing_of_another_account(deployed):
     deployed.live(2, adopt=False)
     assert server.positions == HELD
     why = "the keys are of account PA2OTHER, and the flatten is of PA1LOOPBACK"
-    assert why in status.read(deployed.home).why
+    assert why in status.read_status(deployed.home).why
     server.number = "PA1LOOPBACK"
     deployed.live(4)
     assert deployed.is_flat()
@@ -366,9 +366,9 @@ def test_the_embedded_broker_is_flattened_by_its_decisions(made, tmp_path):
     shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
     bundle = Bundle.open(tmp_path / "bundle")
     run_live(tmp_path, bundle, made[1], bars=22).close()
-    held = status.read(tmp_path).held
+    held = status.read_status(tmp_path).held
     assert len(held) > 2
     control.ask(tmp_path, "flatten")
     run_live(tmp_path, bundle, made[1], bars=41).close()
-    told = status.read(tmp_path)
+    told = status.read_status(tmp_path)
     assert (told.held, told.flattening, told.state) == ({}, False, "halted")

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution
-from fintrader.deploy.reconcile import expected, reconcile
+from fintrader.deploy.reconcile import expect_holdings, reconcile
 from fintrader.errors import BrokerUnsureError
 from tests.engines.alpaca_loopback import TRANSIENT, LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, Boundaries, Crash, Witness, connect, problems
@@ -148,7 +148,9 @@ class Deployment(RuleBasedStateMachine):
                     break
             self.look()
             assert problems(self.server, self.folder) == []
-            assert expected(self.journal).cash_usd == pytest.approx(self.server.cash, abs=1e-6)
+            assert expect_holdings(self.journal).cash_usd == pytest.approx(
+                self.server.cash, abs=1e-6
+            )
             self.journal.close()
         finally:
             self.server.__exit__()

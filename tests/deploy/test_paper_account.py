@@ -14,7 +14,7 @@ pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpac
 from fintrader.deploy import control, status
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.reconcile import expected
+from fintrader.deploy.reconcile import expect_holdings
 from fintrader.deploy.runner import JOURNAL
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError, RunError
@@ -43,8 +43,8 @@ def test_a_deployment_trades_a_paper_account(tmp_path):
         decided = journal.entries("decision")
         assert len(decided) == 5
         assert whole(server)
-        assert dict(expected(journal).shares) == pytest.approx(whole(server))
-        told = status.read(tmp_path)
+        assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
+        told = status.read_status(tmp_path)
         assert dict(told.held) == pytest.approx(whole(server))
         assert told.cash_usd == pytest.approx(server.cash)
         assert server.least_cash >= 0
@@ -59,13 +59,13 @@ def test_a_deployment_trades_a_paper_account(tmp_path):
         journal = trade(tmp_path, bundle, market, server, 42)  # another process goes on
         assert len(journal.entries("decision")) == 9
         assert len(journal.entries("start")) == 1
-        assert dict(expected(journal).shares) == pytest.approx(whole(server))
+        assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
         journal.close()
 
         control.ask(tmp_path, "flatten")
         journal = trade(tmp_path, bundle, market, server, 50)
         assert whole(server) == {}
-        assert status.read(tmp_path).held == {}
+        assert status.read_status(tmp_path).held == {}
         assert [entry.kind for entry in journal.entries() if entry.kind == "halt"] == ["halt"]
         assert not any(e.body["orders"] for e in journal.entries("decision")[9:])
         journal.close()
@@ -80,7 +80,7 @@ def test_positions_that_nobody_can_explain_halt_it(tmp_path):
         with pytest.raises(DeployError, match="--adopt"):  # at the start it does not begin
             trade(tmp_path, bundle, market, server, 22)
         journal = trade(tmp_path, bundle, market, server, 22, adopt=True)
-        assert dict(expected(journal).shares) == pytest.approx(whole(server))
+        assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
         assert journal.last("halt") is None
         journal.close()
 
@@ -236,7 +236,7 @@ def test_a_killed_deployment_starts_again_at_once(made):
         assert not record["released"]
         assert record["id"]["pid"] == child
         journal = trade(home, bundle, market, server, 22)
-        assert dict(expected(journal).shares) == pytest.approx(whole(server))
+        assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
         assert whole(server)
         journal.close()
 

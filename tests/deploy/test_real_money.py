@@ -72,10 +72,10 @@ def report(home, made, **changes):
     ],
 )
 def test_what_has_not_proved_itself_is_refused(home, bundle, changes, match):
-    assert real_money.proven(home, bundle)["sessions"] == 25
+    assert real_money.require_proof(home, bundle)["sessions"] == 25
     report(home, bundle, **changes)
     with pytest.raises(DeployError, match=match):
-        real_money.proven(home, bundle)
+        real_money.require_proof(home, bundle)
 
 
 def test_a_replay_proves_nothing(tmp_path, bundle):
@@ -83,7 +83,7 @@ def test_a_replay_proves_nothing(tmp_path, bundle):
         journal.write("start", at=1, broker="simulated")
     report(tmp_path, bundle)
     with pytest.raises(DeployError, match="has not traded a paper account"):
-        real_money.proven(tmp_path, bundle)
+        real_money.require_proof(tmp_path, bundle)
 
 
 def typed(*answers):
@@ -94,7 +94,9 @@ def typed(*answers):
 def consent(home, bundle, ask, cap=5000.0):
     settings = LiveSettings(cap_usd=cap)
     return dict(
-        real_money.consented(home, bundle, NUMBER, settings, real_money.proven(home, bundle), ask)
+        real_money.require_consent(
+            home, bundle, NUMBER, settings, real_money.require_proof(home, bundle), ask
+        )
     )
 
 
@@ -159,7 +161,7 @@ def test_the_pipeline_refuses_real_money_and_does_nothing(ready):
     with pytest.raises(
         DeployError, match="closed until a market-life simulator has passed on this same code"
     ):
-        real_money.live(ready.name, settings, ask=never)
+        real_money.run_live(ready.name, settings, ask=never)
     assert sorted(ready.rglob("*")) == before
 
 
@@ -206,12 +208,12 @@ def test_the_runner_refuses_real_money(tmp_path):
 
 
 def test_the_real_account_is_a_deployment_like_any_other(tmp_path, bundle):
-    place = real_money.real_one(tmp_path / "mine", bundle)
+    place = real_money.find_real_deployment(tmp_path / "mine", bundle)
     assert place.name == "mine-live"
-    assert real_money.real_one(tmp_path / "mine", bundle) == place
+    assert real_money.find_real_deployment(tmp_path / "mine", bundle) == place
     control.ask(place, "halt")  # what steers a deployment reaches it by its name
-    assert [kind for _, kind in control.waiting(place)] == ["halt"]
-    assert status.names(tmp_path) == ["mine-live"]
+    assert [kind for _, kind in control.list_requests(place)] == ["halt"]
+    assert status.list_names(tmp_path) == ["mine-live"]
     other, _ = frozen(tmp_path / "other", seed=1)
     with pytest.raises(DeployError, match="another bundle"):
-        real_money.real_one(tmp_path / "mine", other)
+        real_money.find_real_deployment(tmp_path / "mine", other)

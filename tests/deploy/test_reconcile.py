@@ -7,7 +7,7 @@ import pytest
 
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution, order_id
-from fintrader.deploy.reconcile import adjust, expected, reconcile
+from fintrader.deploy.reconcile import adjust, expect_holdings, reconcile
 from fintrader.errors import BrokerUnsureError, DeployError
 from tests.engines.alpaca_loopback import LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, connect
@@ -53,9 +53,9 @@ def asked_only(server):
 
 
 def test_the_first_start_begins_with_the_cash_that_is_there(journal, broker):
-    assert expected(journal).cash_usd is None
+    assert expect_holdings(journal).cash_usd is None
     assert look(journal, broker, start=True) == ()
-    assert expected(journal).cash_usd == 1000.0
+    assert expect_holdings(journal).cash_usd == 1000.0
     written = len(journal.entries())
     assert look(journal, broker) == ()
     assert len(journal.entries()) == written  # what the journal says already is not said again
@@ -69,7 +69,7 @@ def test_positions_of_others_stop_the_start_and_are_left_alone(server, journal, 
     ):
         look(journal, broker, start=True)
     assert look(journal, broker, start=True, adopt=True) == ()
-    assert expected(journal).shares == {"AAA": 7.0}
+    assert expect_holdings(journal).shares == {"AAA": 7.0}
     assert look(journal, broker, start=True) == ()
     adopted = journal.last("adopted")
     assert adopted is not None
@@ -85,7 +85,7 @@ def test_orders_of_others_stop_the_start_and_are_left_alone(server, journal, bro
     assert look(journal, broker, start=True, adopt=True) == ()
     server.pace["STUCK"] = (1.0,)
     assert look(journal, broker, OPENED + SECOND) == ()  # its fill is explained
-    assert expected(journal).shares == {"STUCK": 5.0}
+    assert expect_holdings(journal).shares == {"STUCK": 5.0}
     assert row["status"] == "filled"
     assert asked_only(server)
 
@@ -117,7 +117,7 @@ def test_orders_of_the_bundle_that_the_journal_does_not_know_stop_the_start(
             "AAA": 30.0,
             "STUCK": 0.0,
         }
-        assert expected(another).shares == {"AAA": 30.0}
+        assert expect_holdings(another).shares == {"AAA": 30.0}
         look(another, broker)
         look(another, broker)
     assert (
@@ -154,13 +154,13 @@ def test_fills_count_once_however_often_they_are_told(server, journal, broker):
     seen = []
     for turn in range(12):
         assert look(journal, broker, OPENED + turn * SECOND) == ()
-        seen.append(expected(journal).shares.get("AAA", 0.0))
+        seen.append(expect_holdings(journal).shares.get("AAA", 0.0))
         if turn % 3 == 0:
             execution.step(OPENED + turn * SECOND)
     assert seen[-1] == 10.0
     assert seen == sorted(seen)
     assert len(set(seen)) > 3
-    assert expected(journal).cash_usd == server.cash == 900.0
+    assert expect_holdings(journal).cash_usd == server.cash == 900.0
 
 
 def test_a_fill_between_two_questions_is_no_mismatch(server, journal, broker, monkeypatch):
@@ -178,7 +178,7 @@ def test_a_fill_between_two_questions_is_no_mismatch(server, journal, broker, mo
 
     monkeypatch.setattr(broker, "account", after_a_fill)
     assert look(journal, broker, OPENED + SECOND) == ()
-    assert expected(journal).shares == {"AAA": 10.0}
+    assert expect_holdings(journal).shares == {"AAA": 10.0}
 
 
 def test_what_nobody_explains_is_a_mismatch(server, journal, broker):
@@ -229,7 +229,7 @@ def test_splits_and_dividends_that_were_announced(server, journal, broker):
     assert len(look(journal, broker)) == 2
     adjust(journal, at=OPENED, reason="split 4:1 and dividend", shares={"AAA": 90.0}, cash_usd=60.0)
     assert look(journal, broker) == ()
-    assert expected(journal).shares == {"AAA": 120.0}
+    assert expect_holdings(journal).shares == {"AAA": 120.0}
 
 
 def test_an_order_that_arrives_after_it_was_given_up_is_taken_up_and_cancelled(
@@ -251,7 +251,7 @@ def test_an_order_that_arrives_after_it_was_given_up_is_taken_up_and_cancelled(
     assert "accepted" in [entry.body["state"] for entry in journal.entries("order", key=name)]
     assert look(journal, broker, OPENED + 23 * SECOND) == ()
     assert journal.orders()[name].state == "cancelled"
-    assert expected(journal).shares == server.positions == {}
+    assert expect_holdings(journal).shares == server.positions == {}
 
 
 def test_another_account_and_a_blocked_one(server, journal, broker):

@@ -39,7 +39,7 @@ def bought(folder):
 
 
 def test_it_says_what_it_did(home):
-    found = status.read(home)
+    found = status.read_status(home)
     assert (found.state, found.name, found.bundle["run"]) == ("finished", "mine", "none")
     assert found.decision is not None
     assert found.equity == found.curve[-1][1]
@@ -56,7 +56,7 @@ def test_it_says_what_it_did(home):
     assert any(held["orders"].values())
     assert found.held == pytest.approx(bought(home))
     assert "finished" in status.describe(found)
-    assert status.names(home.parent) == ["mine"]
+    assert status.list_names(home.parent) == ["mine"]
 
 
 def test_no_torch_is_needed():
@@ -67,12 +67,12 @@ def test_no_torch_is_needed():
 
 def test_damage_is_a_sentence(tmp_path):
     with pytest.raises(DeployError, match="holds no deployment"):
-        status.read(tmp_path)
+        status.read_status(tmp_path)
     frozen(tmp_path / "x", DATA)
-    assert status.read(tmp_path / "x").state == "not begun"
+    assert status.read_status(tmp_path / "x").state == "not begun"
     (tmp_path / "x" / "journal.sqlite").write_bytes(b"nonsense" * 100)
     with pytest.raises(DeployError, match="cannot be read as a journal"):
-        status.read(tmp_path / "x")
+        status.read_status(tmp_path / "x")
     (tmp_path / "x" / "journal.sqlite").unlink()
     for name, text in (
         ("heartbeat.json", '{"time": 1, "next_decision": "soon"}'),
@@ -80,36 +80,36 @@ def test_damage_is_a_sentence(tmp_path):
     ):
         (tmp_path / "x" / name).write_text(text)
         with pytest.raises(DeployError, match="damaged"):
-            status.read(tmp_path / "x")
+            status.read_status(tmp_path / "x")
         (tmp_path / "x" / name).unlink()
     (tmp_path / "aliases.json").write_text("123")
     with pytest.raises(DeployError, match="damaged"):
-        status.read(tmp_path / "x")
+        status.read_status(tmp_path / "x")
     path = tmp_path / "x" / "bundle" / "bundle.json"
     path.write_bytes(path.read_bytes().replace(b"none", b"nine"))
     with pytest.raises(DeployError, match="was changed"):
-        status.read(tmp_path / "x")
+        status.read_status(tmp_path / "x")
 
 
 def test_a_loop_that_stands_still_is_not_running(home, tmp_path):
     bundle, market = frozen(tmp_path / "x", DATA)
     run_live(tmp_path / "x", bundle, market, bars=12).close()
-    found = status.read(tmp_path / "x")  # its newest orders are under way
+    found = status.read_status(tmp_path / "x")  # its newest orders are under way
     assert found.decision is not None
     assert found.held == pytest.approx(found.decision.body["shares"])
     assert found.cash_usd == pytest.approx(found.decision.body["cash"])
     with hold(ObjectStore(tmp_path / "x")):
         beat = json.loads((tmp_path / "x" / "heartbeat.json").read_text())
-        assert status.read(tmp_path / "x").state == "running"
+        assert status.read_status(tmp_path / "x").state == "running"
         beat["time"] -= 10 * 60 * 10**9
         (tmp_path / "x" / "heartbeat.json").write_text(json.dumps(beat))
-        assert status.read(tmp_path / "x").state == "silent"
+        assert status.read_status(tmp_path / "x").state == "silent"
     control.ask(tmp_path / "x", "halt")
-    assert status.read(tmp_path / "x").requests == ("halt",)
+    assert status.read_status(tmp_path / "x").requests == ("halt",)
     (tmp_path / "x" / "bundle" / "bundle.json").unlink()
-    assert status.names(tmp_path) == ["x"]
+    assert status.list_names(tmp_path) == ["x"]
     with pytest.raises(DeployError, match="missing beside its journal"):
-        status.read(tmp_path / "x")
+        status.read_status(tmp_path / "x")
 
 
 def test_the_champion_and_the_one_before(tmp_path):
@@ -117,9 +117,9 @@ def test_the_champion_and_the_one_before(tmp_path):
         frozen(tmp_path / name, DATA)
     assert control.promote(tmp_path / "a") == ""
     assert control.promote(tmp_path / "b") == "a"
-    assert control.aliases(tmp_path) == {"champion": "b", "challenger": "a"}
+    assert control.list_aliases(tmp_path) == {"champion": "b", "challenger": "a"}
     assert control.promote(tmp_path / "b") == "a"  # nothing changes
-    assert status.read(tmp_path / "a").role == "challenger"
+    assert status.read_status(tmp_path / "a").role == "challenger"
 
 
 def test_gauges_are_served_on_this_machine_only():

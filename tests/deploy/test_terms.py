@@ -3,7 +3,7 @@
 import pytest
 
 from fintrader.backtesting.limits import LimitSettings
-from fintrader.deploy.deployment import _same_terms
+from fintrader.deploy.deployment import _check_terms
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL
 from fintrader.deploy.settings import PaperSettings
@@ -13,19 +13,19 @@ from fintrader.errors import DeployError
 def test_other_terms_need_another_name(tmp_path):
     began = PaperSettings()
     with Journal(tmp_path / JOURNAL) as journal:
-        _same_terms(journal, PaperSettings(feed="alpaca"), tmp_path)  # nothing has begun
+        _check_terms(journal, PaperSettings(feed="alpaca"), tmp_path)  # nothing has begun
         journal.write(
             "start", at=1, feed="replay", broker="simulated", limits=began.limits.model_dump()
         )
-        _same_terms(journal, began, tmp_path)
+        _check_terms(journal, began, tmp_path)
         for other, term in (
             (PaperSettings(feed="alpaca"), "feed"),
             (PaperSettings(broker="alpaca"), "broker"),
             (PaperSettings(limits=LimitSettings(weight=0.5)), "limits"),
         ):
             with pytest.raises(DeployError, match=f"another {term}"):
-                _same_terms(journal, other, tmp_path)
-        _same_terms(journal, PaperSettings(broker="alpaca", role="challenger"), tmp_path)
+                _check_terms(journal, other, tmp_path)
+        _check_terms(journal, PaperSettings(broker="alpaca", role="challenger"), tmp_path)
 
 
 def test_a_run_has_names_for_each_of_its_deployments():

@@ -24,7 +24,7 @@ from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import Broker
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution
-from fintrader.deploy.reconcile import expected, reconcile
+from fintrader.deploy.reconcile import expect_holdings, reconcile
 from fintrader.errors import BrokerError, BrokerUnsureError
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
 
@@ -186,8 +186,8 @@ def problems(server: LoopbackAlpaca, folder: Path) -> list[str]:
                 )
             if row is None and report.state not in ("expired", "rejected"):
                 found.append(f"{name} is lost: {report.state}")
-        if expected(journal).shares != dict(sorted(server.positions.items())):
-            found.append(f"{server.positions} are held, {expected(journal).shares} expected")
+        if expect_holdings(journal).shares != dict(sorted(server.positions.items())):
+            found.append(f"{server.positions} are held, {expect_holdings(journal).shares} expected")
     if server.least_cash < 0.0:
         found.append(f"cash was {server.least_cash}")
     return found

@@ -17,20 +17,20 @@ from fintrader.results.run import Summary
 from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader_app import artifacts, charts, markets, tables
 from fintrader_app.local_time import pick_clock
-from fintrader_app.profit import profit
+from fintrader_app.profit import show_profit
 from fintrader_app.shell import (
     choose,
+    choose_part,
+    find_runs_folder,
     guarded,
     human,
     label,
-    linked_several,
-    market_folders,
+    link_choices,
+    list_market_folders,
     page,
-    parts,
     pick_run,
     plain,
     remember,
-    runs_folder,
 )
 from fintrader_app.tables import table
 
@@ -55,11 +55,11 @@ MOST_PERIODS = 12  # rows of years or months above which their table is scrolled
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
-    tables.judged(stored)
+    tables.show_verdict(stored)
     main, others = pick_strategies(stored)
     stored = context_line(stored, folder)
-    tables.cards(stored, main)
-    tab = parts(TABS, "part")
+    tables.show_cards(stored, main)
+    tab = choose_part(TABS, "part")
     with guarded():
         shown = [main, *others]
         match tab:
@@ -72,14 +72,14 @@ def render(runs: RunsFolder) -> None:
             case "weights":
                 weights(stored, main)
             case "profit":
-                profit(stored, artifacts.backtest_version(folder), main)
+                show_profit(stored, artifacts.backtest_version(folder), main)
             case "trades":
                 trades(stored, run, main)
             case "decisions":
                 decisions(stored)
             case "metrics":
                 metrics = {name: stored.metrics.get(name, NO_METRICS) for name in shown}
-                tables.full_table(metrics, "backtest_metrics")
+                tables.show_full_table(metrics, "backtest_metrics")
 
 
 def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
@@ -89,7 +89,7 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
         main = choose("Strategy", stored.strategies, "strategy", format_func=human)
     rest = [name for name in stored.strategies if name != main]
     with right:
-        key = linked_several(
+        key = link_choices(
             "beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest)
         )
         chosen = st.pills("Beside it", rest, selection_mode="multi", format_func=human, key=key)
@@ -387,7 +387,7 @@ def price_chart(
 ) -> None:
     """Candles of the market file with the fills on them."""
     try:
-        market = markets.find(run.market, run.data_hash, market_folders(runs_folder()))
+        market = markets.find(run.market, run.data_hash, list_market_folders(find_runs_folder()))
     except NotThereError as error:
         st.info(f"No price chart: {plain(error)}", icon=":material/candlestick_chart:")
         return

@@ -18,7 +18,7 @@ from fintrader.results.looks import union_of_looks
 from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.verdict import LEVEL
 from fintrader_app import artifacts, charts, tables
-from fintrader_app.artifacts import summaries
+from fintrader_app.artifacts import load_summaries
 from fintrader_app.shell import choose_several, guarded, label, page, plain
 from fintrader_app.tables import table
 
@@ -43,7 +43,7 @@ KEYS = (
 
 
 def render(runs: RunsFolder) -> None:
-    names = [run.name for run in summaries(runs) if run.metrics]
+    names = [run.name for run in load_summaries(runs) if run.metrics]
     if not names:
         raise NotThereError("there is no finished backtest to compare yet")
     chosen = choose_several("Runs", names, "runs", names[:2], MOST)
@@ -72,7 +72,7 @@ def render(runs: RunsFolder) -> None:
         looks = f"{count(both.looks)} different results looked at on their bars"
         st.caption(f"{count(both.trials)} trials in all of these runs together; {looks}")
         for run, backtest in backtests.items():
-            tables.judged(backtest, run)
+            tables.show_verdict(backtest, run)
         if both.looks > 1:
             least = chance(LEVEL / both.looks)
             st.caption(
@@ -139,7 +139,7 @@ def differences(chosen: dict[str, StoredBacktest]) -> None:
     }
     rows = []
     for key in KEYS:
-        row = {"Metric": tables.title_of(key)}
+        row = {"Metric": tables.find_title(key)}
         zero = number(values[base][key])
         for line in lines:
             own = number(values[line][key])
@@ -151,7 +151,7 @@ def differences(chosen: dict[str, StoredBacktest]) -> None:
     config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}
     config["Metric"] = st.column_config.TextColumn(pinned=True)
     table(rows, "compare_table", height="content", column_config=config)
-    tables.dashes(values.values())
+    tables.explain_dashes(values.values())
 
 
 def settings(runs: RunsFolder, names: list[str]) -> None:
@@ -160,11 +160,11 @@ def settings(runs: RunsFolder, names: list[str]) -> None:
     found = {}
     for name in names:
         try:
-            found[name] = artifacts.config(runs.run(name))
+            found[name] = artifacts.load_config(runs.run(name))
         except FintraderError as error:
             st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
     if len(found) > 1:
-        tables.differing_settings(found, "compare_settings")
+        tables.show_differing_settings(found, "compare_settings")
 
 
 page("Compare", render)

@@ -30,7 +30,7 @@ from fintrader.results.run import Summary
 from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.verdict.verdict import Evidence, Intervals, Selection, Verdict
 from fintrader_app import artifacts, charts, tables
-from fintrader_app.shell import guarded, human, label, page, pick_run, plain, without_secrets
+from fintrader_app.shell import guarded, hide_secrets, human, label, page, pick_run, plain
 from fintrader_app.tables import table
 
 NOTES = {
@@ -69,7 +69,7 @@ KINDS = {
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
-    tables.judged(stored)
+    tables.show_verdict(stored)
     verdict = stored.verdict
     version = artifacts.backtest_version(folder)
     if stands := standing(stored.metrics, stored.context):
@@ -161,7 +161,7 @@ def intervals(found: Intervals) -> None:
     st.subheader("Bootstrap intervals", anchor=False)
     rows = [
         {
-            "Metric": tables.title_of(key),
+            "Metric": tables.find_title(key),
             "Low": statistic(key, band.low),
             "Estimate": statistic(key, band.estimate),
             "High": statistic(key, band.high),
@@ -267,7 +267,7 @@ def null_model(verdict: Verdict, stored: StoredBacktest) -> None:
         return
     name = verdict.strategy
     shown = {name: stored.metrics.get(name, NO_METRICS), "null_model": metrics}
-    tables.paper_table(shown, "honesty_null_model", stored.portfolio)
+    tables.show_paper_table(shown, "honesty_null_model", stored.portfolio)
 
 
 def sensitivity(stored: StoredBacktest, version: Hashable) -> None:
@@ -376,7 +376,7 @@ def listed(values: Any, most: int = 200) -> list[str]:
 def selection(folder: Folder, version: Hashable) -> None:
     """All trials by their validation score: where the winner was chosen from."""
     try:
-        pods = artifacts.pods(folder)
+        pods = artifacts.load_pods(folder)
     except NotThereError:
         return
     scores = pd.to_numeric(pods["score"], errors="coerce").dropna().sort_values(ascending=False)
@@ -398,7 +398,7 @@ def provenance(run: Summary, stored: StoredBacktest) -> None:
     st.subheader("To get these numbers again", anchor=False)
     command = stored.context.command or run.command  # a backtest made again has one of its own
     if isinstance(command, str) and command:
-        st.code(without_secrets(command), language="bash")
+        st.code(hide_secrets(command), language="bash")
     rows = {
         "Market (data hash)": run.data_hash,
         "Settings (config hash)": run.config_hash,

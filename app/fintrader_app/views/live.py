@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.deploy import status as deployments
-from fintrader.deploy.status import Status, moment
+from fintrader.deploy.status import Status, format_moment
 from fintrader.results.figures.shortfall import (
     account_figure,
     difference_figure,
@@ -23,7 +23,7 @@ from fintrader.results.formatting import percent, usd
 from fintrader_app import charts
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
 from fintrader_app.local_time import pick_clock
-from fintrader_app.shell import choose, code, guarded, page, plain
+from fintrader_app.shell import choose, format_code, guarded, page, plain
 from fintrader_app.tables import numbers, table
 
 REFRESH_SECONDS = 2
@@ -37,15 +37,15 @@ COLOURS = {
 }
 
 
-def folder_of(runs: RunsFolder) -> Path:
+def choose_deployment(runs: RunsFolder) -> Path:
     """Where the deployments lie: as told, or beside the runs."""
     given = os.environ.get(DEPLOYMENTS_DIR_VARIABLE)
     return Path(given) if given else runs.root.parent / "deployments"
 
 
 def render(runs: RunsFolder) -> None:
-    folder = folder_of(runs)
-    names = deployments.names(folder)
+    folder = choose_deployment(runs)
+    names = deployments.list_names(folder)
     if not names:
         raise NotThereError(
             "nothing trades yet; `fintrader paper runs/NAME` makes a run trade on, without keys"
@@ -53,14 +53,14 @@ def render(runs: RunsFolder) -> None:
     name = choose("Deployment", names, "deployment")
     if name is None:
         return
-    first = deployments.read(folder / name)
+    first = deployments.read_status(folder / name)
     alive = first.state == "running"
     timezone = pick_clock(first.timezone)
 
     @st.fragment(run_every=REFRESH_SECONDS if alive else None)
     def watched() -> None:
         with guarded():
-            now = deployments.read(folder / name)
+            now = deployments.read_status(folder / name)
             if alive and now.state != "running":
                 st.rerun()
             draw(now, timezone)
@@ -70,19 +70,19 @@ def render(runs: RunsFolder) -> None:
 
 def draw(status: Status, timezone: str) -> None:
     """Everything below the picker and the clock."""
-    head(status, timezone)
-    curves(status, timezone)
+    show_head(status, timezone)
+    show_curves(status, timezone)
     left, right = st.columns(2)
     with left:
-        holdings(status)
+        show_holdings(status)
     with right:
-        headroom(status)
-        news(status, timezone)
-    orders(status)
+        show_headroom(status)
+        show_news(status, timezone)
+    show_orders(status)
     with st.expander("Journal, newest first"):
         rows = [
             {
-                "When": moment(entry.time, timezone),
+                "When": format_moment(entry.time, timezone),
                 "What": entry.kind,
                 "Which": entry.key,
                 "Said": str(dict(entry.body)),
@@ -92,7 +92,7 @@ def draw(status: Status, timezone: str) -> None:
         table(pd.DataFrame(rows), "live_journal")
 
 
-def head(status: Status, timezone: str) -> None:
+def show_head(status: Status, timezone: str) -> None:
     started = status.started
     decision = status.decision
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
@@ -100,7 +100,7 @@ def head(status: Status, timezone: str) -> None:
         f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**"
     )
     if status.why:
-        way_on = f"{code(f'fintrader resume {status.name}')} goes on."
+        way_on = f"{format_code(f'fintrader resume {status.name}')} goes on."
         st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
     if status.state == "silent":
         st.error(
@@ -117,18 +117,18 @@ def head(status: Status, timezone: str) -> None:
             "Account": usd(status.equity),
             "Cash": usd(status.cash_usd),
             "Since the start": percent((status.equity or first) / first - 1),
-            "Newest decision": moment(int(decision.body["bar"]), timezone),
+            "Newest decision": format_moment(int(decision.body["bar"]), timezone),
         }
     if status.next_decision and status.state == "running":
-        cells["Next decision"] = moment(status.next_decision, timezone)
+        cells["Next decision"] = format_moment(status.next_decision, timezone)
     if status.beat is not None and status.state in ("running", "silent"):
         cells["Seen"] = f"{max(time.time_ns() - status.beat, 0) / 1e9:.0f} s ago"
     numbers(cells.items())
-    halt = code(f"fintrader halt {status.name}")
+    halt = format_code(f"fintrader halt {status.name}")
     st.caption(f"Nothing here trades: {halt}, `resume`, `flatten` and `drift` do what they say.")
 
 
-def curves(status: Status, timezone: str) -> None:
+def show_curves(status: Status, timezone: str) -> None:
     report = status.report
     version = (status.name, len(status.curve), status.state, timezone)
     if report is not None and status.state == "finished":
@@ -150,13 +150,13 @@ def curves(status: Status, timezone: str) -> None:
         charts.show(lambda: account_figure(status.curve, timezone), "live_account", version=version)
         st.caption(
             f"The twin and the shortfall come with "
-            f"{code(f'fintrader status {status.name} --drift')}."
+            f"{format_code(f'fintrader status {status.name} --drift')}."
         )
     else:
         st.info("Nothing has been decided yet.", icon=":material/hourglass_empty:")
 
 
-def holdings(status: Status) -> None:
+def show_holdings(status: Status) -> None:
     st.subheader("Targets and holdings", anchor=False)
     if status.decision is None:
         return
@@ -184,24 +184,24 @@ def holdings(status: Status) -> None:
     table(frame, "live_holdings", column_config={"Share": look, "Target": look})
 
 
-def headroom(status: Status) -> None:
+def show_headroom(status: Status) -> None:
     st.subheader("Headroom of the limits", anchor=False)
     for label, (used, limit) in status.headroom().items():
         st.progress(min(used / limit, 1.0), text=f"{label}: {percent(used)} of {percent(limit)}")
 
 
-def news(status: Status, timezone: str) -> None:
+def show_news(status: Status, timezone: str) -> None:
     st.subheader("News", anchor=False)
     if not status.news:
         st.caption("None.")
     for entry in status.news[:8]:
         st.caption(
-            f"{moment(entry.time, timezone)}"
+            f"{format_moment(entry.time, timezone)}"
             f" {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}"
         )
 
 
-def orders(status: Status) -> None:
+def show_orders(status: Status) -> None:
     st.subheader("Orders", anchor=False)
     if not status.orders:
         st.caption("None yet.")

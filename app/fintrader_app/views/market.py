@@ -13,17 +13,17 @@ from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
-from fintrader_app.artifacts import part
+from fintrader_app.artifacts import select_part
 from fintrader_app.local_time import pick_clock
 from fintrader_app.markets import Market
 from fintrader_app.shell import (
     choose,
+    choose_part,
     guarded,
     human,
     label,
-    market_folders,
+    list_market_folders,
     page,
-    parts,
     pick_run,
     plain,
 )
@@ -43,21 +43,21 @@ MOST_SYMBOLS = 60
 
 def render(runs: RunsFolder) -> None:
     run, _ = pick_run(runs)
-    market = markets.find(run.market, run.data_hash, market_folders(runs))
-    head(market)
+    market = markets.find(run.market, run.data_hash, list_market_folders(runs))
+    show_head(market)
     draw = {
-        "bars": bars,
-        "features": features,
-        "coverage": coverage,
-        "quality": quality,
-        "ties": ties,
+        "bars": show_bars,
+        "features": show_features,
+        "coverage": show_coverage,
+        "quality": show_quality,
+        "ties": show_correlations,
     }
-    tab = parts(TABS, "view")
+    tab = choose_part(TABS, "view")
     with guarded():
         draw[tab](market)
 
 
-def head(market: Market) -> None:
+def show_head(market: Market) -> None:
     """What this market is."""
     total, assets = market.arrays["close"].shape
     days = market.days()
@@ -66,7 +66,7 @@ def head(market: Market) -> None:
         ("Bars", count(total)),
         ("Sessions", count(len(days))),
         ("Features", f"{len(market.feature_names)} + {len(market.context_names)}"),
-        ("Traded cells", percent(traded_share(market), 1)),
+        ("Traded cells", percent(measure_traded_share(market), 1)),
         ("Index", plain(market.description.benchmark_name, 40)),
     ]
     numbers(cells)
@@ -89,7 +89,7 @@ remember = st.cache_data(
 
 
 @remember
-def traded_share(market: Market) -> float:
+def measure_traded_share(market: Market) -> float:
     """Share of all cells with a trade."""
     return float(market.arrays["tradable"].mean())
 
@@ -105,7 +105,7 @@ def pick_cell(market: Market) -> tuple[str, str, str]:
     return symbol, day, pick_clock(market.timezone)
 
 
-def bars(market: Market) -> None:
+def show_bars(market: Market) -> None:
     symbol, day, timezone = pick_cell(market)
     rows = market.rows(day)
     column = market.symbols.index(symbol)
@@ -132,11 +132,12 @@ def bars(market: Market) -> None:
     first = known[0] if len(known) else np.nan
     lines = {symbol: (stamps, values / first), "index": (stamps, index / index[0])}
     charts.show(
-        charts.lines(lines, y_title="close, multiples of the first", height=260), "market_closes"
+        charts.plot_lines(lines, y_title="close, multiples of the first", height=260),
+        "market_closes",
     )
 
 
-def features(market: Market) -> None:
+def show_features(market: Market) -> None:
     symbol, day, timezone = pick_cell(market)
     rows = market.rows(day)
     column = market.symbols.index(symbol)
@@ -154,7 +155,7 @@ def features(market: Market) -> None:
             values = market.arrays["context"][rows, market.context_names.index(name)]
         lines[name] = (stamps, values.astype(float))
     if lines:
-        figure = charts.lines(lines, height=380, x_title=f"{timezone} time")
+        figure = charts.plot_lines(lines, height=380, x_title=f"{timezone} time")
         figure.update_xaxes(type="category", nticks=10, tickangle=0)
         charts.show(figure, "market_feature_lines")
     st.caption(
@@ -175,7 +176,7 @@ def features(market: Market) -> None:
 
 
 @remember
-def by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
+def average_by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
     """`[sessions, N]`: share of a session's bars in which a flag is set."""
     session = market.arrays["session"]
     starts = np.flatnonzero(np.append(True, np.diff(session) > 0))
@@ -186,26 +187,26 @@ def by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
     )
 
 
-def coverage(market: Market) -> None:
+def show_coverage(market: Market) -> None:
     st.subheader("Share of each session's bars with a trade", anchor=False)
-    traded = by_session(market, "tradable")
+    traded = average_by_session(market, "tradable")
     days = list(market.days().index)
-    charts.show(share_map(traded, days, market.symbols), "market_coverage")
-    member = by_session(market, "member")
+    charts.show(plot_shares(traded, days, market.symbols), "market_coverage")
+    member = average_by_session(market, "member")
     st.subheader("Membership of the universe", anchor=False)
     if bool((member == 1).all()):
         st.info("Every symbol is a member in every session.", icon=":material/check_circle:")
     else:
-        charts.show(share_map(member, days, market.symbols, binary=True), "market_members")
+        charts.show(plot_shares(member, days, market.symbols, binary=True), "market_members")
     stamps = np.asarray(days)
     lines = {
         "members": (stamps, member.sum(axis=1)),
         "traded at all": (stamps, (traded > 0).sum(axis=1)),
     }
-    charts.show(charts.lines(lines, y_title="symbols", height=220), "market_counts")
+    charts.show(charts.plot_lines(lines, y_title="symbols", height=220), "market_counts")
 
 
-def share_map(
+def plot_shares(
     shares: np.ndarray[Any, Any], days: list[str], symbols: list[str], *, binary: bool = False
 ) -> go.Figure:
     """Sessions across, symbols down. Many sessions are put together, the lowest share of each
@@ -222,12 +223,12 @@ def share_map(
     height = min(900, 120 + 14 * max(8, assets))
     across = [days[k] for k in starts]
     names = [label(symbol) for symbol in symbols]
-    return heatmap(
+    return plot_heatmap(
         shown.astype(float), across, names, ".1%", height, 10, "of bars", zmin=0, colorscale=colours
     )
 
 
-def heatmap(
+def plot_heatmap(
     cells: np.ndarray[Any, Any],
     x: list[str],
     y: list[str],
@@ -255,7 +256,7 @@ def heatmap(
     return figure
 
 
-def quality(market: Market) -> None:
+def show_quality(market: Market) -> None:
     """What was repaired, left out and ended, as the market file says, and the quality report beside
     it."""
     provenance = market.description.provenance
@@ -288,17 +289,19 @@ def quality(market: Market) -> None:
             rows.append({"What": file.name, "Value": f"sha256 {file.sha256}"})
         table(rows, "market_source")
     with guarded():
-        findings(market)
+        show_findings(market)
 
 
-def findings(market: Market) -> None:
+def show_findings(market: Market) -> None:
     """`quality.json` beside the market file, where there is one."""
     try:
         report = Folder(market.path.parent).json("quality.json")
     except NotThereError:
         return
     kinds = {
-        str(name): value for name, value in part(report, "kinds").items() if isinstance(value, int)
+        str(name): value
+        for name, value in select_part(report, "kinds").items()
+        if isinstance(value, int)
     }
     st.subheader("Findings", anchor=False)
     if not kinds:
@@ -314,7 +317,7 @@ def findings(market: Market) -> None:
 
 
 @remember
-def correlations(market: Market, most: int) -> Any:
+def measure_correlations(market: Market, most: int) -> Any:
     """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in
     common."""
     session = market.arrays["session"]
@@ -323,9 +326,9 @@ def correlations(market: Market, most: int) -> Any:
     return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()
 
 
-def ties(market: Market) -> None:
+def show_correlations(market: Market) -> None:
     symbols = market.symbols[:MOST_SYMBOLS]
-    matrix = correlations(market, MOST_SYMBOLS)
+    matrix = measure_correlations(market, MOST_SYMBOLS)
     st.subheader("Correlation of daily returns", anchor=False)
     off = matrix[~np.eye(len(symbols), dtype=bool)] if len(symbols) > 1 else np.array([])
     if not np.isfinite(off).any():
@@ -334,7 +337,7 @@ def ties(market: Market) -> None:
     names = [label(symbol) for symbol in symbols]
     height = min(860, 160 + 14 * max(14, len(symbols)))
     charts.show(
-        heatmap(
+        plot_heatmap(
             matrix,
             names,
             names,

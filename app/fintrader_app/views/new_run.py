@@ -23,20 +23,20 @@ from fintrader.results.formatting import duration
 from fintrader.results.run import Status, Summary
 from fintrader.yaml_text import parse_yaml
 from fintrader_app import forms, jobs, own_bars
-from fintrader_app.artifacts import config, stages, summaries, summary
+from fintrader_app.artifacts import load_config, load_stages, load_summaries, load_summary
 from fintrader_app.launch import STORE_VARIABLE
 from fintrader_app.shell import (
     STATUS,
     choose,
-    config_folders,
+    choose_part,
+    describe_error,
     draw_stages,
     go,
     guarded,
+    hide_secrets,
+    list_config_folders,
     page,
-    parts,
     plain,
-    sentence,
-    without_secrets,
 )
 
 REFRESH_SECONDS = 2
@@ -68,10 +68,10 @@ def render(runs: RunsFolder) -> None:
 # --- the form -------------------------------------------------------------------------------------
 
 
-def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
+def list_sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
     """Title -> where the YAML lies: the configurations, and those of earlier runs."""
     found: dict[str, tuple[Folder, str] | None] = {}
-    for path in config_folders():
+    for path in list_config_folders():
         folder = Folder(path)
         try:
             names = sorted(
@@ -81,7 +81,7 @@ def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
             continue
         for name in names:
             found[f"configs/{name}"] = (folder, name)
-    for run in summaries(runs)[:50]:
+    for run in load_summaries(runs)[:50]:
         found[f"run {run.name}"] = (runs.run(run.name), "config.yaml")
     found[DEFAULTS] = None
     return found
@@ -92,7 +92,7 @@ def compose(runs: RunsFolder) -> None:
         "From your own bars: choose a file, see how it is read", icon=":material/folder_open:"
     ):
         own_bars.render()
-    options = sources(runs)
+    options = list_sources(runs)
     names = list(options)
     source = choose(
         "Start from",
@@ -100,16 +100,16 @@ def compose(runs: RunsFolder) -> None:
         "source",
         default=next((name for name in names if "quickstart" in name), None),
     )
-    draft = drafted(runs, source, options[source])
+    draft = load_draft(runs, source, options[source])
     top = (
         st.container()
     )  # filled last: whether the form is valid, and the button that needs it to be
-    section = parts(SECTIONS, "section")
+    section = choose_part(SECTIONS, "section")
     with st.container(border=True):
         edit(section, draft, source)
     if section == "yaml":
         st.caption("What the form amounts to; the same file works with `fintrader run`.")
-        st.code(without_secrets(text_of(draft)), language="yaml")
+        st.code(hide_secrets(format_yaml(draft)), language="yaml")
     with top:
         begin(runs, draft)
 
@@ -130,7 +130,7 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
         with guarded():
             show_estimate(runs, settings)
     if pressed:
-        job = jobs.start(runs, str(draft["name"]), text_of(draft))
+        job = jobs.start(runs, str(draft["name"]), format_yaml(draft))
         st.toast(f"{plain(job.name)} started as process {job.pid}", icon=":material/play_circle:")
 
 
@@ -138,7 +138,7 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
     """Time and memory before the start, and how sure that is."""
     from fintrader.pipeline import estimate
 
-    found = estimate(settings, records(runs))
+    found = estimate(settings, list_records(runs))
     low, high = found.span
     null = (
         f", about {duration(found.null_seconds)} of it for the null model"
@@ -168,20 +168,20 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
         )
 
 
-def records(runs: RunsFolder) -> list[Any]:
+def list_records(runs: RunsFolder) -> list[Any]:
     """What the newest finished runs here took."""
     from fintrader.pipeline import record_of
 
     found = []
-    for run in [one for one in summaries(runs) if one.status == "finished"][:MOST_RECORDS]:
+    for run in [one for one in load_summaries(runs) if one.status == "finished"][:MOST_RECORDS]:
         with contextlib.suppress(FintraderError):
             market = Path(run.market) if run.market else None
             size = market.stat().st_size if market is not None and market.is_file() else None
-            found.append(record_of(run.name, config(runs.run(run.name)), run.stages, size))
+            found.append(record_of(run.name, load_config(runs.run(run.name)), run.stages, size))
     return [record for record in found if record is not None]
 
 
-def drafted(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:
+def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:
     """The draft of this session: read from the source once, then whatever the form made of it."""
     state = st.session_state
     if state.get("new_draft_of") != source:
@@ -205,13 +205,13 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
         name = stated if isinstance(stated, str) else Path(file).stem
     if not isinstance(values, dict):
         raise NotThereError("the configuration is no mapping")
-    values = {**values, "name": unused(runs, name), "runs_dir": shown_path(runs.root)}
+    values = {**values, "name": find_unused_name(runs, name), "runs_dir": format_path(runs.root)}
     if store := os.environ.get(STORE_VARIABLE):
         values["store"] = store
     return copy.deepcopy(validate(RunConfig, values, "this configuration").model_dump(mode="json"))
 
 
-def unused(runs: RunsFolder, name: str) -> str:
+def find_unused_name(runs: RunsFolder, name: str) -> str:
     """`name`, or `name-2` and so on when such a run exists."""
     taken = set(runs.names())
     stem = re.sub(r"-\d+$", "", name) if name in taken else name
@@ -222,7 +222,7 @@ def unused(runs: RunsFolder, name: str) -> str:
     return name
 
 
-def shown_path(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path relative to the working folder where it lies inside, so that files can move
     together."""
     try:
@@ -235,12 +235,12 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     """The widgets of one part of the configuration."""
     from fintrader.pipeline import RunConfig
 
-    fields = dict(forms.schema_of(RunConfig)["properties"])
+    fields = dict(forms.read_schema(RunConfig)["properties"])
     fields["agent"] = forms.choose_single(fields["agent"])
     key = f"new:{source}"
     if section == "run":
         for name in ("name", "seed", "device", "cache"):
-            forms.widget(fields[name], name, draft, f"{key}.{name}")
+            forms.draw_widget(fields[name], name, draft, f"{key}.{name}")
         st.caption(
             f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}."
         )
@@ -249,13 +249,17 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     elif section == "tournament":
         field = fields[section]
         if not isinstance(draft.get(section), dict):
-            draft[section] = forms.defaults(field)
+            draft[section] = forms.collect_defaults(field)
         forms.draw(field, draft[section], f"{key}.{section}", skip=("search",))
         st.subheader("Search space", anchor=False)
         search = field["properties"]["search"]
         st.caption(search["description"])
-        forms.rows(
-            search, "search", draft[section], f"{key}.search", searchable(fields["agent"], draft)
+        forms.draw_rows(
+            search,
+            "search",
+            draft[section],
+            f"{key}.search",
+            list_searchable(fields["agent"], draft),
         )
     elif isinstance(draft.get(section), list):
         st.caption(f"{section} lists several algorithms, which race each other: edit the YAML.")
@@ -263,16 +267,16 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
         forms.group(fields[section], section, draft, f"{key}.{section}")
 
 
-def searchable(field: forms.Schema, draft: dict[str, Any]) -> list[str]:
+def list_searchable(field: forms.Schema, draft: dict[str, Any]) -> list[str]:
     """Numeric settings of the chosen algorithm."""
     algo = draft["agent"].get("algo") if isinstance(draft.get("agent"), dict) else None
     models = field.get("oneOf", [field])
-    return forms.numbers_in(
+    return forms.list_numbers(
         next((one for one in models if one["properties"]["algo"].get("const") == algo), models[0])
     )
 
 
-def text_of(draft: dict[str, Any]) -> str:
+def format_yaml(draft: dict[str, Any]) -> str:
     """The draft as YAML."""
     return yaml.safe_dump(draft, sort_keys=False, allow_unicode=True)
 
@@ -285,7 +289,7 @@ def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
     try:
         settings = validate(RunConfig, copy.deepcopy(draft), "settings")
     except FintraderError as error:
-        st.error(sentence(error), icon=":material/rule:")
+        st.error(describe_error(error), icon=":material/rule:")
         return None
     missing = missing_inputs(settings)
     for sentence_of_it in missing[:MOST_MISSING]:
@@ -310,12 +314,12 @@ def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
 
 def watch(runs: RunsFolder) -> None:
     """Jobs with their status and last words, live."""
-    alive = any(job.alive for job in jobs.jobs(runs))
+    alive = any(job.alive for job in jobs.list_jobs(runs))
 
     @st.fragment(run_every=REFRESH_SECONDS if alive else None)
     def live() -> None:
         with guarded():
-            found = jobs.jobs(runs)
+            found = jobs.list_jobs(runs)
             if not found:
                 st.info(
                     "Nothing yet. A run started here is a process of its own: it goes on when this"
@@ -324,21 +328,21 @@ def watch(runs: RunsFolder) -> None:
                 )
             for job in found[:8]:
                 with guarded():
-                    one(runs, job)
+                    show_job(runs, job)
             if alive and not any(job.alive for job in found):
                 st.rerun()
 
     live()
 
 
-def one(runs: RunsFolder, job: jobs.Job) -> None:
+def show_job(runs: RunsFolder, job: jobs.Job) -> None:
     """One job."""
     alive = job.alive
-    run = made(runs, job.name)
+    run = find_summary(runs, job.name)
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f"**{plain(job.name)}**", width="content")
-            state, why = ending(runs, job, run)
+            state, why = describe_end(runs, job, run)
             icon, colour = STATUS[state]
             st.badge(state, icon=icon, color=colour)  # type: ignore[arg-type]
             if alive:
@@ -346,13 +350,13 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
                     f"process {job.pid}, for {duration(time.time() - job.started)}", width="content"
                 )
         if run is not None:
-            draw_stages(stages(runs, run), replace(run, status=state, problem=None))
+            draw_stages(load_stages(runs, run), replace(run, status=state, problem=None))
         if why:
-            st.error(plain(without_secrets(why), 1_000), icon=":material/error:")
+            st.error(plain(hide_secrets(why), 1_000), icon=":material/error:")
         with contextlib.suppress(FintraderError):
-            if words := jobs.last_words(runs, job.name):
+            if words := jobs.read_last_words(runs, job.name):
                 with st.expander("What it printed", icon=":material/terminal:"):
-                    st.code("\n".join(without_secrets(words).splitlines()[-40:]), language=None)
+                    st.code("\n".join(hide_secrets(words).splitlines()[-40:]), language=None)
         again = not alive and runs.exists(jobs.PLACE, f"{job.name}.yaml") and state != "finished"
         with st.container(horizontal=True):
             if st.button("Open", key=f"job_open_{job.name}", icon=":material/trophy:"):
@@ -375,23 +379,23 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
                 st.rerun()
 
 
-def made(runs: RunsFolder, name: str) -> Summary | None:
+def find_summary(runs: RunsFolder, name: str) -> Summary | None:
     """The run of a job, once there is one."""
     try:
-        found = summary(runs, name)
+        found = load_summary(runs, name)
     except FintraderError:
         return None
     return found if found.created is not None else None
 
 
-def ending(runs: RunsFolder, job: jobs.Job, run: Summary | None) -> tuple[Status, str | None]:
+def describe_end(runs: RunsFolder, job: jobs.Job, run: Summary | None) -> tuple[Status, str | None]:
     """What state a job is in, and why it failed if it did: as its run says, or, before there was
     one, its output."""
     if job.alive:
         return "running", None
     if run is not None and run.status in ("finished", "failed", "broken"):
         return run.status, run.problem
-    why = jobs.why_ended(runs, job.name)
+    why = jobs.explain_end(runs, job.name)
     return ("failed", why) if why else ("interrupted", None)
 
 

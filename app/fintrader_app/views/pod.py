@@ -35,7 +35,7 @@ REFRESH_SECONDS = 3
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     folder = pick_race(folder)
-    pods = artifacts.pods(folder)
+    pods = artifacts.load_pods(folder)
     if pods.empty:
         raise NotThereError("no pod has been made yet")
     by_name = pods.set_index("pod", drop=False)
@@ -46,36 +46,36 @@ def render(runs: RunsFolder) -> None:
             "Pod, the best first",
             order,
             "pod",
-            format_func=lambda pod: titled(select_pod(by_name, pod)),
+            format_func=lambda pod: describe_pod(select_pod(by_name, pod)),
         )
     with right:
         rest = [pod for pod in order if pod != name]
         others = choose_several("Beside it", rest, "pods", [], MOST - 1)
     chosen = select_pod(by_name, name)
-    cards(chosen)
+    show_cards(chosen)
     live = run.status == "running"
 
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
     def curves_of() -> None:
         with guarded():
-            looks(folder, [name, *others])
+            show_looks(folder, [name, *others])
         with guarded():
             st.subheader("Learning curves", anchor=False)
-            curves(folder, [name, *others])
+            show_curves(folder, [name, *others])
 
     curves_of()
     left, right = st.columns(2)
     with left, guarded():
         st.subheader("Settings", anchor=False)
-        settings(chosen, by_name)
+        show_settings(chosen, by_name)
     with right, guarded():
         st.subheader("Validation metrics", anchor=False)
-        validation(by_name.loc[[name, *others]])
+        show_validation(by_name.loc[[name, *others]])
 
 
-def looks(folder: Folder, names: list[str]) -> None:
+def show_looks(folder: Folder, names: list[str]) -> None:
     """What the validation window said while the pods trained."""
-    found = {name: rows for name in names if len(rows := artifacts.validation(folder, name))}
+    found = {name: rows for name in names if len(rows := artifacts.load_validation(folder, name))}
     if not found:
         st.info(
             "No look at the validation window is stored for this pod yet.",
@@ -85,7 +85,7 @@ def looks(folder: Folder, names: list[str]) -> None:
     for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
         with place:
             st.subheader(title, anchor=False)
-            charts.show(race.curve_figure(found, what), f"pod_validation_{what}")
+            charts.show(race.plot_curves(found, what), f"pod_validation_{what}")
     st.caption(
         "For the eye: unless the run stops pods early, only the last look counts, the pod's score."
     )
@@ -95,11 +95,11 @@ def select_pod(by_name: pd.DataFrame, pod: str) -> pd.Series[Any]:
     return pd.Series(by_name.loc[pod])
 
 
-def titled(pod: pd.Series[Any]) -> str:
+def describe_pod(pod: pd.Series[Any]) -> str:
     return f"{pod['pod']} · {score(pod['score']) if pd.notna(pod['score']) else pod['state']}"
 
 
-def cards(pod: pd.Series[Any]) -> None:
+def show_cards(pod: pd.Series[Any]) -> None:
     """The pod at a glance."""
     parent = pod["parent"] if isinstance(pod["parent"], str) else None
     state = str(pod["state"]) + (f" ({pod['reason']})" if pod["reason"] else "")
@@ -118,7 +118,7 @@ def cards(pod: pd.Series[Any]) -> None:
     numbers(cells)
 
 
-def smoothed(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
+def smooth_values(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
     """Exponential moving average; `share` 0 leaves the values as they are, 0.9 keeps nine tenths of
     the past."""
     if share <= 0:
@@ -126,11 +126,11 @@ def smoothed(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]
     return pd.Series(values).ewm(alpha=1 - share, ignore_na=True).mean().to_numpy()
 
 
-def curves(folder: Folder, names: list[str]) -> None:
+def show_curves(folder: Folder, names: list[str]) -> None:
     found: dict[str, pd.DataFrame] = {}
     for name in names:
         try:
-            table = artifacts.learning(folder, name)
+            table = artifacts.load_learning(folder, name)
         except NotThereError:
             continue
         if len(table):
@@ -172,30 +172,30 @@ def curves(folder: Folder, names: list[str]) -> None:
                     for name, t in found.items()
                     if metric in t
                 }
-                lines = {name: (x, smoothed(y, share)) for name, (x, y) in raw.items()}
-                figure = charts.lines(
+                lines = {name: (x, smooth_values(y, share)) for name, (x, y) in raw.items()}
+                figure = charts.plot_lines(
                     lines, faint=raw if share > 0 else None, x_title=AXES[axis], height=260
                 )
                 charts.show(figure, f"pod_{metric}")
 
 
-def settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
+def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     """All settings of the agent; where the parent had another value, both."""
-    mine = flat(pod["agent"])
+    mine = flatten(pod["agent"])
     parent = (
         pod["parent"] if isinstance(pod["parent"], str) and pod["parent"] in by_name.index else None
     )
-    theirs = flat(by_name.loc[parent, "agent"]) if parent else {}
+    theirs = flatten(by_name.loc[parent, "agent"]) if parent else {}
     searched = set(pod["hyper"] or {})
     rows = []
     for key, value in mine.items():
         row = {
             "Setting": human(key),
-            "Value": text(value),
+            "Value": format_value(value),
             "Searched": "✓" if key in searched else "",
         }
         if parent:
-            row["Parent's"] = text(theirs.get(key))
+            row["Parent's"] = format_value(theirs.get(key))
             row["Changed"] = change(value, theirs.get(key))
         rows.append(row)
     frame = pd.DataFrame(rows)
@@ -208,18 +208,18 @@ def settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     table(frame, "pod_settings", height=360)
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
     if isinstance(value, dict) and value:
         return {
             k: v
             for name, below in value.items()
-            for k, v in flat(below, f"{prefix}{name}.").items()
+            for k, v in flatten(below, f"{prefix}{name}.").items()
         }
     return {prefix.removesuffix("."): value} if prefix else {}
 
 
-def text(value: Any) -> str:
+def format_value(value: Any) -> str:
     if value is None:
         return DASH
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:120]
@@ -234,7 +234,7 @@ def change(now: Any, before: Any) -> str:
     return f"× {now / before:.3g}" if numeric and before else "other"
 
 
-def validation(rows: pd.DataFrame) -> None:
+def show_validation(rows: pd.DataFrame) -> None:
     """The stored metrics of the validation window, one column a pod."""
     columns = {
         str(pod): StrategyMetrics.of(values)
@@ -253,7 +253,7 @@ def validation(rows: pd.DataFrame) -> None:
         each = {pod: shown(metric.key, values) for pod, values in columns.items()}
         listed.append({"Metric": metric.title, **each})
     table(listed, "pod_metrics", right=columns, height=360)
-    tables.dashes(columns.values())
+    tables.explain_dashes(columns.values())
 
 
 page("Pod", render)

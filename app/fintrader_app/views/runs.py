@@ -14,22 +14,22 @@ from fintrader.results.formatting import count, duration, moment, number, verdic
 from fintrader.results.run import Summary
 from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader_app import artifacts, charts, keeping, tables
-from fintrader_app.artifacts import summaries
+from fintrader_app.artifacts import load_summaries
 from fintrader_app.shell import (
     STATUS,
     afterwards,
+    describe_error,
     go,
     guarded,
+    hide_secrets,
     label,
-    linked,
+    link_choice,
     page,
     plain,
     remember,
-    sentence,
-    stage_strip,
-    without_secrets,
+    show_stages,
 )
-from fintrader_app.tables import board_table
+from fintrader_app.tables import show_board
 
 COLUMNS = {
     "status": st.column_config.TextColumn("Status", width=110),
@@ -66,7 +66,7 @@ MARK = {
 MARK |= {"broken": "✕ broken"}
 
 
-def table(found: list[Summary]) -> pd.DataFrame:
+def build_table(found: list[Summary]) -> pd.DataFrame:
     """One row a run. A number that is not stored is missing, never zero."""
     rows = []
     for run in found:
@@ -102,7 +102,7 @@ def render(runs: RunsFolder) -> None:
     ):  # there with or without a word in it, so that what stands below stays where it is
         if told := st.session_state.pop("runs_told", None):
             st.success(told, icon=":material/check:")
-    found = summaries(runs)
+    found = load_summaries(runs)
     if not found:
         st.info(
             f"No runs in {plain(runs.root)} yet. Start one on the New run page, or type "
@@ -112,17 +112,17 @@ def render(runs: RunsFolder) -> None:
         if st.button("New run", icon=":material/play_circle:", type="primary"):
             go("new_run.py")
         return
-    chosen = filtered(found)
+    chosen = filter_runs(found)
     if not chosen:
         st.info("No run fits the filter.", icon=":material/filter_alt_off:")
         return
     by_name = {run.name: run for run in chosen}
     first = st.container()
     if not afterwards("runs"):
-        first.html(glance(chosen))
+        first.html(render_glance(chosen))
         return
     event = st.dataframe(
-        table(chosen),
+        build_table(chosen),
         hide_index=True,
         width="stretch",
         height=min(38 + 35 * len(chosen), 38 + 35 * ROWS),
@@ -134,15 +134,17 @@ def render(runs: RunsFolder) -> None:
         placeholder="–",
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
-    name = picked[0] if picked else st.session_state[linked("run", list(by_name))]
+    name = picked[0] if picked else st.session_state[link_choice("run", list(by_name))]
     remember("run", name)
-    actions(runs, by_name[name], picked, sorted({tag for run in found for tag in run.notes.tags}))
+    show_actions(
+        runs, by_name[name], picked, sorted({tag for run in found for tag in run.notes.tags})
+    )
     if afterwards("preview"):
         with guarded():
-            preview(runs, by_name[name])
+            show_preview(runs, by_name[name])
 
 
-def glance(found: list[Summary]) -> str:
+def render_glance(found: list[Summary]) -> str:
     """The first runs as HTML, every foreign word escaped: what a browser can show before it has a
     table's code."""
     rows = []
@@ -159,7 +161,7 @@ def glance(found: list[Summary]) -> str:
     return f'<table class="ft-runs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def filtered(found: list[Summary]) -> list[Summary]:
+def filter_runs(found: list[Summary]) -> list[Summary]:
     """The filter line: text, status and, where runs have them, tags; archived runs only if asked
     for."""
     left, right = st.columns([2, 3], vertical_alignment="bottom")
@@ -210,7 +212,7 @@ def own_words(found: list[Summary]) -> tuple[list[str], bool]:
     return tags, archived
 
 
-def actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) -> None:
+def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) -> None:
     """Where to go from here."""
     done = bool(run.metrics)
     several = 2 <= len(picked) <= 8
@@ -237,11 +239,11 @@ def actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) 
             st.popover("Notes, delete", icon=":material/edit_note:", key=f"keep:{run.name}"),
             guarded(),
         ):
-            keeping.notes(runs, run, tags)
-            keeping.deletion(runs, run)
+            keeping.draw_notes(runs, run, tags)
+            keeping.draw_deletion(runs, run)
 
 
-def preview(runs: RunsFolder, run: Summary) -> None:
+def show_preview(runs: RunsFolder, run: Summary) -> None:
     """The chosen run at a glance."""
     st.subheader(plain(run.name), anchor=False)
     if run.notes.note or run.notes.tags:
@@ -253,16 +255,16 @@ def preview(runs: RunsFolder, run: Summary) -> None:
                 ]
             )
         )
-    stage_strip(runs, run)
+    show_stages(runs, run)
     folder = runs.run(run.name)
     try:
         stored = artifacts.backtest(folder)
     except NotThereError as waiting:
         if run.status not in ("broken", "failed"):
-            st.info(sentence(waiting), icon=":material/hourglass_empty:")
+            st.info(describe_error(waiting), icon=":material/hourglass_empty:")
     else:
-        tables.judged(stored)
-        tables.cards(stored, stored.strategies[0])
+        tables.show_verdict(stored)
+        tables.show_cards(stored, stored.strategies[0])
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)
         with left:
@@ -280,22 +282,22 @@ def preview(runs: RunsFolder, run: Summary) -> None:
             drawdown = partial(figures.drawdown_figure, equity, session=stored.session)
             charts.show(drawdown, "preview_drawdown", height=300, version=version)
         metrics = {name: stored.metrics.get(name, NO_METRICS) for name in stored.strategies}
-        tables.paper_table(metrics, "preview_table", stored.portfolio)
+        tables.show_paper_table(metrics, "preview_table", stored.portfolio)
     with guarded():
-        leaders(folder)
+        show_leaders(folder)
     if run.command:
         st.caption("The command that makes this run again (or goes on with it)")
-        st.code(without_secrets(run.command), language="bash")
+        st.code(hide_secrets(run.command), language="bash")
     settings = st.expander(
         "Settings", icon=":material/settings:", key="preview_settings", on_change="rerun"
     )
     if settings.open:
         with settings, guarded():
-            tables.changed_settings(artifacts.config(folder), "preview_changed")
-            st.code(without_secrets(folder.text("config.yaml")), language="yaml", height=420)
+            tables.show_changed_settings(artifacts.load_config(folder), "preview_changed")
+            st.code(hide_secrets(folder.text("config.yaml")), language="yaml", height=420)
 
 
-def leaders(folder: Folder) -> None:
+def show_leaders(folder: Folder) -> None:
     """The leaderboard, or where it is to be found."""
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if folds:
@@ -304,12 +306,12 @@ def leaders(folder: Folder) -> None:
             " Tournament page"
         )
         return
-    board = artifacts.leaderboard(folder)
+    board = artifacts.load_leaderboard(folder)
     if len(board):
         st.caption(
             f"Leaderboard: the best {board['rank'].notna().sum()} pods by their validation score"
         )
-    board_table(board, "preview_board")
+    show_board(board, "preview_board")
 
 
 page("Runs", render)

@@ -13,20 +13,20 @@ from fintrader.results.formatting import count, duration, score, short_count
 from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, race, search, tables
-from fintrader_app.artifacts import summary
+from fintrader_app.artifacts import load_summary
 from fintrader_app.shell import (
     choose,
     go,
     guarded,
+    hide_secrets,
     human,
     is_secret,
     page,
     pick_race,
     pick_run,
     plain,
-    without_secrets,
 )
-from fintrader_app.tables import board_table, table
+from fintrader_app.tables import show_board, table
 
 REFRESH_SECONDS = 2
 MOST_EVENTS = 200
@@ -42,14 +42,14 @@ LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     place = pick_race(folder)
-    planned = race.planned_pods(folder)
-    logs = search.drawn_in_log(folder)
+    planned = race.count_planned_pods(folder)
+    logs = search.find_log_settings(folder)
     live = run.status == "running"
 
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
     def race_of() -> None:
         with guarded():
-            now = summary(runs, run.name)
+            now = load_summary(runs, run.name)
             if live and now.status != "running":
                 st.rerun()  # the whole page once more: status, and no more refreshing
             draw(now, place, planned, logs)
@@ -59,15 +59,15 @@ def render(runs: RunsFolder) -> None:
 
 def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]) -> None:
     """Everything below the header."""
-    pods = artifacts.race(folder)
-    version = (str(folder.root), *artifacts.board_version(folder))
+    pods = artifacts.load_race(folder)
+    version = (str(folder.root), *artifacts.identify_board(folder))
     alive = run.status == "running"
     try:
-        events = artifacts.events(folder)
+        events = artifacts.load_events(folder)
     except NotThereError:
         events = []
-    launched = race.at_work(events) if alive else {}
-    numbers(race.pace(pods, planned, launched, alive=alive), alive)
+    launched = race.find_launched(events) if alive else {}
+    show_numbers(race.measure_pace(pods, planned, launched, alive=alive), alive)
     if pods.empty:
         st.info("No pod has been made yet.", icon=":material/hourglass_empty:")
         return
@@ -80,7 +80,7 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
             st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
     with right:
         st.subheader("Leaderboard", anchor=False)
-        board_table(artifacts.leaderboard(folder), "race_board", short=True)
+        show_board(artifacts.load_leaderboard(folder), "race_board", short=True)
         place, beside = st.columns([3, 2], vertical_alignment="bottom")
         with place:
             order = pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
@@ -89,24 +89,24 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
             if st.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
                 go("pod.py", pod=pod)
     with guarded():
-        looks(folder, pods)
+        show_looks(folder, pods)
     st.subheader("Pods on the time line", anchor=False)
-    time_line(pods, events, launched, version)
-    lost_pods(events)
+    show_timeline(pods, events, launched, version)
+    show_lost_pods(events)
     left, right = st.columns([3, 2])
     with left:
         st.subheader("Lineage", anchor=False)
-        charts.show(lambda: race.lineage_figure(pods), "race_lineage", version=version)
+        charts.show(lambda: race.plot_lineage(pods), "race_lineage", version=version)
     with right:
         st.subheader("Drift of the searched settings", anchor=False)
-        drift(pods, version)
+        show_drift(pods, version)
     with guarded():
-        searched(pods, logs, version)
+        show_search(pods, logs, version)
     with st.expander(f"Event log ({count(len(events))} events)", icon=":material/history:"):
-        event_table(events)
+        show_events(events)
 
 
-def numbers(pace: race.Pace, alive: bool) -> None:
+def show_numbers(pace: race.Pace, alive: bool) -> None:
     """The head line of figures."""
     planned = f" / {count(pace.planned)}" if pace.planned is not None else ""
     rate = f"{short_count(pace.steps_per_second)}/s" if pace.steps_per_second is not None else "–"
@@ -130,50 +130,52 @@ def numbers(pace: race.Pace, alive: bool) -> None:
         st.progress(min(1.0, pace.done / pace.planned))
 
 
-def looks(folder: Folder, pods: pd.DataFrame) -> None:
+def show_looks(folder: Folder, pods: pd.DataFrame) -> None:
     """What the validation window says of the pods that train now, and said of the best."""
     ranked = pods.sort_values("score", ascending=False, na_position="last")["pod"]
     names = dict.fromkeys([*pods.loc[pods["state"] == "running", "pod"], *ranked])
     found = {
         name: rows
         for name in list(names)[:MOST_CURVES]
-        if len(rows := artifacts.validation(folder, name))
+        if len(rows := artifacts.load_validation(folder, name))
     }
     if not found:
         return
     for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
         with place:
             st.subheader(title, anchor=False)
-            charts.show(race.curve_figure(found, what), f"race_validation_{what}")
+            charts.show(race.plot_curves(found, what), f"race_validation_{what}")
     if len(pods) > len(found):
         st.caption(f"{count(len(found))} of {count(len(pods))} pods: those at work, then the best.")
 
 
-def time_line(
+def show_timeline(
     pods: pd.DataFrame,
     events: list[dict[str, object]],
     launched: dict[str, float],
     version: tuple[object, ...],
 ) -> None:
     """Who ran when; of a race that has ended, drawn once."""
-    found, total = race.attempts(pods, launched, race.lost_attempts(events), now=time.time())
+    found, total = race.list_attempts(
+        pods, launched, race.list_lost_attempts(events), now=time.time()
+    )
     if not found:
         return
     if launched:  # its bars grow with the clock
-        charts.show(race.timeline_figure(found, total), "race_timeline")
+        charts.show(race.plot_timeline(found, total), "race_timeline")
     else:
         shown_version = (*version, len(events))
         charts.show(
-            lambda: race.timeline_figure(found, total), "race_timeline", version=shown_version
+            lambda: race.plot_timeline(found, total), "race_timeline", version=shown_version
         )
 
 
-def lost_pods(events: list[dict[str, object]]) -> None:
+def show_lost_pods(events: list[dict[str, object]]) -> None:
     """Who died and why."""
     lost = [event for event in events if event.get("event") == "lost"]
     last = lost[-MOST_EVENTS:]
     rows = [
-        {title: without_secrets(str(event.get(key, ""))) for key, title in LOST.items()}
+        {title: hide_secrets(str(event.get(key, ""))) for key, title in LOST.items()}
         for event in last
     ]
     if rows:
@@ -184,8 +186,8 @@ def lost_pods(events: list[dict[str, object]]) -> None:
         table(rows, "race_lost", height="content")
 
 
-def drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
-    values = race.hyper_table(pods)
+def show_drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
+    values = race.select_numbers(pods)
     if values.empty or not len(values.columns):
         st.info("This tournament searches no numeric setting.", icon=":material/tune:")
         return
@@ -194,7 +196,7 @@ def drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
     )
     if pods["score"].notna().any():
         charts.show(
-            lambda: race.drift_figure(pods, values[name], name),
+            lambda: race.plot_drift(pods, values[name], name),
             "race_drift",
             version=(*version, name),
         )
@@ -202,7 +204,7 @@ def drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
         st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
 
 
-def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ...]) -> None:
+def show_search(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ...]) -> None:
     """Which settings went with the score: importance, slices, parallel coordinates; of all
     algorithms, or of one."""
     if not any(settings_of(pods)):
@@ -213,7 +215,7 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
         algo = choose("Pods of", [EVERY, *algos], "algo")
         pods = pods if algo == EVERY else pods[pods[ALGORITHM] == algo]
         version = (*version, algo)
-    found, names = search.judged(version, pods)
+    found, names = search.judge_settings(version, pods)
     if not names:
         st.info(
             found.why or "The searched settings are the same in all pods.", icon=":material/tune:"
@@ -225,10 +227,8 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
         if found.why:
             st.info(found.why, icon=":material/tune:")
         else:
-            charts.show(
-                lambda: search.importance_figure(found), "search_importance", version=version
-            )
-            st.caption(plain(search.importance_words(found), 900))
+            charts.show(lambda: search.plot_importance(found), "search_importance", version=version)
+            st.caption(plain(search.describe_importance(found), 900))
     with right:
         name = choose("Score over", names, "slice", format_func=search.name_of)
         show = partial(search.slice_figure, pods, name, log=name in logs)
@@ -237,12 +237,10 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
         "Parallel coordinates: a line a pod, across its settings to its score; drag along an axis"
         " to pick some"
     )
-    charts.show(
-        lambda: search.parallel_figure(pods, names, logs), "search_parallel", version=version
-    )
+    charts.show(lambda: search.plot_parallel(pods, names, logs), "search_parallel", version=version)
 
 
-def event_table(events: list[dict[str, object]]) -> None:
+def show_events(events: list[dict[str, object]]) -> None:
     """The last events, the newest first."""
     if not events:
         st.caption("No event yet.")
@@ -259,7 +257,7 @@ def event_table(events: list[dict[str, object]]) -> None:
                 ),
                 "Event": str(event.get("event", "")),
                 "Pod": str(event.get("pod") or ""),
-                "Details": without_secrets(", ".join(details))[:300],
+                "Details": hide_secrets(", ".join(details))[:300],
             }
         )
     config = {"Time (UTC)": st.column_config.DatetimeColumn(format="HH:mm:ss")}
