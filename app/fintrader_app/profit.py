@@ -106,8 +106,9 @@ def show_symbols(found: Profit) -> None:
         st.subheader("Symbols", anchor=False)
         show_money_table(listed.rename_axis("symbol").reset_index(), "profit_symbols", SYMBOLS)
         st.caption(
-            f"{format_money(made.to_numpy().sum())} in all, {OTHER} of {format_money(made[OTHER].sum())} among"
-            f" it, after {format_money(listed['cost_usd'].sum())} costs of {count(listed['fills'].sum())}"
+            f"{format_money(made.to_numpy().sum())} in all,"
+            f" {OTHER} of {format_money(made[OTHER].sum())} among it,"
+            f" after {format_money(listed['cost_usd'].sum())} costs of {count(listed['fills'].sum())}"
             " fills. A symbol's profit: what its position gained between session closes, less what"
             " was paid for it and the costs of its trades."
         )

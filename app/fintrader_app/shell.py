@@ -446,9 +446,10 @@ def render_stages(found: Sequence[Stage], *, alive: bool) -> str:
     items = []
     for number, stage in enumerate(found, 1):
         share = 0.0 if stage.share is None else stage.share
+        words = label(_describe_stage(stage, alive=alive), 80)
         items.append(
             f'<li class="{stage.state}"><b>{number} {label(human(stage.title), 30)}</b>'
-            f'<i style="--share:{share:.1%}"></i><small>{label(_describe_stage(stage, alive=alive), 80)}</small></li>'
+            f'<i style="--share:{share:.1%}"></i><small>{words}</small></li>'
         )
     return f'<ul class="ft-stages">{"".join(items)}</ul>'
 

@@ -1,11 +1,10 @@
-"""Policies bound to one market: the networks' own actions in a hundredth of the time for one
-account.
+"""Policies bound to one market: the networks' actions for one account in a hundredth of the time.
 
 A backtest asks a policy one observation at a time, and ten small networks are then hundreds of
-tensor operations on a few thousand numbers. The coefficients of `market_once` at a bar do not depend
-on the account: `bind` embeds some hundred bars at once, and an action is then a few numbers per
-asset. Other networks are run by `agents.fast.forward`, their weights laid out side by side. Actions agree
-with the networks' own to float32 rounding.
+tensor operations on a few thousand numbers. The coefficients of `market_once` at a bar do not
+depend on the account: `bind` embeds some hundred bars at once, and an action is then a few numbers
+per asset. Other networks are run by `agents.fast.forward`, their weights laid out side by side.
+Actions agree with the networks' own to float32 rounding.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def clipped_surrogate(
     ratio = log_ratio.exp()
     objective = ppo_objective(ratio, rollout.advantage, clip_coef).mean()
     with torch.no_grad():
-        # http://joschu.net/blog/kl-approx.html, the low-variance estimator: mean of Σ (ρ - 1 - log ρ)
+        # The low-variance estimator of http://joschu.net/blog/kl-approx.html:
+        # mean of Σ (ρ - 1 - log ρ)
         kl = (ratio.sum() - log_ratio.sum()) / ratio.shape[0] - ratio.shape[1]
         outside = (ratio > 1 + clip_coef).sum() + (ratio < 1 - clip_coef).sum()
         clip_fraction = outside.to(ratio.dtype) / ratio.numel()

@@ -1,7 +1,8 @@
 """Randomised ensembled double Q-learning (https://arxiv.org/abs/2101.05982): SAC with K critics and
 many updates.
 
-    critics:  y = Σ γ^k r_k + γ^n (min_{j in M} Q'_j(s', z') − α log π(z'|s')),  M drawn anew from the K critics
+    critics:  y = Σ γ^k r_k + γ^n (min_{j in M} Q'_j(s', z') − α log π(z'|s')),
+              M drawn anew from the K critics
     actor:    minimise α log π(z|s) − mean_j Q_j(s, z)
 
 `target = "mean"` and `"min"` use all K instead (the critic ensembles of the ElegantRL papers,

@@ -3,9 +3,9 @@
 `market_once` and `per_asset` learn one function for every asset, so their weights hold no N. Only
 the standardisation of rows belongs to a market: x = (raw - m) / s with the statistics of its own
 training window. Of the other market's rows x' the policy must see (raw - m) / s, too, which is
-a x' + b with a = s' / s and b = (m' - m) / s. Both are numbers of a column, shared by its assets; so
-are the policy's own statistics, into which they are folded. A transferred policy therefore costs and
-is stored like any other.
+a x' + b with a = s' / s and b = (m' - m) / s. Both are numbers of a column, shared by its assets;
+so are the policy's own statistics, into which they are folded. A transferred policy therefore
+costs and is stored like any other.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def check_transfer(
         if there != own:
             raise CheckpointError(
                 f"this policy cannot trade this market: its {name.replace('_', ' ')} are"
-                f" {_truncate(there)} there and {_truncate(own)} here; build the market with the same"
-                " data.features and data.bar_minutes"
+                f" {_truncate(there)} there and {_truncate(own)} here;"
+                " build the market with the same data.features and data.bar_minutes"
             )
     there = trained.normalisation
     own = here.normalisation
@@ -127,8 +127,8 @@ def check_transfer(
         if there.get(name) != own.get(name):
             raise CheckpointError(
                 "this policy cannot trade this market: rows were standardised by another rule"
-                f" ({name}: {_truncate(there.get(name))} there, {_truncate(own.get(name))} here); build"
-                " the market with the same data.features"
+                f" ({name}: {_truncate(there.get(name))} there, {_truncate(own.get(name))} here);"
+                " build the market with the same data.features"
             )
     return layout
 

@@ -1,4 +1,4 @@
-"""A finished run, frozen and traded on: what `fintrader paper --freeze` and `fintrader paper` do."""
+"""Freezing a finished run and trading it on: `fintrader paper --freeze` and `fintrader paper`."""
 
 from __future__ import annotations
 

@@ -22,16 +22,21 @@ from fintrader.errors import DeployError
 
 FORMAT = 1
 _SCHEMA = """
-CREATE TABLE entries (seq INTEGER PRIMARY KEY, time INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
-                      body TEXT NOT NULL);
+CREATE TABLE entries (seq INTEGER PRIMARY KEY, time INTEGER NOT NULL, kind TEXT NOT NULL,
+                      key TEXT NOT NULL, body TEXT NOT NULL);
 CREATE INDEX by_kind ON entries (kind, key, seq);
-CREATE TABLE bars (ts INTEGER NOT NULL, symbol TEXT NOT NULL, open REAL NOT NULL, high REAL NOT NULL, low REAL NOT NULL,
-                   close REAL NOT NULL, volume REAL NOT NULL, extras TEXT NOT NULL, received INTEGER NOT NULL,
+CREATE TABLE bars (ts INTEGER NOT NULL, symbol TEXT NOT NULL, open REAL NOT NULL,
+                   high REAL NOT NULL, low REAL NOT NULL, close REAL NOT NULL,
+                   volume REAL NOT NULL, extras TEXT NOT NULL, received INTEGER NOT NULL,
                    PRIMARY KEY (ts, symbol)) WITHOUT ROWID;
-CREATE TRIGGER entries_stay BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
-CREATE TRIGGER entries_hold BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
-CREATE TRIGGER bars_stay BEFORE DELETE ON bars BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
-CREATE TRIGGER bars_hold BEFORE UPDATE ON bars BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+CREATE TRIGGER entries_stay BEFORE DELETE ON entries
+  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+CREATE TRIGGER entries_hold BEFORE UPDATE ON entries
+  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+CREATE TRIGGER bars_stay BEFORE DELETE ON bars
+  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+CREATE TRIGGER bars_hold BEFORE UPDATE ON bars
+  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
 """
 
 

@@ -183,8 +183,8 @@ def require_consent(
         f" {returns.min():+.2%}"
     )
     print(
-        f"  backtest: worst day {expected.min():+.2%}, deepest loss {_measure_drawdown(expected):.2%} of its"
-        " peak"
+        f"  backtest: worst day {expected.min():+.2%},"
+        f" deepest loss {_measure_drawdown(expected):.2%} of its peak"
     )
     print(
         f"  limits: it halts after {settings.limits.day_loss:.1%} a day,"

@@ -1,5 +1,7 @@
-"""Networks of the kinds `per_asset` and `mlp`, laid out side by side for `forward.run_networks` (see
-`bound`)."""
+"""Networks of the kinds `per_asset` and `mlp`, laid out side by side for `forward.run_networks`.
+
+`agents.bound` runs them.
+"""
 
 from __future__ import annotations
 
