@@ -171,6 +171,16 @@ class BacktestAccount:
         """`[N]` USD: what a share is marked at; 0 where it has no price."""
         return np.nan_to_num(self.market.close[self.bar].numpy().astype(np.float64))
 
+    @property
+    def num_trades(self) -> int:
+        """Trades so far, with forced ones and splits."""
+        return int(self._log.size[0])
+
+    def list_trades(self, first: int = 0) -> list[NDArray[Any]]:
+        """List the trades from number `first` on, as columns: kind (a number of `KINDS`), bar of the
+        decision, bar of the fill, asset, shares, price and cost in USD."""
+        return [column[first : self.num_trades] for column in self._columns()]
+
     def holdings(self, action: Action, *, exact: bool = False) -> Array:
         """`[N]` shares that an action asks for, before volume and cash have their say; `exact` ones
         are not rounded to whole shares."""
@@ -199,7 +209,7 @@ class BacktestAccount:
         # An order has at most N fills; every symbol ends at most once, and splits or is called in
         # at most once a bar.
         often = self._rules.maintenance_margin > 0.0 or self.view.has_events
-        room = int(self._log.size[0]) + self.held.size * (2 + (2 * (stop - start) if often else 0))
+        room = self.num_trades + self.held.size * (2 + (2 * (stop - start) if often else 0))
         while room > len(self._log.kind):
             self._log = self._log._replace(
                 **{
@@ -212,8 +222,7 @@ class BacktestAccount:
         )
         over = ruined or self.bar >= self._end
         if over:
-            size = int(self._log.size[0])
-            kinds, *others = (column[:size] for column in self._columns())
+            kinds, *others = self.list_trades()
             self.trade_log.trades(KINDS[kinds], *others)
             orders, capped, unfilled, cancelled = self._log.counts.tolist()
             self.trade_log.orders = OrderCounts(int(orders), int(capped), int(unfilled), cancelled)

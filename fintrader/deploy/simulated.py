@@ -225,7 +225,7 @@ class SimulatedBroker:
         account = self._account
         while not self._over and self._has_come(account.bar):
             bar = account.bar
-            noted = account._noted
+            num_trades = account.num_trades
             basket = self._baskets.pop(bar, {})
             want: Holdings | None = None
             if basket:
@@ -234,7 +234,7 @@ class SimulatedBroker:
                     goal[self._column[order.symbol]] += order.shares
                 want = Holdings(goal)
             self._over = account.act(want) and self._known is None
-            self._report(basket, bar, noted)
+            self._report(basket, bar, num_trades)
 
     def _has_come(self, bar: int) -> bool:
         """Whether what follows a decision at this bar can be told."""
@@ -244,10 +244,9 @@ class SimulatedBroker:
             self._minutes[bar + 1] + self._length <= self._now()
         )
 
-    def _report(self, basket: dict[str, Order], bar: int, noted: int) -> None:
-        """What the fills written since make of the orders."""
-        columns = [column[noted : self._account._noted] for column in self._account._fills]
-        kind, decided, _, asset, shares, price, cost = columns
+    def _report(self, basket: dict[str, Order], bar: int, first: int) -> None:
+        """Report the orders by the account's trades from number `first` on."""
+        kind, decided, _, asset, shares, price, cost = self._account.list_trades(first)
         mine = (kind == 0) & (decided == bar)
         fills = {
             int(n): (s, p, c)

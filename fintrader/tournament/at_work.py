@@ -1,16 +1,15 @@
-"""Who is at work on a pod: the process that holds the lock of its folder, whoever started it.
+"""The lock and the life sign of a pod's folder: which process trains the pod, whoever started it.
 
     pods/<id>/.lock     held by the one process that trains or evaluates the pod
-    pods/<id>/.sign     what that process said last
+    pods/<id>/.sign     the last sign of life of that process
 
-The kernel lets one process have it, and frees it when that process dies, however it dies: so no pod
-is trained twice at once, and a pod outlives its orchestrator without anybody losing sight of it.
-Taking such an orphan over is no more than starting its pod again: the new process waits for the
-lock, passes on what the orphan says, and returns its result. When the orphan is lost, it has the
-lock, and goes on from the checkpoint.
+The kernel gives the lock to one process and frees it when that process dies. So no pod is trained
+twice at once, and a pod may outlive its orchestrator. Taking such an orphan over means starting its
+pod again: the new process waits for the lock, forwards the orphan's reports, and returns its
+result. If the orphan is lost, the new process gets the lock and continues from the checkpoint.
 
-A sign is believed only while the lock is held. It names a process by its number,
-its start and the machine's boot, so nobody else is ever sent a signal.
+A sign counts only while the lock is held. It names a process by its number, its start and the
+machine's boot, so that no other process is ever sent a signal.
 """
 
 from __future__ import annotations
@@ -39,37 +38,38 @@ from fintrader.tournament.state_sync import save_all
 LOCK = ".lock"
 SIGN = ".sign"
 LOOK_SECONDS = 0.2
-"""Somebody who waits for the lock looks so often, and an orphan whether it has been taken over."""
+"""Seconds between two looks: at a lock that is waited for, and by an orphan for a new
+orchestrator."""
 SIGN_SECONDS = 1.0
-"""Signs of life are written no more often."""
+"""Least seconds between two signs of life."""
 FENCE_SECONDS = 5.0
-"""An orphan looks so often whether the run has gone to another machine."""
+"""Seconds between an orphan's checks that the run has not moved to another machine."""
 CHECKPOINT_SECONDS = 60.0
-"""An orphan that is to end waits no longer for its next checkpoint."""
+"""Longest wait of an ending orphan for its next checkpoint."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What the process at work on a pod said last."""
+    """Last sign of life of the process at work on a pod."""
 
     process: dict[str, Any]
-    """The `storage.lease.describe_process` of it."""
+    """Identity of the process, by `storage.lease.describe_process`."""
     slot: str = ""
-    """Where its launcher put it."""
+    """Slot that its launcher gave it."""
     said: tuple[float, int, str] = (0.0, 0, "")
     """Share of the budget, env-steps, note."""
     lost: tuple[Reason, str] | None = None
-    """What it came to, if it came to nothing."""
+    """Reason and detail of its failure."""
 
 
 @contextlib.contextmanager
 def lock_pod(
     spec: PodSpec, context: PodContext, reason_of: Callable[[BaseException], Reason]
 ) -> Iterator[None]:
-    """Be the one process at work on a pod; until then wait, and report what the one before says.
+    """Hold the pod's lock for the block; before, wait for it and forward the holder's reports.
 
-    `reason_of` tells what an error is to the orchestrator. Raises OrphanLost when the one before
-    came to nothing.
+    `reason_of` classifies an error for the orchestrator. Raises OrphanLost when the earlier holder
+    failed.
     """
     context.folder = context.run.pod(spec.pod)
     make_folder(context.folder)
@@ -117,7 +117,7 @@ def lock_pod(
 
 
 def read_holder(folder: Path) -> Sign | None:
-    """Who is at work in a pod's folder, if anybody is, and is known."""
+    """Read the sign of the process at work in a pod's folder; None without one."""
     path = folder / LOCK
     if not path.is_file():
         return None
@@ -128,7 +128,7 @@ def read_holder(folder: Path) -> Sign | None:
 
 
 def list_at_work(run: RunFolder) -> dict[str, Sign]:
-    """Pods of a tournament that processes are at work on, by whomever they were started."""
+    """List the pods of a tournament that processes are at work on, with their signs."""
     found = {
         path.parent.name: read_holder(path.parent) for path in run.pods.glob(f"p[0-9]*/{LOCK}")
     }
@@ -136,8 +136,8 @@ def list_at_work(run: RunFolder) -> dict[str, Sign]:
 
 
 def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
-    """Send a signal to whoever is at work in a pod's folder, if that is a process of this machine
-    other than `but`."""
+    """Send a signal to the process at work in a pod's folder, if it runs on this machine and is not
+    `but`."""
     sign = read_holder(folder)
     if (
         sign is None
@@ -150,12 +150,11 @@ def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
 
 
 def wait_for_takeover(pod: str, context: PodContext) -> None:
-    """Of a process whose orchestrator is gone: return when its pod has waited for another one long
-    enough.
+    """Wait, in a process without its orchestrator, until its pod should end.
 
-    That is `operations.orphan_seconds` without anybody who drives the run in this folder, then until
-    the pod's next checkpoint; or at once when the run has gone to another machine, which trains the
-    pod from its stored state.
+    It waits `operations.orphan_seconds` for another orchestrator in this folder, then for
+    the pod's next checkpoint. It returns at once when the run has moved to another machine, which
+    trains the pod from its stored state.
     """
     store = open_store(context.run, context.mirror)
     alone = time.monotonic()
@@ -176,8 +175,8 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
 
 
 def wait_for_checkpoint(folder: Path) -> None:
-    """Return when the pod of that folder has stored its training state once more, in the run's
-    store as well."""
+    """Wait until the pod of that folder has stored its training state once more, in the run's store
+    too."""
     before = _find_newest_state(folder)
     until = time.monotonic() + CHECKPOINT_SECONDS
     while _find_newest_state(folder) == before and time.monotonic() < until and folder.is_dir():
@@ -188,7 +187,7 @@ def wait_for_checkpoint(folder: Path) -> None:
 
 
 def _find_newest_state(folder: Path) -> int:
-    """When a training state was written in a pod's folder last."""
+    """Find the time at which a training state was last written in a pod's folder."""
     times = [0]
     for path in folder.rglob("*.safetensors"):
         with contextlib.suppress(OSError):
@@ -197,7 +196,7 @@ def _find_newest_state(folder: Path) -> int:
 
 
 def _read_sign(path: Path) -> Sign | None:
-    """What stands in a sign's file, None for half of it."""
+    """Read a sign; None for an empty or an unreadable file."""
     try:
         stored = json.loads(read_bytes(path))
         lost = stored["lost"]

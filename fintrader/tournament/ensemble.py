@@ -1,17 +1,15 @@
-"""The ensemble: the best pods that do not all do the same and are not all of one descent, stored as
-one policy.
+"""The ensemble: the best pods that differ in behaviour and descent, stored as one policy.
 
 With `ensemble_shrinkage: james_stein` the members keep only a part kappa of their distance to the
 benchmark portfolio:
 
     kappa = max(0, 1 - 1 / t^2)   where t = mean(r) / std(r) * sqrt(S) > 0, else 0
 
-with r the S daily validation returns of the members in excess of the benchmark's, their weighted
-mean day by day: the positive-part James-Stein estimate of a mean, from its own evidence
-(https://doi.org/10.1214/aos/1176344075). The members were chosen on the same sessions, so that t is
-too large rather than too small. With `ensemble_tracking_error` they are scaled to that budget of
-risk before: evidence says whether to bet, a reward's risk aversion how well to learn, and neither
-how much somebody wants to depart from an index.
+Here r are the S daily validation returns of the members in excess of the benchmark's, averaged with
+the members' weights: the positive-part James-Stein estimate of a mean
+(https://doi.org/10.1214/aos/1176344075). The members were chosen on the same sessions, so t errs
+upwards. With `ensemble_tracking_error` they are first scaled to that risk budget: the evidence says
+whether to bet, the budget how much to depart from the index.
 """
 
 from __future__ import annotations
@@ -43,13 +41,13 @@ def choose(
     diversity: float,
     founder: Callable[[FinishedPod], str] = lambda entry: entry.spec.pod,
 ) -> list[FinishedPod]:
-    """Up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean correlation
-    with the chosen`.
+    """Choose up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean
+    correlation with the chosen`.
 
     `z` standardises the scores over `rows`; correlations are those of the daily validation returns
-    in excess of the benchmark's. At most half of the chosen have the same `founder`, and whoever is
-    let in instead of one too many must not score below the mean of `rows`; where there are not
-    enough of those, fewer are chosen (but never none). Deterministic: ties go to the higher rank.
+    in excess of the benchmark's. At most half of the chosen have the same `founder`. A row that is
+    taken in place of one founder too many must not score below the mean of `rows`; if there are too
+    few such rows, fewer are chosen, but at least one. Deterministic: ties go to the higher rank.
     """
     for count in range(min(size, len(rows)), 0, -1):
         chosen = _choose_greedily(rows, count, diversity, founder)
@@ -61,7 +59,7 @@ def choose(
 def _choose_greedily(
     rows: Sequence[FinishedPod], size: int, diversity: float, founder: Callable[[FinishedPod], str]
 ) -> list[FinishedPod]:
-    """`size` rows, or as many as there are when nobody founds more than half of `size` (or one)."""
+    """Choose `size` rows, or fewer when no founder may have more than half of them."""
     left = list(rows)
     chosen: list[FinishedPod] = []
     founded: Counter[str] = Counter()
@@ -89,10 +87,8 @@ def build_ensemble(
 ) -> dict[str, Any]:
     """Write `policy.safetensors` and `ensemble.json`; equal leaderboards give equal bytes.
 
-    They go to `folder`, by default the run's own.
-
-    Only the best pods that fit together (one observation layout) are taken. Raises CheckpointError
-    when a member's policy is damaged.
+    They go to `folder`, by default the run's own. Raises CheckpointError when a member's policy is
+    damaged.
     """
     folder = run.ensemble if folder is None else folder
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
@@ -133,7 +129,7 @@ def build_ensemble(
 
 
 def check_tilts(head: ActionHead) -> None:
-    """Raises ConfigError for a head whose distance to a benchmark cannot be shrunk."""
+    """Raise ConfigError for a head whose distance to a benchmark cannot be shrunk."""
     if head.kind != "tilt":
         raise ConfigError(
             "tournament.ensemble_shrinkage shrinks tilts towards the benchmark: set agent.head.kind"
@@ -154,10 +150,10 @@ def _scale_tilt(policy: PolicyModule, factor: float) -> PolicyModule:
 def estimate_shrinkage(
     members: Sequence[FinishedPod], weights: Sequence[float], settings: TournamentSettings
 ) -> dict[str, Any] | None:
-    """What the members' pooled evidence says, plain JSON; None without shrinkage.
+    """Estimate how much of their tilts the members keep; None without shrinkage.
 
-    Raises CheckpointError when results do not hold the returns in excess of the benchmark on the
-    same sessions.
+    Raises CheckpointError when results lack the returns in excess of the benchmark, or cover
+    different sessions.
     """
     if settings.ensemble_shrinkage == "none":
         return None
@@ -183,10 +179,10 @@ def estimate_shrinkage(
 
 
 def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
-    """kappa in [0, 1] and the t-statistic of the mean of daily active returns `[S]`; 0, NaN below
-    two days.
+    """kappa in [0, 1], and the t-statistic of the mean of daily active returns `[S]`; 0 and NaN
+    below two days.
 
-    Returns that do not vary are no estimate of anything: kappa is then 1 or 0, by their sign.
+    Returns without variance allow no estimate: kappa is then 1 or 0, by their sign.
     """
     spread = m.standard_deviation(active)
     if math.isnan(spread):
@@ -203,8 +199,8 @@ def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def measure_correlations(members: Sequence[FinishedPod]) -> list[list[float | None]]:
-    """`[K, K]` correlation of the members' daily validation returns in excess of the benchmark's;
-    None where one of them is constant."""
+    """Correlate the members' daily validation returns in excess of the benchmark's `[K, K]`; None
+    for a constant series."""
     return [[_correlation(a, b) for b in members] for a in members]
 
 

@@ -1,14 +1,13 @@
-"""The evaluator: a policy's score on the validation window (or on blocks of it), and on nothing
-else.
+"""The evaluator: a policy's score on the validation window or blocks of it, and on nothing else.
 
-It is the backtest's own `simulate`, so what the tournament selects by and what the final report
-shows are one function. The daily returns are cut into equal parts; the score is
+It uses the backtest's `simulate`, so selection and final report share one function. The daily
+returns are cut into equal parts; the score is
 
     mean over parts of metric(part)  -  spread_penalty x standard deviation over parts
 
 The benchmark portfolio (`env.benchmark`) is traded over the same sessions at the same costs, once a
-process: what a policy did otherwise is its active return, and what the benchmark itself scores
-stands on the leaderboard.
+process. The difference is the policy's active return; the benchmark's own score stands on the
+leaderboard.
 """
 
 from __future__ import annotations
@@ -40,20 +39,19 @@ from fintrader.tournament.settings import Metric
 
 Array = NDArray[np.float64]
 Part = tuple[Policy, MarketTensors]
-"""A policy and the sessions that it is scored on."""
+"""A policy and its validation sessions."""
 LEAST_DRAWDOWN = 1e-4
-"""A part without a drawdown counts as one with a drawdown of a basis point (`calmar`)."""
+"""Smallest drawdown that `calmar` divides by: one basis point."""
 LEAST_TRACKING_ERROR = 1e-3
-"""Active returns that vary less than this a year (10 bps) count as if they varied so much
-(`information_ratio`): who hardly leaves the benchmark is not to be ranked by the noise of
-rounding."""
+"""Smallest annual tracking error (10 bps) that `information_ratio` divides by. Without it, rounding
+would rank policies that hardly leave the benchmark."""
 _benchmarks: WeakKeyDictionary[MarketTensors, dict[str, BacktestResult]] = WeakKeyDictionary()
-"""By market and settings of the environment: every pod of a process needs the same ones."""
+"""Benchmark results by market and settings of the environment, shared by the pods of a process."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the validation window says about a policy. Fields as in `PodResult`."""
+    """A policy's performance on the validation window. Fields as in `PodResult`."""
 
     score: float | None
     window_scores: tuple[float | None, ...]
@@ -72,10 +70,9 @@ def evaluate(
     spread_penalty: float = 0.0,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Trade each part once, one account in float64, one after another in time; their days are
-    scored together.
+    """Trade each part once, one account in float64, and score the days of all parts together.
 
-    Raises ConfigError when they are too short, EnvError for a benchmark that the market cannot
+    Raises ConfigError when the parts are too short, EnvError for a benchmark that the market cannot
     make.
     """
     result = _join_blocks(
@@ -111,18 +108,17 @@ def evaluate(
 
 
 def copy_to_cpu(policy: ActorPolicy) -> ActorPolicy:
-    """The policy, or a copy where it lies elsewhere."""
+    """Copy the policy to the CPU, unless it is there."""
     elsewhere = any(parameter.device.type != "cpu" for parameter in policy.parameters())
     return copy.deepcopy(policy).to("cpu") if elsewhere else policy
 
 
 class ValidationCurve:
-    """What a pod scores while it trains, for the eye: `validation.jsonl` in its folder. Nothing is
-    chosen by it.
+    """Scores of a pod while it trains, for display only: `validation.jsonl` in its folder.
 
-    One line a look: `share` of the budget, `env_steps`, `fold` (of K-fold validation, None for the
-    whole), `score` and `return` of the validation window. Looks take `TIME` of the pod's time at
-    most, so there may be fewer than `POINTS`.
+    Each line has the `share` of the budget, `env_steps`, `fold` (of K-fold validation, None for the
+    whole), `score` and `return` of the validation window. Scoring takes at most `TIME` of the pod's
+    time, so there may be fewer than `POINTS` lines.
     """
 
     POINTS = 8
@@ -137,9 +133,9 @@ class ValidationCurve:
         alive: Callable[[float, int], Progress],
     ) -> None:
         """`settings`: metric, windows and penalty of the pod's score; `alive(share, env_steps)`
-        gives signs of life.
+        makes the progress that gives signs of life.
 
-        What an earlier attempt at the pod has looked at stands.
+        Scores of earlier attempts at the pod are kept.
         """
         self.path = folder / self.FILE
         self.env = env
@@ -157,7 +153,7 @@ class ValidationCurve:
         env_steps: int,
         fold: int | None = None,
     ) -> None:
-        """Look if a further part of the budget has been used up, and there is time for it."""
+        """Score the policy if a further part of the budget is used up and time allows it."""
         mark = math.floor(share * self.POINTS) / self.POINTS
         if not 0 < mark < 1 or (str(fold), str(mark)) in self.seen or time.monotonic() < self.next:
             return
@@ -179,7 +175,7 @@ class ValidationCurve:
         self.next = ended + (ended - began) * (1 / self.TIME - 1)
 
     def add(self, found: Evaluation, share: float, env_steps: int, fold: int | None = None) -> None:
-        """Note a look."""
+        """Append a score."""
         if (str(fold), str(share)) in self.seen:
             return
         self.seen.add((str(fold), str(share)))
@@ -195,14 +191,15 @@ class ValidationCurve:
 
 
 def _join_blocks(results: Sequence[BacktestResult]) -> BacktestResult:
-    """Blocks one after another; positions are sold between them, the benchmark's as well."""
+    """Join the results of blocks in time; positions are sold between them, the benchmark's as
+    well."""
     return results[0] if len(results) == 1 else stitch(results)
 
 
 def _trade_benchmark(
     market: MarketTensors, env: EnvSettings, progress: Progress | None
 ) -> BacktestResult:
-    """The benchmark portfolio over this window, at costs."""
+    """Trade the benchmark portfolio over this window, at costs."""
     known = _benchmarks.setdefault(market, {})
     key = env.model_dump_json()
     if key not in known:
@@ -213,7 +210,7 @@ def _trade_benchmark(
 def check_windows(
     sessions: int, metric: str, windows: int, sessions_a_year: int = m.TRADING_DAYS
 ) -> None:
-    """Raises ConfigError unless each part holds enough sessions for the metric."""
+    """Raise ConfigError unless each part holds enough sessions for the metric."""
     least = (
         min_sessions(sessions_a_year) if is_too_short(metric, 0) else 1 if metric == "return" else 2
     )
@@ -233,12 +230,13 @@ def score(
     sessions_a_year: int = m.TRADING_DAYS,
     risk_aversion: float = 1.0,
 ) -> float | None:
-    """One part's metric, from daily returns `[S]` and the benchmark's; None where it is undefined.
+    """Score one part, from daily returns `[S]` and the benchmark's; None if the metric is
+    undefined.
 
-    Doing nothing scores 0, and so does doing what the benchmark does where the metric is
-    `information_ratio`: `mean / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised,
-    or `active_utility`: their `mean - risk_aversion x variance / 2`, annualised, what an investor
-    would pay for them. `utility` is the same of the returns themselves for a risk aversion of 1.
+    An idle policy scores 0. So does one that equals the benchmark, under `information_ratio` (`mean
+    / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised) and `active_utility` (their
+    `mean - risk_aversion x variance / 2`, annualised). `utility` is the latter of the returns
+    themselves, with a risk aversion of 1.
     """
     active = returns - benchmark
     if metric == "active_utility":

@@ -1,4 +1,4 @@
-"""The log of what happened in a tournament: sealed, numbered lines, durable before anyone acts on
+"""The event log of a tournament: sealed, numbered lines, durable before anything is done about
 them."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fintrader.tournament.spec import PodResult
 
 
 def list_applied(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Pods as they were applied: by the number that says so, which one that is noted again
-    keeps."""
+    """List the pods in the order in which their results were applied; repeated events count
+    once."""
     applied = [event for event in events if event.get("event") == "applied"]
     return list(
         dict.fromkeys(
@@ -36,13 +36,13 @@ def list_applied(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def find_owner(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """The seal of the tournament that a log is of; None where it was begun before logs said so."""
+    """Find the seal of the tournament that a log belongs to; None for a log without one."""
     return next((str(event["of"]) for event in reversed(events) if event.get("of")), None)
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The events of a log by number, and which lines (from 1) are not as they were written or not
-    in their place."""
+    """Read the events of a log by number, and the numbers (from 1) of lines that are changed or
+    misplaced."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
@@ -66,10 +66,10 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 class EventLog:
-    """Appends to `events.jsonl`, whose lines are sealed and numbered.
+    """Writer of `events.jsonl`, whose lines are sealed and numbered.
 
     A torn last line (the writer was killed) is cut off before anything is added. Raises
-    TournamentError when another line is not as it was written, is missing, or stands elsewhere.
+    TournamentError for any other line that is changed, missing or misplaced.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class EventLog:
         path: Path,
         keep: Callable[[str, Callable[[], str]], None] = lambda lines, everything: None,
     ) -> None:
-        """`keep` stores new lines elsewhere before they are written here; it may ask for the whole
-        log instead."""
+        """`keep` stores new lines elsewhere before they are written here; its second argument reads
+        the whole log."""
         self.path = path
         self._keep = keep
         self.records, broken = read_log(path)
@@ -127,8 +127,8 @@ class EventLog:
         self.records += stamped
 
     def check_owner(self, tournament: str) -> None:
-        """Raises TournamentError when this is the log of another tournament than the one of that
-        seal."""
+        """Raise TournamentError unless this log belongs to the tournament with that seal, or to
+        none."""
         if find_owner(self.records) not in (None, tournament):
             raise TournamentError(
                 f"{self.path} is the log of another tournament; `fintrader verify"
@@ -137,7 +137,7 @@ class EventLog:
             )
 
     def order(self, results: Mapping[str, PodResult]) -> list[str]:
-        """Pods that have a result as they were applied; then those that never were, as they
+        """Order the pods that have a result: first as they were applied, then the others as they
         finished."""
         known = [pod for pod in list_applied(self.records) if pod in results]
         return known + sorted(
@@ -145,5 +145,5 @@ class EventLog:
         )
 
     def select(self, *kinds: str) -> Iterable[dict[str, Any]]:
-        """The events of these kinds, oldest first."""
+        """Select the events of these kinds, oldest first."""
         return (record for record in self.records if record.get("event") in kinds)

@@ -1,12 +1,11 @@
-"""Purged K-fold validation: blocks of sessions, each scored by a learner that has seen neither it
-nor its neighbours.
+"""Purged K-fold validation: each block of sessions is scored by a learner that saw neither the
+block nor its neighbours.
 
 Training and validation window together are cut into K blocks. Learner k trains on all sessions but
-those of block k and an embargo on both sides of it (López de Prado, "Advances in Financial Machine
-Learning", 2018, 7.4), and is scored on that block. They are the evidence; the pod's policy is that
-of one more learner, who has the same settings and budget and trains on everything: what K learners
-miss between them, a short window can least spare. Its children's learner k goes on from its learner
-k: down a whole lineage, nobody's block is ever trained on by who is scored on it.
+block k and an embargo on both sides of it (López de Prado, "Advances in Financial Machine
+Learning", 2018, 7.4), and is scored on block k. The pod's policy comes from one more learner with
+the same settings and budget that trains on everything. Learner k of a child continues from learner
+k of its parent, so that no lineage ever trains on the block that it is scored on.
 """
 
 from __future__ import annotations
@@ -41,31 +40,29 @@ from fintrader.tournament.fusion.learners import (
 from fintrader.tournament.spec import PodContext, PodSpec
 
 WHOLE = "whole"
-"""What the last learner's folder and state are called."""
+"""Name of the last learner's folder and state."""
 
 
 class Block(NamedTuple):
-    """What one learner trains on, and what it is scored on."""
+    """One learner's training pieces and its validation block."""
 
     pieces: tuple[MarketTensors, ...]
-    """One or two: what lies before the block and after it."""
+    """One or two: the sessions before the block, and those after it."""
     held_out: MarketTensors
 
 
 def join_windows(market: MarketTensors) -> MarketTensors:
-    """Both windows and what lies between them: what the blocks are cut from, and what the last
-    learner trains on."""
+    """Join training and validation window and the embargo between them."""
     windows = market.split() and market.windows
     assert windows is not None
     return market.window(windows.train[0], windows.validation[1])
 
 
 def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Block]:
-    """K blocks of whole sessions, as equal as can be; the embargo is that between training and
-    validation window.
+    """Cut K blocks of whole sessions, as equal as possible, with the embargo of the windows.
 
-    A piece that holds no whole episode is left out. Raises ConfigError when a block has fewer than
-    two sessions or nothing is left to train on, EnvError when there are fewer accounts than pieces,
+    A piece shorter than an episode is left out. Raises ConfigError when a block has fewer than two
+    sessions or nothing is left to train on, EnvError when there are fewer accounts than pieces,
     MarketError without windows.
     """
     windows = market.split() and market.windows
@@ -103,17 +100,16 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
 
 @lru_cache(maxsize=1)
 def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[Block], MarketTensors]:
-    """Blocks and whole, kept between the pods of one process: the benchmark is traded over each
-    only once."""
+    """Load blocks and whole, kept between the pods of one process, so that each benchmark is traded
+    once."""
     market = MarketTensors.load(path)
     return make_blocks(market, folds, EnvSettings.model_validate_json(env)), join_windows(market)
 
 
 class FoldLearners:
-    """The K + 1 learners of a pod, one after another; what each has come to lies in a folder of its
-    own.
+    """The K + 1 learners of a pod, trained one after another, each in a folder below the pod's.
 
-    Only one is in memory at a time. Killed anywhere, each goes on where it was.
+    One at a time is in memory. After a kill, each continues from its checkpoint.
     """
 
     def __init__(
@@ -138,7 +134,7 @@ class FoldLearners:
         their budgets."""
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
-        """Learn until each has used up `share` of its part of the `budget`."""
+        """Train until each learner has used up `share` of its part of the `budget`."""
         count = len(self.names)
         steps = budget.env_steps
         seconds = budget.seconds
@@ -169,7 +165,7 @@ class FoldLearners:
         )
 
     def show(self, curve: ValidationCurve, progress: TrainProgress) -> None:
-        """Let the curve look at the learner that is at work, on the block that it is scored on."""
+        """Offer the learner in training to the curve, on its validation block."""
         number, policy, before = self.at_work
         if number < len(self.blocks):  # the last one saw everything
             share = progress.fraction * len(self.names) - before
@@ -198,26 +194,26 @@ class FoldLearners:
 
     @property
     def policy(self) -> ActorPolicy:
-        """That of the learner who saw everything."""
+        """Policy of the learner that trained on everything."""
         return self.policies[-1]
 
     def list_parts(self) -> list[tuple[ActorPolicy, MarketTensors]]:
-        """Each other learner's policy, and the block that it is scored on."""
+        """Pair each other learner's policy with its validation block."""
         return [
             (policy, block.held_out)
             for policy, block in zip(self.policies[:-1], self.blocks, strict=True)
         ]
 
     def state(self) -> dict[str, Tensor]:
-        """What a child inherits: `fold-<k>.` before the names of learner k, `whole.` before those
-        of the last."""
+        """Return the state for a child: tensors of learner k under `fold-<k>.`, of the last under
+        `whole.`."""
         found: dict[str, Tensor] = {}
         for name in self.names:
             found |= add_prefix(name, read_agent_state(self.folder / name))
         return found
 
     def take(self, state: Mapping[str, Tensor]) -> None:
-        """Have the policies of such a state. Raises CheckpointError when it does not fit."""
+        """Load such a state into the policies. Raises CheckpointError when it does not fit."""
         policies = []
         for number, name in enumerate(self.names):
             learner = self._make_learner(number)
@@ -226,4 +222,4 @@ class FoldLearners:
         self.policies = policies
 
     def close(self) -> None:
-        """They have no processes."""
+        """Do nothing: there are no processes to end."""

@@ -2,8 +2,8 @@
 leaderboard.
 
 Fresh pods are drawn from the search space. Children take a parent's networks and optimiser
-(*exploit*) and carry its hyper-parameters on, perturbed or drawn anew (*explore*), as in
-population-based training (https://arxiv.org/abs/1711.09846) and ElegantRL-Podracer
+(*exploit*) and its hyper-parameters, perturbed or drawn anew (*explore*), as in population-based
+training (https://arxiv.org/abs/1711.09846) and ElegantRL-Podracer
 (https://arxiv.org/abs/2112.05923, algorithm 1).
 """
 
@@ -30,16 +30,16 @@ from fintrader.tournament.spec import PodSpec, StopRule
 
 Random = np.random.Generator
 MIN_PEERS = 4
-"""Peers of the same age that a pod is compared with at least before it is stopped early."""
+"""Least number of peers of the same age from which a stop rule is made."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """Everything specs are made from that does not change during a tournament."""
+    """Inputs of all specs that stay the same during a tournament."""
 
     settings: TournamentSettings
     agents: tuple[Settings, ...]
-    """One for each algorithm that takes part."""
+    """Base settings, one for each algorithm that takes part."""
     env: dict[str, Any]
     seed: int
     data_hash: str
@@ -52,7 +52,7 @@ class Generator:
             import_optuna()
 
     def draw_fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
-        """A pod that starts from new weights. The first of each algorithm has that algorithm's own
+        """Draw a pod that starts from new weights. The first pod of each algorithm has its base
         settings."""
         base = self.agents[index % len(self.agents)]
         values = base.model_dump(mode="json")
@@ -80,10 +80,10 @@ class Generator:
         )
 
     def propose_founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
-        """A pod without a parent in this run: a fresh one, or where an earlier run is gone on with,
-        one from there.
+        """Propose a pod without a parent in this run: fresh, or a child of a pod of the earlier
+        run.
 
-        Each pod from there continues once as it is, then with its hyper-parameters moved.
+        Each pod of the earlier run is continued unchanged once, then with moved hyper-parameters.
         """
         if not self.inherited:
             return self.draw_fresh(index, leaderboard, generation)
@@ -101,7 +101,7 @@ class Generator:
         generation: int,
         explore: bool = True,
     ) -> PodSpec:
-        """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if
+        """Derive a pod that continues from `parent`'s snapshot, with moved hyper-parameters if
         `explore`."""
         values = copy.deepcopy(parent.spec.agent)
         algo = values.get("algo")
@@ -119,8 +119,8 @@ class Generator:
         )
 
     def propose(self, index: int, leaderboard: Leaderboard) -> PodSpec:
-        """The asynchronous tournament's next pod: fresh, or a child of a row (of a niche's best)
-        picked by rank."""
+        """Propose the asynchronous tournament's next pod: fresh, or a child of a row (or a niche's
+        best) picked by rank."""
         settings = self.settings
         random = create_numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
@@ -139,8 +139,8 @@ class Generator:
         )
 
     def _explore(self, space: Range, value: Any, random: Random) -> Any:
-        """Draw anew with probability `resample`, else one step up or down inside the range; back
-        where that is shut."""
+        """Draw anew with probability `resample`, else take one step up or down; the other way at
+        the end of the range."""
         again, up = random.random(2)
         fresh = draw(
             space, value, random
@@ -207,7 +207,7 @@ class Generator:
 
 
 def _list_fresh(base: Settings, leaderboard: Leaderboard) -> list[FinishedPod]:
-    """The fresh pods of that algorithm, as they were applied."""
+    """List the fresh pods of that algorithm, as they were applied."""
     algo = base.model_dump(mode="json").get("algo")
     return [
         one
@@ -220,8 +220,7 @@ def rank_softmax(count: int, temperature: float, uniform: float) -> int:
     """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform` lies in
     [0, 1).
 
-    By the inverse of the distribution function, a geometric one that is cut off, so that no rank is
-    looked at.
+    Inverts the distribution function, a truncated geometric one, in constant time.
     """
     return min(
         int(-temperature * math.log1p(uniform * math.expm1(-count / temperature))), count - 1
@@ -231,8 +230,8 @@ def rank_softmax(count: int, temperature: float, uniform: float) -> int:
 def stop_rules(
     settings: TournamentSettings, leaderboard: Leaderboard, generation: int
 ) -> tuple[StopRule, ...]:
-    """Successive halving: the score that a pod must reach at each rung, from peers of its
-    generation."""
+    """Make the stop rules of successive halving: the score to reach at each rung, from peers of the
+    same generation."""
     if settings.halving is None:
         return ()
     rules = []
@@ -244,8 +243,7 @@ def stop_rules(
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """Of numbers in ascending order, between two of them by linear interpolation; looks at no
-    other."""
+    """Quantile of ascending numbers, by linear interpolation between two of them."""
     number, beyond = divmod((len(ascending) - 1) * share, 1.0)
     low = ascending[int(number)]
     high = ascending[min(int(number) + 1, len(ascending) - 1)]
@@ -256,7 +254,7 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 
 
 def draw(space: Range, like: Any, random: Random) -> Any:
-    """A value from the range, an integer where `like` is one."""
+    """Draw a value from the range, an integer if `like` is one."""
     if space.choices:
         return space.choices[int(random.integers(len(space.choices)))]
     assert space.low is not None
@@ -273,8 +271,8 @@ PERTURB = 1.25
 
 
 def step_value(space: Range, value: Any, way: int) -> Any:
-    """`value` times (`way` 1) or by (-1) PERTURB, or the next of the choices, as far as the range
-    goes."""
+    """Multiply (`way` 1) or divide (-1) `value` by PERTURB, or take the next choice, within the
+    range."""
     if space.choices:
         number = space.choices.index(value) if value in space.choices else 0
         return space.choices[min(max(number + way, 0), len(space.choices) - 1)]
@@ -291,8 +289,8 @@ def _round_like(value: Any, drawn: float) -> float | int:
 
 
 def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> None:
-    """Raises ConfigError when a name is nobody's setting, or an end of a range is not allowed
-    there."""
+    """Raise ConfigError for a name that no agent has, or a bound that its setting does not
+    allow."""
     for name, space in search.items():
         owners = [agent for agent in agents if has_value(agent.model_dump(mode="json"), name)]
         if not owners:
@@ -323,7 +321,7 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
 
 
 def has_value(values: Mapping[str, Any], name: str) -> bool:
-    """Whether dotted `name` leads to a value."""
+    """Check that dotted `name` leads to a value."""
     try:
         find_value(values, name)
     except (KeyError, TypeError):
@@ -332,7 +330,7 @@ def has_value(values: Mapping[str, Any], name: str) -> bool:
 
 
 def find_value(values: Mapping[str, Any], name: str) -> Any:
-    """The value at dotted `name`."""
+    """Find the value at dotted `name`."""
     return reduce(getitem, name.split("."), values)
 
 

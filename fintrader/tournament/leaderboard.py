@@ -1,9 +1,8 @@
-"""The leaderboard: in memory, as the generator sees it, and as an SQLite index that anyone may
-read.
+"""The leaderboard: in memory for the generator, and as an SQLite index for readers.
 
 One orchestrator writes the index over the run's immutable files; WAL mode lets readers (the app,
-`fintrader status`) look meanwhile. Nothing in it is the truth: a damaged or missing database is
-made again from the store (`fintrader verify RUN --repair`).
+`fintrader status`) look meanwhile. The files are the truth: a damaged or missing database is made
+again from the store (`fintrader verify RUN --repair`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class FinishedPod:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What the updater knows a submission by."""
+        """Identity of a submission in the updater."""
         return self.spec.pod, self.result.epoch
 
     @property
@@ -41,19 +40,18 @@ class FinishedPod:
 
     @property
     def order(self) -> tuple[float, int, int]:
-        """Sorts the better entry first."""
+        """Sort key: the better entry first."""
         return -self.score, self.spec.index, self.result.epoch
 
     @property
     def inheritable(self) -> bool:
-        """Whether another pod can start from it."""
+        """True if another pod can start from it."""
         return self.result.snapshot is not None and self.result.score is not None
 
 
 @dataclass
 class Leaderboard:
-    """The leaderboard as the generator sees it: the best `size` entries, and all that was ever
-    applied."""
+    """The leaderboard in memory: the best `size` entries, and all that were ever applied."""
 
     size: int
     niche: Niche = "none"
@@ -62,39 +60,36 @@ class Leaderboard:
     parents: list[FinishedPod] = field(default_factory=list)
     """Rows that others can start from, best first."""
     elites: list[FinishedPod] = field(default_factory=list)
-    """The best that others can start from of each niche, best first, at most `size`; also such as
-    have no row."""
+    """The best parent of each niche, best first, at most `size`; they need not have a row."""
     applied: list[FinishedPod] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
     failed: int = 0
-    """How many of the applied have come to nothing."""
+    """Number of applied pods that failed."""
     rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
-    """Scores that pods had on their way: (generation, share of the budget) -> one a pod, lowest
-    first."""
+    """Scores on the way: (generation, share of the budget) -> one a pod, lowest first."""
     founders: dict[str, str] = field(default_factory=dict)
-    """Pod -> the one without a parent that it descends from."""
+    """Pod -> its ancestor without a parent."""
 
     @property
     def trials(self) -> int:
-        """Looks at the validation window of the pods that have a score, one a pod unless it stops
-        early: the number of tries the winner is chosen from."""
+        """Number of looks at the validation window of pods with a score, one a pod unless it stops
+        early: the number of trials that the winner was chosen from."""
         return sum(entry.result.looks for entry in self.applied if entry.result.score is not None)
 
     @property
     def benchmark_score(self) -> float | None:
-        """What the benchmark portfolio scores on the sessions that pods are scored on; None before
-        any said so."""
+        """Score of the benchmark portfolio on the pods' validation sessions; None before the first
+        result."""
         scores = (entry.result.benchmark_score for entry in self.applied)
         return next((score for score in scores if score is not None), None)
 
     def find_founder(self, entry: FinishedPod) -> str:
-        """The pod without a parent that an entry descends from."""
+        """Find an entry's ancestor without a parent."""
         return self.founders[entry.spec.pod]
 
     def find_niche(self, entry: FinishedPod) -> str | int:
-        """Whom an entry is compared with before it may be a parent: its family, or those about as
-        deep."""
+        """Find an entry's niche, within which parents compete: its family, or its age class."""
         return (
             self.find_founder(entry)
             if self.niche == "lineage"
@@ -106,13 +101,14 @@ VERSION = 2
 POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL, parent TEXT,
   parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL, algo TEXT,
   agent TEXT NOT NULL, hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL"""
-"""Of the table `pods`, what the spec says; its further columns change while the pod is at work."""
+"""Columns of the table `pods` from the spec; its further columns change while the pod is at
+work."""
 RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL, status TEXT NOT NULL,
   reason TEXT NOT NULL, score REAL, window_scores TEXT NOT NULL, metrics TEXT NOT NULL,
   looks INTEGER NOT NULL, benchmark_score REAL,
   snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, updates INTEGER NOT NULL, seconds REAL NOT NULL,
   started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL"""
-"""Of the table `entries`, the fields of a result that go in as they are."""
+"""Columns of the table `entries` that equal fields of a result."""
 _POD_NAMES, _RESULT_NAMES = (
     [column.split()[0] for column in columns.split(",")]
     for columns in (POD_COLUMNS, RESULT_COLUMNS)
@@ -140,8 +136,7 @@ PodState = tuple[str, str, int, str]
 
 
 class LeaderboardIndex:
-    """One writer's connection. Every write method is one transaction: all of it is there after a
-    kill, or none."""
+    """Connection of the one writer. Each write method is one transaction."""
 
     def __init__(self, path: Path) -> None:
         refuse_unsafe_database(path, writes=True)
@@ -189,10 +184,10 @@ class LeaderboardIndex:
         first: int,
         states: Collection[PodState],
     ) -> None:
-        """New pods; results as they were applied, the first of them the `first`-th in all; states
-        that changed.
+        """Write new pods, changed states, and results, of which the first was applied as number
+        `first`.
 
-        Pods and results that are known are passed over.
+        Known pods and results are skipped.
         """
         if not (specs or entries or states):
             return
@@ -234,7 +229,7 @@ class LeaderboardIndex:
             self.connection.execute(_SET_STATE, (*state, spec.pod))
 
     def _insert(self, table: str, row: Mapping[str, Any]) -> None:
-        """A new row; one that is there stays as it is. Lists and mappings become JSON."""
+        """Insert a row unless it exists. Lists and mappings become JSON."""
         values = [
             (
                 json.dumps(value, sort_keys=True, allow_nan=False)
@@ -251,14 +246,14 @@ class LeaderboardIndex:
 
 
 _BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a database."""
+"""Endings of SQLite's side files."""
 
 
 def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
-    """The leaderboard at `path`; one that is damaged or cannot be written to is moved aside first.
-    True if that was necessary.
+    """Open the leaderboard at `path`; move it aside first if it is damaged or cannot be written.
+    Returns True if it was moved.
 
-    Raises UnsafePathError where a link stands in the place of one of its files.
+    Raises UnsafePathError for a link in the place of one of its files.
     """
     for ending in ("", *_BESIDE):
         place = Path(f"{path}{ending}")

@@ -1,17 +1,16 @@
-"""The fenced lease: at most one orchestrator acts on a run, and one that lost the run can no longer
-change it.
+"""The fenced lease: at most one orchestrator acts on a run, and a former one can no longer change
+it.
 
-    lease/<token>.json     the holder with the highest token is the one that counts; the name
-                           says it, not the content
+    lease/<token>.json     the holder with the highest token counts; the name alone is read
 
-The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to
-wait for. Each holder claims the next token by creating its file, which only one of several can; its
-pods carry the token and publish nothing once there is a higher one. A run with a store is held
-there as well (`fintrader.storage.lease`), against other machines.
+The kernel holds the lock, so it is free the moment its holder dies, without a timeout. Each holder
+claims the next token by creating its file, which only one process can. Its pods carry the token and
+publish nothing once there is a higher one. A run with a store is held there as well
+(`fintrader.storage.lease`), against other machines.
 
-Some network file systems grant every lock to everybody. Where that shows, a run without a store is
-refused; where it does not (each machine keeps its locks to itself), two orchestrators have two
-tokens, and the earlier one stops.
+Some network file systems grant every lock to everyone. If a test shows that, a run without a store
+is refused. If each machine keeps its locks to itself, two orchestrators have two tokens, and the
+earlier one stops.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from fintrader.system import is_locked, try_lock
 
 @dataclass(frozen=True)
 class Lease:
-    """Held by one orchestrator."""
+    """Right of one orchestrator to drive the run."""
 
     run: RunFolder
     token: int
     remote: StoreLease | None = None
-    """The same, in the run's store."""
+    """Lease in the run's store."""
 
     def check(self, *, ask_store: bool = False) -> None:
-        """Raises TournamentError when another orchestrator has taken over. `ask_store`: as the run's
-        store has it now."""
+        """Raise TournamentError when another orchestrator has taken over. `ask_store`: ask the
+        run's store now."""
         if read_token(self.run) != self.token:
             raise TournamentError(
                 f"{self.run.root}: another orchestrator has taken over; this one stops"
@@ -59,9 +58,9 @@ def acquire(
     run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 2.0
 ) -> Iterator[Lease]:
     """Hold the run's tournament, here and in the run's store. Raises TournamentError when another
-    process does, and for a run without a store where locks keep nobody out.
+    process holds it, and for a run without a store on a file system whose locks exclude no one.
 
-    `patience_seconds` bridges the moment in which a killed holder has not quite gone.
+    `patience_seconds` bridges the moment in which a killed holder still ends.
     """
     make_folder(run.root)
     path = run.root / ".tournament.lock"
@@ -95,7 +94,7 @@ def acquire(
 
 
 def _claim_token(run: RunFolder, remote: StoreLease | None) -> int:
-    """This folder's next token; that of the run's store where it has one."""
+    """Claim this folder's next token, or the one of the run's store."""
     try:
         if remote is None:
             return claim(_open_folder(run))
@@ -106,17 +105,17 @@ def _claim_token(run: RunFolder, remote: StoreLease | None) -> int:
 
 
 def read_token(run: RunFolder) -> int:
-    """The newest holder's token, 0 before the first."""
+    """Read the newest holder's token, 0 before the first."""
     return find_newest_token(_open_folder(run))
 
 
 def _open_folder(run: RunFolder) -> ObjectStore:
-    """The run's folder as a store of its own."""
+    """Open the run's folder as a store."""
     return ObjectStore(run.root.absolute())
 
 
 def is_held(run: RunFolder, mirror: Mirror | None) -> bool:
-    """Whether an orchestrator is at work, here or elsewhere (for `fintrader status`)."""
+    """Check for an orchestrator at work, here or elsewhere (for `fintrader status`)."""
     path = run.root / ".tournament.lock"
     if path.exists():
         with open_file(path) as file:

@@ -1,7 +1,7 @@
-"""The store of a run that lies in an object store: the folder is a working copy of it
+"""The store of a run in an object store; the folder is a working copy of it
 (`fintrader.storage.mirror`).
 
-Whatever is written here is there first, and what is missing here is fetched from there.
+Everything is written to the object store first, and fetched from there when it is missing here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _STATE = re.compile(r"(?P<pod>(?:[^/]+/)*pods/p\d+)/state(?:\.json|/.*)")
 
 
 def open_store(run: RunFolder, mirror: Mirror | None) -> RunStore:
-    """The run's files: those of its folder, or with a `mirror` those of the object store."""
+    """Open the run's files: those of its folder, or with a `mirror` those of the object store."""
     return RunStore(run) if mirror is None else MirroredStore(run, mirror)
 
 
 class MirroredStore(RunStore):
-    """As `RunStore`, with the object store as what counts."""
+    """`RunStore` whose object store counts."""
 
     def __init__(self, run: RunFolder, mirror: Mirror) -> None:
         super().__init__(run)
@@ -54,7 +54,8 @@ class MirroredStore(RunStore):
         self.mirror.objects.remove(*left)
 
     def _push(self, path: Path) -> None:
-        """A spec or result that was written before the run had a store, or just before a kill."""
+        """Push a spec or result that was written before the run had a store, or just before a
+        kill."""
         pod = path.parent.name
         text = read_bytes(path).decode()
         try:
@@ -64,7 +65,7 @@ class MirroredStore(RunStore):
         self._write_copy(path, self.mirror.create_pod_file(pod, path.name, text, files))
 
     def _keep_files(self, result: PodResult) -> dict[str, str]:
-        """Store what a result rests on. Raises CheckpointError when that is damaged."""
+        """Store the files of a result. Raises CheckpointError when one is damaged."""
         if result.snapshot is not None and not self.has_snapshot(result.snapshot):
             raise CheckpointError(f"{self.locate_snapshot(result.snapshot)} is damaged")
         home = self.run.pod(result.pod)
@@ -105,8 +106,7 @@ class MirroredStore(RunStore):
         return self.mirror.objects.map(self.write_spec, specs)
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
-        """First there, then here: what is only here has never been, and what stands there is what
-        is here."""
+        """Write to the object store first; the version that stands there is copied here."""
         self._write_copy(
             self.locate_spec(spec.pod),
             self.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json()),
@@ -124,7 +124,7 @@ class MirroredStore(RunStore):
             return super().read_spec(pod)
 
     def _write_copy(self, path: Path, text: str) -> None:
-        """What the object store holds, here as well."""
+        """Write the object store's version here."""
         if not publish(path, text.encode(), sync=False) and read_bytes(path) != text.encode():
             move_aside(path)
             publish(path, text.encode(), sync=False)
@@ -171,7 +171,7 @@ class MirroredStore(RunStore):
         return super().has_result(pod) or self._fetch_result(pod)
 
     def _fetch_result(self, pod: str) -> bool:
-        """Bring a pod's result from the object store, if it has one. A damaged one is taken away
+        """Fetch a pod's result from the object store, if it has one; a damaged one is set aside
         there."""
         try:
             text = self.mirror.read_pod_file(pod, "result.json")
@@ -198,7 +198,7 @@ class MirroredStore(RunStore):
             self._fetch_unless_whole(result.policy, self.locate_policy(result.pod))
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
-        """In the object store first: what is only here is found again by `has_leftovers`."""
+        """Drop from the object store first: `has_leftovers` finds what remains here."""
         curves = map(hash_file, filter(Path.is_file, self._list_pod_files(result.pod)[1:]))
         for digest in (result.snapshot, result.policy, *curves):
             if digest is not None and digest not in shared:
@@ -206,7 +206,7 @@ class MirroredStore(RunStore):
         super().drop(result, shared)
 
     def _is_stored(self, digest: str, path: Path) -> bool:
-        """Whether content is there. What is whole here and missing there is stored there."""
+        """Check that content is in the object store; store it there if it is whole here."""
         if self.mirror.has(digest):
             return True
         whole = super()._is_stored(digest, path)

@@ -1,8 +1,8 @@
-"""The orchestrator: a loop that takes what pods came to, applies what is due, makes specs, and
+"""The orchestrator: a loop that collects results, applies those that are due, makes specs, and
 starts and stops pods.
 
-Everything it knows can be derived from the store (`recover`), so it may be killed anywhere. Time is
-real, unless a simulation of a cluster brings its own `MonotonicClock`.
+Its state can be derived from the store (`recover`), so it may be killed anywhere. Time is real,
+unless a simulation of a cluster brings a `MonotonicClock`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class MonotonicClock:
     """The machine's monotonic clock and real waiting."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for `seconds`."""
+        """Sleep for `seconds`."""
         time.sleep(seconds)
 
     def wait(self, inbox: queue.SimpleQueue[Any], seconds: float) -> Any | None:
-        """The next of `inbox`, None if nothing comes within `seconds`."""
+        """Wait for the next item of `inbox`; None if none comes within `seconds`."""
         try:
             return inbox.get(timeout=seconds)
         except queue.Empty:
@@ -58,18 +58,17 @@ class MonotonicClock:
 FAILURES_ALLOWED = 3
 """Pods that may fail before any succeeds, beyond those under way at once."""
 FROM_OUTSIDE = ("killed", "node")
-"""Losses that say nothing about a pod: it is tried again however often they happen."""
+"""Reasons that are not a pod's fault: it is retried without limit."""
 LAUNCHES = 32
-"""Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
+"""Most pods started in one turn, so that turns stay short; the next turn follows at once."""
 LINE_A_RESULT = 100
-"""Tournaments of at most so many pods print a line for each result."""
+"""Largest tournament that prints a line for each result."""
 PACE_SECONDS = 0.05
-"""Turns follow each other no faster; what arrives meanwhile is made durable together."""
+"""Least seconds between turns; results that arrive meanwhile are made durable together."""
 
 
 def _describe_spec(event: str, spec: PodSpec) -> dict[str, Any]:
-    """How the event log tells of a spec: `proposed`, or `adopted` from one who held the run
-    before."""
+    """Make the event of a spec: `proposed`, or `adopted` from an earlier orchestrator."""
     return {
         "event": event,
         "pod": spec.pod,
@@ -80,7 +79,7 @@ def _describe_spec(event: str, spec: PodSpec) -> dict[str, Any]:
 
 
 class Orchestrator:
-    """One holder of the lease. `race` runs it to the end; `reconcile` is one turn."""
+    """One holder of the lease. `run` drives it to the end; `reconcile` is one turn."""
 
     def __init__(
         self,
@@ -137,8 +136,7 @@ class Orchestrator:
             )
 
     def recover(self) -> None:
-        """Derive everything from the store. The database is made again, whatever state it was
-        in."""
+        """Derive the state from the store. The database is made again in any case."""
         self.store.sweep()
         self.log.check_owner(self.store.read_identity_digest())
         self.specs = self.store.read_unbroken_specs()
@@ -176,10 +174,10 @@ class Orchestrator:
         self.retention.resume(self.leaderboard, self.specs)
 
     def _read_whole_results(self) -> dict[str, PodResult]:
-        """Stored results whose spec, snapshot and policy are all their own; others are set aside
-        and run again.
+        """Read the results whose spec, snapshot and policy match; set others aside, so that their
+        pods run again.
 
-        Of pods that were dropped snapshot and policy may be gone, unless another starts from them.
+        Snapshot and policy of a dropped pod may be gone, unless another pod starts from it.
         """
         whole = dict[str, PodResult]()
         found = [spec for spec in self.specs if self.store.has_result(spec.pod)]
@@ -204,7 +202,7 @@ class Orchestrator:
 
     @property
     def finished(self) -> bool:
-        """Every pod asked for has been applied."""
+        """True when every requested pod has been applied."""
         return len(self.leaderboard.applied) >= self.settings.pods
 
     def run(
@@ -213,8 +211,7 @@ class Orchestrator:
         watch: Callable[[Orchestrator], None] | None = None,
         title: str = "tournament",
     ) -> None:
-        """Reconcile until all pods have a result; `title` is what the search is called
-        meanwhile."""
+        """Reconcile until all pods have a result; `title` names the search in its progress."""
         reported = len(self.log.records)
         self.recover()
         grows = isinstance(self.launcher, ElasticLauncher)
@@ -245,7 +242,8 @@ class Orchestrator:
             progress.show(None)
 
     def reconcile(self) -> None:
-        """One turn: take what arrived, apply what is due, make specs, start and stop pods."""
+        """Run one turn: collect results, apply those that are due, make specs, start and stop
+        pods."""
         self.reconciles += 1
         self._turn_began = self.clock.now()
         self.lease.check()
@@ -280,7 +278,7 @@ class Orchestrator:
             )
 
     def _collect(self) -> None:
-        """Futures that ended since the last turn."""
+        """Collect the futures that ended since the last turn."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ended.append(self._inbox.get_nowait())
@@ -297,7 +295,7 @@ class Orchestrator:
                 raise error
 
     def _record_loss(self, pod: str, failure: PodFailure) -> None:
-        """A pod came to nothing: try again, or note it as failed."""
+        """Retry a lost pod, or record it as failed."""
         spec = self.specs[int(pod[1:])]
         if self.store.has_result(pod):  # it had published before it died
             self.pending.add(self.store.read_result(pod))
@@ -348,7 +346,7 @@ class Orchestrator:
         self.store.delete_training_state(pod)
 
     def _count(self, pod: str, reason: str) -> tuple[int, int]:
-        """One loss more of a pod: how many it has now, and how many of them count against
+        """Count one more loss of a pod; returns all its losses, and those that count against
         `retries`."""
         lost = self.lost.get(pod, 0) + 1
         failed = self.failed.get(pod, 0) + (reason not in FROM_OUTSIDE)
@@ -361,8 +359,8 @@ class Orchestrator:
         self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason)
 
     def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
-        """Apply what is due and make the specs that are due, step by step, each seeing exactly what
-        it should."""
+        """Apply results and make specs that are due, step by step, each spec after exactly the
+        results it needs."""
         self._make_due(stored)
         while (result := self.pending.take(len(self.leaderboard.applied))) is not None:
             entry = FinishedPod(self.specs[int(result.pod[1:])], result)
@@ -377,7 +375,7 @@ class Orchestrator:
         self.specs += stored[len(self.specs) :]  # what they need to have seen is not there any more
 
     def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
-        """Specs whose moment is now: stored ones are read back, missing ones made."""
+        """Make the specs that are due now; stored ones are read back."""
         while len(self.specs) < max(
             self.settings.pods, len(stored)
         ):  # `pods` may have been lowered since
@@ -398,8 +396,7 @@ class Orchestrator:
         self._made.append(spec)
 
     def _settle(self) -> None:
-        """Store the specs made since. Where an orchestrator that has lost the run wrote one of that
-        pod, it stands."""
+        """Store the new specs. A spec of that pod by an earlier orchestrator takes precedence."""
         made = self._made
         self._made = []
         for mine, spec in zip(made, self.store.write_specs(made), strict=True):
@@ -408,8 +405,8 @@ class Orchestrator:
             self._events.append(_describe_spec("proposed" if spec == mine else "adopted", spec))
 
     def _start_pods(self) -> None:
-        """Start pods while there is room; by arrival, the next spec is made only now, from the
-        newest leaderboard."""
+        """Start pods while there is room. In arrival order a spec is made only now, from the newest
+        leaderboard."""
         self._settle()
         if isinstance(self.launcher, ElasticLauncher):
             self.launcher.request(len(self.running) + len(self.waiting) + self._count_unmade())
@@ -433,19 +430,18 @@ class Orchestrator:
         self._more_to_start = vacant > LAUNCHES and len(ready) == LAUNCHES
 
     def _count_unmade(self) -> int:
-        """Specs that could be made at once."""
+        """Count the specs that could be made at once."""
         index = len(self.specs)
         return (
             max(0, self.settings.pods - index) if self.scheduler.count_needed(index) is None else 0
         )
 
     def _has_parent(self, spec: PodSpec) -> bool:
-        """False while the pod it starts from is trained anew, because what was stored of it is
-        damaged."""
+        """Check that the parent's result exists; a damaged parent is being trained again."""
         return spec.parent_here is None or self.store.locate_result(spec.parent_here).exists()
 
     def _flush(self) -> None:
-        """Make this turn durable: one sync of the log; and show it: one transaction of the
+        """Make this turn durable by one sync of the log, and visible by one transaction of the
         index."""
         self._settle()
         self.log.append(*self._events)
@@ -457,7 +453,7 @@ class Orchestrator:
         self._states = {}
 
     def _check_hopeless(self) -> None:
-        """Stop when nothing can come of it."""
+        """Stop when no pod can succeed."""
         applied = self.leaderboard.applied
         failed = self.leaderboard.failed
         under_way = max(
@@ -486,8 +482,8 @@ class Orchestrator:
             )
 
     def _report(self, progress: Progress, reported: int) -> int:
-        """One line for each result (of a small tournament) and each mishap since `reported`; logs
-        get every event."""
+        """Print a line for each mishap since `reported`, and each result of a small tournament;
+        logs get all."""
         for event in self.log.records[reported:]:
             small = self.settings.pods <= LINE_A_RESULT and event["event"] == "applied"
             worth = small or event["event"] in ("lost", "damaged", "capacity", "no_capacity")
@@ -507,5 +503,5 @@ class Orchestrator:
         return ", ".join(part for part in (f"{len(self.running)} at work", best) if part)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self.index.close()

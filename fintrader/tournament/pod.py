@@ -1,13 +1,12 @@
-"""A pod's shell: it locks the pod's folder, has the body train, and publishes what comes out, the
-result last.
+"""A pod's shell: it locks the pod's folder, calls the body that trains, and publishes its output,
+the result last.
 
-The shell is light on imports: what actually trains is a *body* named as `package.module:function`,
-by default `fintrader.tournament.pod_training:train_and_evaluate`. Tests and benchmarks have a stub
-do it.
+The shell is light on imports: training is done by a *body* named as `package.module:function`, by
+default `fintrader.tournament.pod_training:train_and_evaluate`. Tests and benchmarks use a stub.
 
 `python -m fintrader.tournament.pod` is a process for pods, started by `LocalLauncher`. It imports
-what bodies need once and then runs one pod after another, each a JSON line on its standard input;
-it answers by JSON lines on what was its standard output. Whatever the body prints goes to the
+the bodies' modules once and then runs one pod after another, each a JSON line on its standard
+input; it answers by JSON lines on its original standard output. Prints of the body go to the
 worker's log.
 """
 
@@ -54,18 +53,17 @@ log = logging.getLogger("fintrader.pod")
 
 
 def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
-    """Train and evaluate one pod in its folder; the body's process calls this. Idempotent: a stored
-    result is returned.
+    """Train and evaluate one pod in its folder. Idempotent: a stored result is returned.
 
-    Raises Fenced when another orchestrator took over, and whatever the body raises.
+    Raises Fenced when another orchestrator took over, and any error of the body.
     """
     outcome = begin_pod(spec, context, body)
     return evaluate_pod(spec, context, outcome) if isinstance(outcome, TrainedPod) else outcome
 
 
 def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
-    """As `run_pod`; with `evaluate_elsewhere` it may end with a `TrainedPod`, which is
-    `evaluate_pod`'s."""
+    """Run a pod; with `evaluate_elsewhere` it may end with a `TrainedPod`, for
+    `evaluate_pod`."""
     store = open_store(context.run, context.mirror)
     with (
         _bind_logs(spec, context, "pod"),
@@ -92,10 +90,10 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
 
 
 def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
-    """Evaluate a trained pod and publish its result, on any machine that sees the run's store.
+    """Evaluate a trained pod and publish its result, on any machine with access to the run's store.
     Idempotent.
 
-    Raises CheckpointError when its snapshot is missing or damaged, and what `run_pod` raises.
+    Raises CheckpointError when its snapshot is missing or damaged, and any error of `run_pod`.
     """
     store = open_store(context.run, context.mirror)
     with (
@@ -110,7 +108,7 @@ def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> Pod
 
 
 def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodResult) -> PodResult:
-    """Everything into the store, the result last."""
+    """Complete the result and store it after its files."""
     policy = context.folder / "policy.safetensors"
     finished = time.time()
     known = {
@@ -126,7 +124,7 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
 def _store_result(
     store: RunStore, spec: PodSpec, context: PodContext, result: PodResult
 ) -> PodResult:
-    """The result that stands, which is this one unless there was one before."""
+    """Store the result; return the one that stands, which may be an earlier one."""
     if store.is_replaced(spec):
         raise Fenced(f"{spec.pod}: {context.run.root} holds another run by now")
     store.keep_unpublished(result)
@@ -142,7 +140,7 @@ def _store_result(
 
 @contextlib.contextmanager
 def _bind_logs(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
-    """Structured logs, where they are asked for, with the names of run and pod on every line."""
+    """Write structured logs, if requested, with the names of run and pod on every line."""
     with (
         logs.use_format(),
         logs.bind(run=context.run.label, pod=spec.pod, attempt=context.attempt),
@@ -160,7 +158,7 @@ def _bind_logs(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wait_out_outages(context: PodContext) -> Iterator[None]:
-    """Wait for a store that does not answer, and go on giving signs of life meanwhile."""
+    """Wait for a store that does not answer, with signs of life meanwhile."""
     report = context.report
     last = (0.0, 0, "")
 
@@ -183,7 +181,7 @@ def _wait_out_outages(context: PodContext) -> Iterator[None]:
 
 
 def describe_failure(error: BaseException) -> Message:
-    """What a pod's process sends when the pod came to nothing."""
+    """Build the message that reports a pod's failure."""
     name = (
         "" if isinstance(error, OrphanLost) else f"{type(error).__name__}: "
     )  # which was said already
@@ -192,8 +190,7 @@ def describe_failure(error: BaseException) -> Message:
 
 
 def find_reason(error: BaseException) -> Reason:
-    """What a pod is lost by: an error of ours says so itself, one of a library is known by its
-    type."""
+    """Find the reason of a loss: our errors carry it, others are classified by type."""
     if isinstance(error, FintraderError):
         return cast(Reason, error.reason)
     if isinstance(error, MemoryError) or _is_out_of_gpu_memory(error):
@@ -225,7 +222,7 @@ def main() -> None:
 
 
 def serve() -> None:
-    """Import what pods need, then run one after another."""
+    """Import the pods' modules, then run one pod after another."""
     signal.signal(signal.SIGTERM, _save_and_end)
     channel = Channel(outlives=True)
     for module in sys.argv[2:]:
@@ -251,8 +248,7 @@ def serve() -> None:
 
 
 def _save_and_end(*_: object) -> None:
-    """Asked to end: what a store does not have yet goes there, if it has anything of this pod at
-    all."""
+    """Store unsaved training states, then end by SIGTERM."""
     save_all()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a pod does: make the learner, inherit, train, evaluate. What a learner is stands in
+"""The default body of a pod: make the learner, inherit, train, evaluate. Learners are in
 `fusion/learners.py` and `folds.py`."""
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 EVALUATE = "fintrader.tournament.pod_training:evaluate_trained"
 LOOKS_FORMAT = "fintrader-looks-1"
 _INHERITED = re.compile(r"^((fold-\d+|whole)\.)?(modules|optimisers)\.")
-"""What of a state a child inherits; the rest (a replay buffer, say) belongs to one training."""
+"""Names of the state's tensors that a child inherits; a replay buffer, say, belongs to one
+training."""
 
 
 def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
-    """The default body of a pod. Killed anywhere and called again, it ends with the same networks
-    and score.
+    """Train and evaluate a pod. After a kill, another call ends with the same networks and score.
 
     Raises CheckpointError when the parent's snapshot is damaged or does not fit, TrainingError on a
-    NaN, RankLost when a process of a pod that spans devices came to nothing.
+    NaN, RankLost when a process of a pod that spans devices fails.
     """
     seed_everything(spec.seed)
     with contextlib.closing(_make_learner(spec, context)) as learner:
@@ -97,11 +97,10 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
 
 
 class Looks:
-    """What a pod scored on its way, and what it had learned when it scored best: one file, replaced
-    whole.
+    """A pod's scores on its way, and its state at the best score: one file, replaced as a whole.
 
-    After a kill the pod has learned on by then and would score differently; so what was looked at
-    stands.
+    Stored scores stand after a kill, because the resumed training is further on and would score
+    differently.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,7 +121,7 @@ class Looks:
 
     @property
     def best(self) -> float:
-        """The share at which it scored best, the first of equals."""
+        """Share of the budget with the best score, the first of equals."""
         ranked = {
             share: -math.inf if one.score is None else one.score
             for share, one in self.evaluations.items()
@@ -132,8 +131,8 @@ class Looks:
     def add(
         self, share: float, found: Evaluation, state: Callable[[], State], *, last: bool
     ) -> None:
-        """One look more; the learner's state is asked for if it is the best. Stored unless it is
-        the `last`."""
+        """Add a look, with the learner's state if it is the best. Stored unless it is the
+        `last`."""
         self.evaluations[share] = found
         if self.best == share:
             self.state = {
@@ -152,7 +151,7 @@ def _store_trained(
     evaluations: Mapping[float, Evaluation],
     chosen: float,
 ) -> TrainedPod:
-    """What was learned, with the snapshot that a child inherits stored."""
+    """Store the snapshot that a child inherits, and return the trained pod."""
     snapshot = save({name: tensor.cpu().contiguous() for name, tensor in sorted(state.items())})
     return TrainedPod(
         pod=spec.pod,
@@ -171,10 +170,10 @@ def _store_trained(
 
 
 def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
-    """Complete what `train_and_evaluate` left to an evaluator, from the snapshot alone and on the
+    """Complete a pod of `train_and_evaluate` in an evaluator, from the snapshot alone and on the
     CPU.
 
-    The score and the stored policy are those that the pod itself would have come to.
+    Score and stored policy equal those of an evaluation in the pod itself.
     """
     split = load_windows(context.market)
     learner: Learner
@@ -188,7 +187,7 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
 
 
 def _list_parts(learner: Learner, split: Split) -> list[tuple[ActorPolicy, MarketTensors]]:
-    """Policies, each with the sessions that it is scored on."""
+    """Pair policies with the sessions that score them."""
     return (
         learner.list_parts()
         if isinstance(learner, FoldLearners)
@@ -203,7 +202,7 @@ def _evaluate(
     share: float,
     env_steps: int,
 ) -> Evaluation:
-    """Score what was learned so far, with a sign of life every second or so."""
+    """Score the current policies, with a sign of life every second or so."""
     alive = _EvaluationProgress(context, share, env_steps)
     here = [(copy_to_cpu(policy), window) for policy, window in parts]
     return evaluate(here, read_env_settings(spec), progress=alive, **spec.evaluation)
@@ -217,7 +216,7 @@ def _store_scored(
     policy: PolicyModule,
     split: Split,
 ) -> PodResult:
-    """The result with its score, and the policy stored."""
+    """Store the policy, and return the result with its score."""
     seen_until = int(
         split.validation.minutes[-1]
     )  # for whoever goes on from here: it was chosen by these bars
@@ -244,7 +243,7 @@ Learner = Single | ThreadFusion | FoldLearners
 
 
 def _make_learner(spec: PodSpec, context: PodContext) -> Learner:
-    """The pod's learner, with its parent's networks and optimiser."""
+    """Make the pod's learner, with its parent's networks and optimiser."""
     by_process = "/" in context.device
     devices = [torch.device(name) for name in context.device.split("/" if by_process else "+")]
     parent = read_parent_state(spec, context)
@@ -266,7 +265,7 @@ def _make_learner(spec: PodSpec, context: PodContext) -> Learner:
 
 
 class _EvaluationProgress(Progress):
-    """Signs of life: a long validation window must not look like a hung pod."""
+    """Signs of life during a long evaluation, so that the pod does not count as hung."""
 
     def __init__(self, context: PodContext, share: float, env_steps: int) -> None:
         self._context = context

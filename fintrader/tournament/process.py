@@ -1,5 +1,4 @@
-"""What the processes of a tournament share: their environment, a channel of JSON lines, and what
-becomes of them when their parent dies."""
+"""Processes of a tournament: their environment, their channel of JSON lines, and their end."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from fintrader.system import end_with_parent
 
 
 def describe_location(device: str) -> str:
-    """This machine and `device`; for GPUs also which of the machine's, since a process counts its
-    own from 0."""
+    """Name this machine and `device`; for GPUs also their number on the machine, since each process
+    counts from 0."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device.startswith("cuda") else ""
     return f"{socket.gethostname()} {device}" + (f" (GPU {seen})" if seen else "")
 
 
 def build_environment() -> dict[str, str]:
-    """This process's environment with one thread a pod: pods share the cores, libraries must not
-    fight over them."""
+    """Copy this process's environment, with one thread a pod so that libraries do not compete for
+    cores."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
 
@@ -36,8 +35,8 @@ def build_environment() -> dict[str, str]:
 def spawn(
     module: str, *words: str, log: Path, variables: Mapping[str, str]
 ) -> subprocess.Popen[str]:
-    """`python -m module PARENT words`, spoken to by lines of JSON, its standard error appended to
-    `log`."""
+    """Start `python -m module PARENT words` with a channel of JSON lines; its standard error goes
+    to `log`."""
     path = os.pathsep.join(part or "." for part in sys.path)
     command = [sys.executable, "-m", module, str(os.getpid()), *words]
     with open_file(log, "ab") as errors:
@@ -57,7 +56,7 @@ def tell(process: subprocess.Popen[str], message: Mapping[str, Any]) -> None:
 
 
 def read_messages(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """What a spawned process says, until it ends."""
+    """Read a spawned process's messages until it ends."""
     assert process.stdout is not None
     for line in process.stdout:
         with suppress(ValueError):  # half a message: the process was killed in the middle of it
@@ -65,14 +64,14 @@ def read_messages(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 class Channel:
-    """A spawned process's half of the pipe. Whatever else it prints goes to its standard error,
-    hence to its log."""
+    """A spawned process's end of the pipe. Other output goes to its standard error, and so to its
+    log."""
 
     def __init__(self, *, outlives: bool = False) -> None:
-        """Take the pipe over; from now on this process dies with the one that spawned it, and not
-        by Ctrl-C.
+        """Take the pipe over; from now on this process ends with its parent, and ignores Ctrl-C.
 
-        One that `outlives` its parent sees the end of its `inbox` instead, and decides for itself.
+        With `outlives`, it reads the end of its `inbox` instead when the parent dies, and
+        continues.
         """
         if not outlives:
             end_with_parent(int(sys.argv[1]))
@@ -84,7 +83,7 @@ class Channel:
         self._heard = True
 
     def send(self, **message: Any) -> None:
-        """Send a message, to nobody where the parent is gone."""
+        """Send a message; dropped when the parent is gone."""
         with self._lock:
             if not self._heard:
                 return

@@ -1,12 +1,11 @@
-"""What a running orchestrator serves to Prometheus: an HTTP endpoint with `/metrics` and
-`/healthz`.
+"""Prometheus metrics of a running orchestrator: an HTTP endpoint with `/metrics` and `/healthz`.
 
     endpoint = Endpoint("127.0.0.1", 9108)
     with endpoint.observe(run.label, settings) as watch:
         run_tournament(settings, ..., watch=watch)
 
-Counts come from the event log and the leaderboard, so they are those of the whole run however often
-it was restarted. The reconcile loop only copies numbers; text is made when somebody asks.
+Counts come from the event log and the leaderboard, so they cover the whole run across restarts. The
+reconcile loop only copies numbers; a request formats them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from fintrader.tournament.settings import TournamentSettings
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A family of series: its kind, what it counts, and its labels."""
+    """A family of series: its kind, its meaning, and its labels."""
 
     kind: str
     """`gauge`, `counter`, `histogram` or `info`."""
@@ -82,24 +81,23 @@ CATALOGUE: dict[str, MetricFamily] = {
         "info", "Versions of what is running", ("version", "commit", "python", "torch")
     ),
 }
-"""Every family that is served; a counter's series end in `_total`, an info's in `_info`, as
-Prometheus has it."""
+"""All families; Prometheus appends `_total` to a counter's series and `_info` to an info's."""
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the reconcile histogram, seconds."""
 RATE_SECONDS = 30.0
 STALE_SECONDS = 120.0
-"""`/healthz` fails when a race has had no turn for so long: the longest turn measured is two orders
-below."""
+"""Seconds without a turn after which `/healthz` fails: a hundred times the longest measured
+turn."""
 
 
 class Watch:
-    """The numbers of one race. Called by the reconcile loop after each turn; read by the endpoint's
-    threads."""
+    """Numbers of one race. The reconcile loop updates them after each turn; the endpoint's threads
+    read them."""
 
     def __init__(
         self, run: str, settings: TournamentSettings, observe: Callable[[float], None]
     ) -> None:
-        """`observe` is told the seconds of each turn."""
+        """`observe` is called with the seconds of each turn."""
         self.run = run
         self.settings = settings
         self._observe = observe
@@ -169,8 +167,7 @@ class Watch:
             self._marks.append((time.monotonic(), self.env_steps))
 
     def _count_steps(self, pod: str, env_steps: int) -> None:
-        """Steps beyond what this pod was seen at: an attempt that starts over repeats steps, it
-        adds none."""
+        """Count new steps of this pod; a restarted attempt repeats steps and adds none."""
         before = self._seen.get(pod, 0)
         if env_steps > before:
             self.env_steps += env_steps - before
@@ -184,7 +181,7 @@ class Watch:
             self._marks.popleft()
 
     def rate(self) -> float:
-        """Env-steps a second over the last half minute."""
+        """Return env-steps a second over the last half minute."""
         if not self._marks:
             return 0.0
         began, steps = self._marks[0]
@@ -192,17 +189,18 @@ class Watch:
         return (self.env_steps - steps) / elapsed if elapsed > 0 else 0.0
 
     def list_samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """Family, labels and value of all of this race's numbers but its turns' histogram."""
+        """List family, labels and value of all of this race's numbers, without the turns'
+        histogram."""
         yield "fintrader_env_steps_per_second", (self.run,), self.rate()
         for name, labels, value in self._samples:
             yield name, (self.run, *labels), value
 
 
 class Endpoint:
-    """The HTTP server of one process. Its threads die with the process."""
+    """HTTP server of one process. Its threads die with the process."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen on `host:port` (0: any free port; `.port` says which).
+        """Listen on `host:port` (0: any free port, see `.port`).
 
         Raises ConfigError when the port is taken or the extra `observe` is not installed.
         """
@@ -268,7 +266,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def observe(self, run: str, settings: TournamentSettings) -> Iterator[Watch]:
-        """A watch for `run_tournament`; its last numbers stay on show after the block."""
+        """Make a watch for `run_tournament`; its last numbers remain after the block."""
         watch = self._watches[run] = Watch(run, settings, self._turns.labels(run).observe)
         self._racing.add(run)
         try:
@@ -277,7 +275,7 @@ class Endpoint:
             self._racing.discard(run)
 
     def collect(self) -> Iterable[Any]:
-        """All watches and the GPUs as families; called by the registry at every scrape."""
+        """Collect all watches and the GPUs as families; called at every scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         makers = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
@@ -295,7 +293,7 @@ class Endpoint:
         return families.values()
 
     def find_problem(self) -> str:
-        """Why `/healthz` should fail; empty while all is well."""
+        """Find the reason for `/healthz` to fail; empty if there is none."""
         now = time.time()
         for run in list(self._racing):
             last = self._watches[run].last_turn
@@ -310,9 +308,9 @@ class Endpoint:
 
 
 def read_gpu_memory() -> list[tuple[str, int, int]]:
-    """Index, bytes in use and bytes in all of each GPU of this machine.
+    """Read index, used bytes and total bytes of each GPU of this machine.
 
-    By `nvidia-smi`, which wakes no CUDA context in this process; nothing where there is none.
+    It runs `nvidia-smi`, which creates no CUDA context in this process; empty without it.
     """
     query = [
         "nvidia-smi",

@@ -1,11 +1,9 @@
-"""Where to try next: fresh hyper-parameters from those that fresh pods before were trained with,
-and their scores.
+"""Proposals of hyper-parameters from earlier fresh pods and their scores.
 
 The tree-structured Parzen estimator (Bergstra et al. 2011, https://papers.nips.cc/paper/4443) by
-Optuna models the density of good settings and that of the others, and proposes what is likeliest
-under the first against the second. A pod that was stopped at a rung counts by the score that it had
-there, below those that went further: it cost less and says less. Children do not count, since their
-scores come from what they inherited.
+Optuna models the density of good settings and that of the others, and proposes the values with the
+highest ratio. A pod that was stopped at a rung counts by its score there, below those that went
+further. Children do not count, since their scores include inherited training.
 """
 
 from __future__ import annotations
@@ -25,18 +23,16 @@ if TYPE_CHECKING:
 STARTUP = 10
 """Pods that are drawn before the first proposal."""
 REMEMBERED = 500
-"""The newest pods that a proposal is made from: it takes time in proportion."""
+"""Newest pods that a proposal uses, since its time grows with their number."""
 
 
 def propose(
     search: Mapping[str, Range], likes: Mapping[str, Any], tried: Sequence[FinishedPod], seed: int
 ) -> dict[str, Any]:
-    """Setting -> value, as the estimator proposes it; nothing while fewer than `STARTUP` have a
-    score.
+    """Propose setting -> value; nothing while fewer than `STARTUP` pods have a score.
 
-    `likes` has a value of each setting that is to be proposed (integers make integers), `tried` are
-    fresh pods of the same algorithm. A pure function of what it is given. Raises ConfigError
-    without Optuna.
+    `likes` has an example value of each setting to propose (integers make integers), `tried` are
+    fresh pods of the same algorithm. A pure function. Raises ConfigError without Optuna.
     """
     known = [one for one in tried if one.result.score is not None][-REMEMBERED:]
     if len(known) < STARTUP:
@@ -54,7 +50,7 @@ def propose(
 
 
 def import_optuna() -> Any:
-    """Optuna, told to be quiet. Raises ConfigError where it is missing."""
+    """Import Optuna without its log lines. Raises ConfigError when it is missing."""
     try:
         import optuna
     except ImportError:
@@ -66,7 +62,7 @@ def import_optuna() -> Any:
 
 
 def _build_distribution(space: Range, like: Any) -> BaseDistribution:
-    """Choices by their number, since those may be lists."""
+    """Build the distribution; choices go by number, since they may be lists."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if space.choices:
@@ -83,8 +79,7 @@ def _build_distribution(space: Range, like: Any) -> BaseDistribution:
 def _build_trial(
     entry: FinishedPod, search: Mapping[str, Range], spaces: Mapping[str, BaseDistribution]
 ) -> optuna.trial.FrozenTrial:
-    """A pod as Optuna knows it. What an algorithm has by its own settings outside of the ranges is
-    left out."""
+    """Build Optuna's record of a pod. Values outside the ranges are left out."""
     import optuna
 
     params: dict[str, Any] = {}

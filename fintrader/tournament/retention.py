@@ -1,10 +1,9 @@
-"""What of the pods stays on disk: the state of a training goes once its result stands; of pods that
-nobody can start from any more, snapshot, policy and learning curve go as well, where
-`tournament.keep` says so.
+"""Retention: training states are deleted once a result stands, and with `tournament.keep` also
+snapshot, policy and learning curve of pods that no other can start from.
 
-Specs, results and the log always stay: every trial counts, and every number can be told again. A
-pod that leaves what is kept never comes back into it, so what the log calls dropped may be deleted
-at any time, by anyone, again and again.
+Specs, results and the log always stay, so that every trial counts and every number can be
+recomputed. A pod that leaves the kept set never comes back, so a pod that the log calls dropped may
+be deleted at any time and repeatedly.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 
 EVERY = 64
-"""Results between two times that it is asked what may go: the answer costs a look at every row that
-is kept."""
+"""Results between two searches for surplus pods, since each search reads every kept row."""
 
 
 class Retention:
-    """Decides and deletes for one holder of the lease."""
+    """Decisions and deletions of one holder of the lease."""
 
     def __init__(self, settings: TournamentSettings, store: RunStore, log: EventLog) -> None:
         self.settings = settings
@@ -38,7 +36,7 @@ class Retention:
     def drop_surplus(
         self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False
     ) -> None:
-        """Drop what may go, every so many results, or `now`. Call it when the results are on the
+        """Drop surplus pods, every `EVERY` results or `now`. Call it when the results are on the
         log."""
         if self.settings.keep == "all" or (len(board.applied) - self._asked < EVERY and not now):
             return
@@ -54,8 +52,7 @@ class Retention:
             self._delete(gone, kept, over)
 
     def resume(self, board: Leaderboard, specs: Sequence[PodSpec]) -> None:
-        """Delete what was called dropped before a kill and is still there, but for what somebody
-        needs again."""
+        """Delete the remains of pods that were dropped before a kill, except those needed again."""
         if self.dropped:
             over = {entry.spec.pod: entry for entry in board.applied}
             gone = self.dropped - self._choose_kept(board, specs, over)
@@ -67,8 +64,7 @@ class Retention:
     def _delete(
         self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, FinishedPod]
     ) -> None:
-        """Delete all but spec and result of these, and nothing that is of a pod that is kept, too:
-        content is stored once however many pods have it."""
+        """Delete all but spec and result of these pods, and no content that a kept pod shares."""
         shared = {
             digest for pod in kept if pod in over for digest in _list_contents(over[pod].result)
         }
@@ -81,9 +77,9 @@ class Retention:
     def _choose_kept(
         self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, FinishedPod]
     ) -> set[str]:
-        """Rows, the best of each niche, pods that are not over and their parents, the newest two
-        generations where there are generations, where `keep` asks for `lineage` all that these
-        descend from; and pods that failed: what they left says why."""
+        """Choose the pods to keep: rows, elites, unfinished pods and their parents, failed pods,
+        the newest two generations (generational scheduler), and with `keep: lineage` all
+        ancestors."""
         waiting = [spec for spec in specs if spec.pod not in over]
         kept = {row.spec.pod for row in (*board.rows, *board.elites)} | {
             spec.pod for spec in waiting
@@ -105,7 +101,7 @@ def _list_contents(result: PodResult) -> Iterable[str]:
 
 
 def list_needed(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
-    """Parents of pods without a result: those must be whole, whatever was dropped."""
+    """List the parents of pods without a result, which must be whole even if they were dropped."""
     return {
         spec.parent_here
         for spec in specs

@@ -1,7 +1,7 @@
 """One tournament from its settings to its ensemble, restartable anywhere.
 
-`run_tournament` takes the lease, makes sure that the folder belongs to this tournament, lets the
-reconcile loop (`orchestrator.py`) race the pods, and builds the ensemble. Called again, it resumes,
+`run_tournament` takes the lease, checks that the folder belongs to this tournament, races the pods
+in the reconcile loop (`orchestrator.py`), and builds the ensemble. A repeated call resumes,
 extends, or finds everything done. `replay` races a finished one again.
 """
 
@@ -60,11 +60,11 @@ EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[st
 
 @dataclass(frozen=True)
 class TournamentResult:
-    """Where a finished tournament's files are, and what was chosen from how many."""
+    """Files of a finished tournament, its winner, and the number of trials."""
 
     folder: RunFolder
     trials: int
-    """Looks at the validation window: the number of tries the winner was chosen from."""
+    """Looks at the validation window: the number of trials that the winner was chosen from."""
     best: str
     """Identifier of the pod that leads."""
     best_policy: Path
@@ -99,16 +99,16 @@ def run_tournament(
     resume or extend.
 
     `mirror` is the run's side in an object store; without one the run lies in `folder` alone.
-    `agent` gives the base settings of the algorithm, or of the several that take part. `device`
-    narrows `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and
-    where it runs (a `launcher` that is made here, such as Ray's, brings its own body). `watch` is
-    called at every reconcile. `clock` is real time, or that of a simulated cluster. `inherit` takes
-    pods of an earlier run over into the store, from which the first ones start (see
-    `warm_start.inherit`). `title` names the search in its progress.
+    `agent` gives the base settings of the algorithm, or of several that take part. `device` narrows
+    `settings.devices` when that is `auto`. `body` and `launcher` set the work of a pod and its
+    place (a `launcher` instance, such as Ray's, brings a body). `watch` is called at every
+    reconcile. `clock` is real time, or that of a simulated cluster. `inherit` copies pods of an
+    earlier run into the store, as the first parents (see `warm_start.inherit`). `title` names the
+    search in its progress.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another
     one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible
-    search space. Nothing that was stored is lost by any of them.
+    search space. None of them loses stored results.
     """
     agents: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
     if not agents:
@@ -156,15 +156,14 @@ def run_tournament(
 
 
 def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
-    """Race `source` again, each pod seeing what it saw then. Byte-equal on the CPU with step
+    """Race `source` again, each pod after the same results. Byte-equal on the CPU with step
     budgets.
 
-    `how` is what `run_tournament` takes beside the settings (its `folder` is the new one), but for
-    the scheduler.
+    `how` are further arguments of `run_tournament` (its `folder` is the new one), except the
+    scheduler.
 
-    Raises TournamentError when the source is unfinished or lost a pod for good (what killed it
-    cannot be replayed), and what `run_tournament` raises. `status.compare` says whether the two
-    agree.
+    Raises TournamentError when the source is unfinished or has failed pods (a kill cannot be
+    replayed), and all errors of `run_tournament`. `status.compare` compares the two.
     """
     require_tournament(source)
     store = RunStore(source)
@@ -191,8 +190,8 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
 
 
 def read_market_hash(market: Path) -> str:
-    """The content hash a market file carries, else the hash of its bytes. Raises MarketError when
-    there is none."""
+    """Read the content hash of a market file, or hash its bytes. Raises MarketError when it is
+    missing."""
     if not Path(market).is_file():
         raise MarketError(f"{market} does not exist; build it with `fintrader data build CONFIG`")
     try:
@@ -206,8 +205,8 @@ def read_market_hash(market: Path) -> str:
 def _check_market(
     settings: TournamentSettings, path: Path, env: Settings | None, agents: Sequence[Settings]
 ) -> None:
-    """Raises ConfigError before anything is trained when the market does not hold the folds asked
-    for, and for agents that do not tilt where tilts are to be shrunk."""
+    """Raise ConfigError before training when the market is too short for the folds, or an agent
+    without tilts should be shrunk."""
     kfold = settings.validation == "kfold"
     shrinks = settings.ensemble_shrinkage != "none"
     if not isinstance(env, EnvSettings) or not (kfold or shrinks):
@@ -224,7 +223,7 @@ def _check_market(
 def _finish(
     orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Progress
 ) -> TournamentResult:
-    """Choose the members, store the ensemble, and say what there is."""
+    """Choose the members, store the ensemble, and return the result."""
     run = orchestrator.store.run
     if not orchestrator.leaderboard.rows:
         raise TournamentError(f"{run.root}: no pod has a score, so there is nothing to choose from")
@@ -251,7 +250,7 @@ def _finish(
 
 
 def _describe_identity(settings: TournamentSettings, generator: Generator) -> dict[str, Any]:
-    """What every pod of a tournament depends on."""
+    """Describe the inputs on which every pod of a tournament depends."""
     parents = [[entry.spec.pod, entry.result.snapshot] for entry in generator.inherited]
     return {
         "settings": settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
@@ -265,7 +264,7 @@ def _describe_identity(settings: TournamentSettings, generator: Generator) -> di
 
 @contextlib.contextmanager
 def _explain_full_disk(folder: RunFolder) -> Iterator[None]:
-    """A full disk as an error that says what to do."""
+    """Turn a full disk into an error with a remedy."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:

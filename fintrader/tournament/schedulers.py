@@ -1,5 +1,5 @@
-"""The schedulers: when the next pod may be made, in which order results count, and who is its
-parent."""
+"""Schedulers: when the next pod may be made, the order in which results count, and the parent's
+choice."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from fintrader.tournament.spec import PodResult, PodSpec
 
 
 class Scheduler(Protocol):
-    """What the orchestrator asks before it makes a pod or counts a result."""
+    """Order of specs and results in a tournament."""
 
     def count_needed(self, index: int) -> int | None:
-        """Results pod `index` must have seen, exactly; None: whatever is there when a slot is
-        free."""
+        """Count the results that pod `index` must have seen, exactly; None: those that are there
+        when a slot is free."""
 
     def find_position(self, pod_index: int) -> int | None:
-        """Position of this pod's result in the order of application; None: as it arrives."""
+        """Find the position of this pod's result in the order of application; None: as it
+        arrives."""
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
-        """The spec of pod `index`."""
+        """Make the spec of pod `index`."""
 
 
 class Asynchronous:
-    """Arrival order: a pod is made of whatever is known when there is room for it, and nobody waits
-    for anybody."""
+    """Arrival order: each pod is made from the leaderboard at the moment when there is room for
+    it."""
 
     def count_needed(self, index: int) -> int | None:
         return None
@@ -41,8 +42,7 @@ class Asynchronous:
 
 
 class Submission(Asynchronous):
-    """Reproducible: pod k sees the results of pods <= k - pool_size, whatever finishes first, and
-    waits for them."""
+    """Reproducible order: pod k waits for, and sees, the results of pods <= k - pool_size."""
 
     def __init__(self, pool_size: int) -> None:
         self.pool_size = pool_size
@@ -55,8 +55,8 @@ class Submission(Asynchronous):
 
 
 class Generational:
-    """Synchronous generations of `population` pods: each waits for the whole generation before its
-    own."""
+    """Synchronous generations of `population` pods: each waits for the whole generation before
+    it."""
 
     def __init__(self, population: int, survivors: int) -> None:
         self.population = population
@@ -70,8 +70,8 @@ class Generational:
         return pod_index
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
-        """The best continue as they are; each of the others is a copy of one of them, moved a
-        little."""
+        """Continue the best unchanged; make each other pod a copy of one of them with moved
+        settings."""
         generation, number = divmod(index, self.population)
         best = self._choose_best(leaderboard, generation - 1) if generation else []
         if not best:
@@ -85,7 +85,7 @@ class Generational:
         )
 
     def _choose_best(self, leaderboard: Leaderboard, generation: int) -> list[FinishedPod]:
-        """The survivors of a generation that is whole; sorted once, not for every child."""
+        """Choose the survivors of a complete generation; sorted once for all children."""
         if (
             self._chosen is None
             or self._chosen[0] is not leaderboard
@@ -102,10 +102,10 @@ class Generational:
 
 
 class Replay:
-    """Another run's order: what each pod had seen when it was made, and when each result counted.
+    """Order of another run: the results that each pod had seen, and their order of application.
 
-    `given`: specs that the run adopted from one who had lost it, by number. What those had seen is
-    not on its log.
+    `given`: specs that the run adopted from an earlier orchestrator, by number, whose seen results
+    are not on its log.
     """
 
     def __init__(
@@ -135,15 +135,14 @@ class Replay:
 
 
 def make_scheduler(settings: TournamentSettings) -> Scheduler:
-    """The scheduler that the settings ask for."""
+    """Make the scheduler of the settings."""
     if settings.scheduler == "generational":
         return Generational(settings.population, settings.survivors)
     return Submission(settings.pool_size) if settings.order == "submission" else Asynchronous()
 
 
 class PendingResults:
-    """Results that are here but not applied: in the order the scheduler prescribes, else as they
-    arrived."""
+    """Results that arrived and are not applied: in the scheduler's order, else as they arrived."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -151,11 +150,11 @@ class PendingResults:
         self._by_position: dict[int, PodResult] = {}
 
     def __len__(self) -> int:
-        """Results that wait."""
+        """Number of waiting results."""
         return len(self._queue) + len(self._by_position)
 
     def add(self, result: PodResult) -> None:
-        """A result that has arrived; of several of one pod the last one counts."""
+        """Add a result; of several of one pod the last one counts."""
         position = self._scheduler.find_position(int(result.pod[1:]))
         if position is None:
             self._queue[result.pod] = result

@@ -1,16 +1,12 @@
-"""Pods of an earlier run as the first parents of a new one: what is taken over, and what has to
-hold for it.
+"""Warm start: pods of an earlier run as the first parents of a new one.
 
-    inherited.json   the earlier run, its pods by score, and the content of what was taken over;
-                     written once
+    inherited.json   the earlier run, its pods by score, and their contents; written once
 
-A pod takes over its parent's networks, optimiser and statistics of observations. Those are brought
-to the new market's standardisation (`agents/transfer.py`), so a network that holds no number of
-assets goes on seeing what it learned to read. Scores are not taken over: they were measured
-elsewhere.
+A pod takes over its parent's networks, optimiser and statistics of observations. These are restated
+for the new market's standardisation (`agents/transfer.py`). Scores are not taken over, since they
+were measured on another market.
 
-The earlier run must not have seen, in training or in choosing, any bar of the new run's test
-window.
+The earlier run must not have seen, in training or selection, any bar of the new run's test window.
 """
 
 from __future__ import annotations
@@ -56,25 +52,25 @@ _MOMENTS = "optimisers.adam."
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a run begins with."""
+    """Parents that a run begins with."""
 
     address: str
-    """The earlier run, as it was given: a folder or a URL."""
+    """The earlier run as the user named it: a folder or a URL."""
     run: str
-    """Its name, as lineages say it."""
+    """Name of the earlier run in lineages."""
     policies: dict[str, str]
-    """Pod there -> SHA-256 of its policy."""
+    """Earlier pod -> SHA-256 of its policy."""
     trials: int
-    """Pods that were scored there, and in the runs that it began with."""
+    """Number of pods that were scored in the earlier run, and in the runs that it began with."""
     seen_until: int
-    """Start of the last bar that anything here was trained on or chosen by, ns since 1970 UTC."""
+    """Start of the last bar that training or selection used, ns since 1970 UTC."""
     entries: tuple[FinishedPod, ...]
-    """The parents, best first: called `run:pod`, with settings of this run, and snapshots in its
+    """The parents, best first: named `run:pod`, with settings of this run, and snapshots in its
     store."""
 
     @classmethod
     def read(cls, folder: RunFolder) -> WarmStart | None:
-        """What a run began with; None if with nothing."""
+        """Read the warm start of a run; None without one."""
         path = folder.root / FILE
         if not path.is_file():
             return None
@@ -93,7 +89,7 @@ class WarmStart:
             ) from None
 
     def write(self, folder: RunFolder) -> None:
-        """Store it; whole or not at all."""
+        """Store it atomically."""
         pairs = [
             [one.spec.model_dump(mode="json"), one.result.model_dump(mode="json")]
             for one in self.entries
@@ -103,7 +99,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class WarmStartTarget:
-    """What the new run is made of: its pods' settings and their market."""
+    """Settings and market of the new run's pods."""
 
     settings: TournamentSettings
     agents: Sequence[Settings]
@@ -114,14 +110,14 @@ class WarmStartTarget:
 def inherit(
     store: RunStore, address: str, find: Callable[[], RunFolder], heirs: WarmStartTarget
 ) -> WarmStart:
-    """Take over the leaderboard of the run at `address` (`find` fetches its folder) into the store
-    of a new one.
+    """Copy the best pods of the run at `address` into the store of a new one; `find` fetches its
+    folder.
 
-    Called again, it returns what was taken over then; the earlier run may be gone by now.
+    A second call returns the first result, even if the earlier run is gone.
 
     Raises TournamentError when that run has no finished pods, none of them can be loaded here, it
-    has seen bars of the new test window, or it is another run than the one begun with;
-    CheckpointError when its files are damaged.
+    has seen bars of the new test window, or differs from the run begun with; CheckpointError when
+    its files are damaged.
     """
     known = WarmStart.read(store.run)
     if known is not None and known.address != address and not store.identity_path.exists():
@@ -141,7 +137,7 @@ def inherit(
 
 
 def copy_warm_start(store: RunStore, source: RunStore) -> WarmStart | None:
-    """What `source` began with, for a run that repeats it."""
+    """Copy the warm start of `source`, for a run that repeats it."""
     known = WarmStart.read(source.run)
     if known is not None:
         for entry in known.entries:
@@ -151,12 +147,12 @@ def copy_warm_start(store: RunStore, source: RunStore) -> WarmStart | None:
 
 
 def has_pods(folder: RunFolder) -> bool:
-    """Whether a run has pods that others can start from."""
+    """Check that a run has pods that others can start from."""
     return bool(_rank_pods(open_store(folder, find_mirror(folder.root))))
 
 
 def _rank_pods(source: RunStore) -> list[FinishedPod]:
-    """Its pods that others can start from, best first."""
+    """Rank the pods that others can start from, best first."""
     specs = source.read_specs()
     results = source.read_results()
     entries = [FinishedPod(specs[pod], result) for pod, result in results.items() if pod in specs]
@@ -234,11 +230,10 @@ def _transfer_pod(
     layout: Any,
     here: MarketIdentity,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A pod's settings as this run has them, and its networks, optimiser and statistics for this
-    run's market.
+    """Transfer a pod's settings, networks, optimiser and statistics to this run's market.
 
-    Settings are this run's, but for those that both searched. Raises CheckpointError or
-    TournamentError where the networks do not fit.
+    Settings are this run's, except those that both runs searched. Raises CheckpointError or
+    TournamentError when the networks do not fit.
     """
     description = header["policy"]
     if header["meta"].get("market") is None:
@@ -276,8 +271,8 @@ def _transfer_pod(
 
 
 def _merge_settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSettings) -> Any:
-    """This run's settings, with the values that the earlier search found for what is searched
-    here."""
+    """Merge this run's settings with the values that the earlier search found for the same
+    names."""
     values = base.model_dump(mode="json")
     for name in settings.search:
         if has_value(values, name) and has_value(theirs, name):
@@ -291,8 +286,8 @@ def _merge_settings(base: Settings, theirs: Mapping[str, Any], settings: Tournam
 
 
 def _compare_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> str | None:
-    """In what a stored policy differs from one made here, as far as that shows in no shape; None:
-    in nothing."""
+    """Describe how a stored policy differs from one made here, beyond tensor shapes; None if it
+    does not."""
     own = policy.describe()
     there = {**description["network"], "head": description["head"]["kind"]}
     here = {**own["network"], "head": own["head"]["kind"]}
@@ -310,11 +305,10 @@ def _transfer_state(
     trained: MarketIdentity,
     here: MarketIdentity,
 ) -> dict[str, Tensor]:
-    """An agent's state for the market `here`: its statistics, and how far each asset's latent is
-    explored.
+    """Transfer an agent's state to the market `here`: its statistics and each asset's exploration
+    noise.
 
-    The latter alone is a number of each asset (PPO and A2C): where there are other assets, each
-    gets their mean.
+    Only the noise has one number for each asset (PPO and A2C); other assets get the mean.
     """
     moved = dict(state)
     noise = state.get(_NOISE)
@@ -344,7 +338,7 @@ def _transfer_state(
 
 
 def check_unused(from_run: str | None, verb: str) -> None:
-    """Raises ConfigError when a command that starts no tournament was told what to start from."""
+    """Raise ConfigError when `from_run` is given to a command that starts no tournament."""
     if from_run is not None:
         raise ConfigError(
             f"from_run: `fintrader {verb}` starts no tournament; use `fintrader run` or"

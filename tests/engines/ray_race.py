@@ -118,7 +118,7 @@ def main() -> None:
         note = {
             "applied": len(orchestrator.leaderboard.applied),
             "pods": {pod: (at.node, at.pid) for pod, at in begun.items()},
-            "nodes": {pod: at.nodes() for pod, at in begun.items()},
+            "nodes": {pod: at.list_nodes() for pod, at in begun.items()},
         }
         write_json(note_of(run), note)
 

@@ -183,21 +183,16 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path):
         update={
             "pods": 1,
             "replicas": 2,
-            "fusions": 3,
-            "budget": Budget(env_steps=3 * 256),
+            "fusions": MANY_ROUNDS,
+            "budget": Budget(env_steps=MANY_ROUNDS * 256),
             "devices": ("cpu/cpu",),
         }
     )
 
     pod = tmp_path / "run" / "pods" / "p0000"
-    barrier = barrier_in(pod)
 
     def kill():
-        """Rank 1, once a round is stored."""
-        until((pod / "fused-0.safetensors").exists)
-        process = rank_process(pod, 1)
-        os.kill(process, signal.SIGKILL)
-        barrier.unlink()
+        os.kill(stop_rank(pod, 1, rounds=1), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
     result = real_race(RunFolder(tmp_path / "run"), spec_settings)
@@ -212,12 +207,23 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path):
     assert found.select_reproducible() == alone.select_reproducible()
 
 
-def barrier_in(pod):
-    """A file that rank 1 reads as it begins round 1, and gets no further."""
-    barrier = locate_replica(pod, 1, 1) / "metrics.jsonl"
-    barrier.parent.mkdir(parents=True)
-    os.mkfifo(barrier)
-    return barrier
+MANY_ROUNDS = 24
+"""Rounds of a pod that is to be stopped in the middle: after the first there are others to come."""
+
+
+def count_rounds(pod):
+    """Count the rounds that a pod has stored."""
+    return len(list(pod.glob("fused-*.safetensors")))
+
+
+def stop_rank(pod, rank, rounds):
+    """Stop the process of a rank once the pod has stored so many rounds, so that it stays where it
+    is; return the process."""
+    until(lambda: count_rounds(pod) >= rounds and rank_process(pod, rank), "a round to be stored")
+    process = rank_process(pod, rank)
+    os.kill(process, signal.SIGSTOP)
+    assert count_rounds(pod) < MANY_ROUNDS, "the pod ended before its rank could be stopped"
+    return process
 
 
 def rank_process(pod, rank):

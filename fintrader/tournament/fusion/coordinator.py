@@ -1,13 +1,12 @@
-"""The ranks of a pod, as processes of one machine or of several, and the rendezvous where they
-meet.
+"""The ranks of a pod, as processes of one machine or of several, and their rendezvous.
 
-A *host* starts the ranks of one machine and passes on their messages; `LocalHost` is this machine,
-and a launcher that has others brings hosts of its own (`PodContext.hosts`). Orders go through the
-rendezvous, a TCP store that the pod's process keeps: when that process is gone, so is the store,
-and ranks that wait for orders end wherever they are.
+A *host* starts the ranks of one machine and forwards their messages; `LocalHost` is this machine,
+and a launcher for other machines brings its own hosts (`PodContext.hosts`). Orders go through the
+rendezvous, a TCP store that the pod's process keeps. When that process dies, the store dies too,
+and ranks that wait for orders end.
 
-Nothing that ranks send to each other is authenticated or encrypted. On one machine the store and
-the ranks therefore listen on loopback only; on several, on the address at which the nodes of the
+Messages between ranks are neither authenticated nor encrypted. On one machine the store and the
+ranks therefore listen on loopback only; on several, on the address at which the nodes of the
 cluster reach each other.
 """
 
@@ -41,11 +40,11 @@ from fintrader.tournament.spec import (
 )
 
 GRACE_SECONDS = 2.0
-"""The first rank to report a failure may only have lost its partner: so long the others' messages
-are awaited."""
+"""Seconds to collect further messages after the first failure, since the first rank to report one
+may only have lost its partner."""
 PATIENCE_SECONDS = 1800.0
-"""A rank waits so long for the others before it gives up; the orchestrator's `operations.patience_seconds` usually
-comes first."""
+"""Seconds that a rank waits for the others; `operations.patience_seconds` usually ends the pod
+before."""
 END = -1
 """The last order."""
 LOOPBACK = "127.0.0.1"
@@ -53,15 +52,15 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class RankAddress:
-    """Where a rank runs: which of the hosts, and which device there."""
+    """Place of a rank: number of its host, and device on it."""
 
     host: int
     device: str
 
 
 def assign_ranks(devices: Sequence[str], hosts: int) -> list[RankAddress]:
-    """The ranks in order: hosts take turns. `devices` are those of all hosts, one host after
-    another."""
+    """Assign the ranks in order: hosts take turns. `devices` lists those of all hosts, host by
+    host."""
     each = len(devices) // hosts
     return [
         RankAddress(host, devices[host * each + number])
@@ -152,21 +151,19 @@ class RankGroup:
                 host.start(mine, lambda rank, message: self.inbox.put((rank, message)))
 
     def order(self, rounds: int) -> None:
-        """Have all ranks learn until so many rounds are done."""
+        """Order all ranks to train until `rounds` rounds are done."""
         self.store.set(f"order-{self._orders}", str(rounds))
         self._orders += 1
 
     def receive(self) -> tuple[int, Message]:
-        """The next message of a rank. Raises RankLost for the first that fails or falls silent for
-        good."""
+        """Return the next message of a rank. Raises RankLost for the first that fails or ends."""
         rank, message = self.inbox.get()
         if message["kind"] not in ("failed", "ended"):
             return rank, message
         raise self._find_first_failure(rank, message)
 
     def _find_first_failure(self, rank: int, message: Message) -> RankLost:
-        """Who failed first: a rank that was killed takes the others with it, whose complaints may
-        arrive before it."""
+        """Find the rank that failed first: others that lost it may report before it."""
         failed: dict[int, Message] = {}
         ended: dict[int, Message] = {}
         kinds = {"failed": failed, "ended": ended}
@@ -205,7 +202,8 @@ class RankGroup:
         )
 
     def _explain_signal(self, by: int) -> Reason:
-        """What a signal says: whom somebody ended is tried again without limit, as any pod is."""
+        """Translate a signal to a reason: a rank that was ended from outside is retried without
+        limit."""
         if by == KILL and count_oom_kills() > self._oom_kills:
             return "oom"
         return "killed" if by in SENT_BY_OTHERS else "rank"
@@ -223,7 +221,7 @@ class RankGroup:
 
 
 def choose_backend(ranks: Sequence[RankAddress]) -> str:
-    """NCCL where every rank has a GPU of its own, else gloo."""
+    """Choose NCCL if every rank has a GPU to itself, else gloo."""
     distinct = len(set(ranks)) == len(ranks)
     return (
         "nccl"
@@ -233,7 +231,7 @@ def choose_backend(ranks: Sequence[RankAddress]) -> str:
 
 
 class ProcessFusion(ThreadFusion):
-    """As `ThreadFusion`, with the replicas in a process a device."""
+    """`ThreadFusion` with one process for each device."""
 
     def __init__(
         self,
@@ -262,7 +260,7 @@ class ProcessFusion(ThreadFusion):
         self._group: RankGroup | None = None
 
     def learn(self, due: int, budget: Budget, report: Callable[[TrainProgress], None]) -> None:
-        """Round after round until `due` are done. Raises RankLost when a rank came to nothing."""
+        """Train round after round until `due` are done. Raises RankLost when a rank fails."""
         if self._group is None:
             self._group = RankGroup(
                 self.spec, self.context, self.ranks, choose_backend(self.ranks), self.hosts

@@ -1,13 +1,12 @@
-"""A pod's learners: what they are made of, one alone, and several that are fused.
+"""A pod's learners: how they are made, one alone, and several that are fused.
 
-Each replica learns by itself for a while, on its own device and with its own accounts; then
-networks, optimiser moments and normalisers are averaged and every replica goes on from the average,
-as in local SGD (https://arxiv.org/abs/1805.09767). The number of replicas belongs to the pod's
-spec, not to the machine: with fewer devices, replicas take turns on them and the result stays the
-same (bit by bit where the devices are CPUs).
+Each replica trains on its own device and accounts for a while; then networks, optimiser moments and
+normalisers are averaged, and every replica continues from the average, as in local SGD
+(https://arxiv.org/abs/1805.09767). The number of replicas belongs to the pod's spec, not to the
+machine: with fewer devices, replicas take turns on them and the result stays the same (bit by bit
+on CPUs).
 
-Here the replicas are threads of the pod's process; `coordinator.py` gives each device a process of
-its own.
+Here the replicas are threads of the pod's process; `coordinator.py` gives each device a process.
 """
 
 from __future__ import annotations
@@ -53,15 +52,16 @@ FORMAT = "fintrader-fusion-1"
 State = Mapping[str, Tensor]
 """An agent's networks, optimisers and normalisers, by name."""
 Maker = Callable[[int, int, torch.device], tuple[Agent, Any]]
-"""(replica, round, device) -> a new agent and its environment, seeded by replica and round."""
+"""Function (replica, round, device) -> a new agent and its environment, seeded by replica and
+round."""
 Report = Callable[[TrainProgress], None]
 
 # --- out of the pod's spec ------------------------------------------------------------------------
 
 
 def build_maker(spec: PodSpec, context: PodContext) -> Maker:
-    """What makes the pod's agents and environments. Raises TournamentError, ConfigError for a
-    foreign spec."""
+    """Build the function that makes the pod's agents and environments. Raises TournamentError,
+    ConfigError for a foreign spec."""
     settings = read_agent_settings(spec)
     env_settings = read_env_settings(spec)
     split = load_windows(context.market)
@@ -76,7 +76,7 @@ def build_maker(spec: PodSpec, context: PodContext) -> Maker:
 
 
 def read_agent_settings(spec: PodSpec) -> Any:
-    """The agent's settings. Raises TournamentError for a spec of another version."""
+    """Read the agent's settings. Raises TournamentError for a spec of another version."""
     try:
         return TypeAdapter(AgentSettings).validate_python(spec.agent)
     except ValidationError as error:
@@ -86,23 +86,23 @@ def read_agent_settings(spec: PodSpec) -> Any:
 
 
 def read_env_settings(spec: PodSpec) -> EnvSettings:
-    """The environment's settings. Raises ConfigError for a spec of another version."""
+    """Read the environment's settings. Raises ConfigError for a spec of another version."""
     return validate(EnvSettings, spec.env, f"{spec.pod}: env")
 
 
 @lru_cache(maxsize=1)
 def load_windows(path: Path) -> Split:
-    """The windows, kept between the pods of one process."""
+    """Load the windows, kept between the pods of one process."""
     return MarketTensors.load(path).split()
 
 
 def read_parent_state(spec: PodSpec, context: PodContext) -> dict[str, Tensor] | None:
-    """What the pod begins from. Raises CheckpointError."""
+    """Read the parent's state; None without a parent. Raises CheckpointError."""
     return None if spec.snapshot is None else read_snapshot(context, spec.snapshot)
 
 
 def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
-    """A stored state, verified against its name. Raises CheckpointError."""
+    """Read a stored state, verified against its name. Raises CheckpointError."""
     try:
         return load(open_store(context.run, context.mirror).get(digest))
     except SafetensorError as error:
@@ -113,22 +113,22 @@ def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
 
 
 class _Carrier:
-    """What has one agent that carries the pod's networks."""
+    """Base of learners with one agent that carries the pod's networks."""
 
     agent: Agent
 
     @property
     def policy(self) -> ActorPolicy:
-        """What was learned."""
+        """The trained policy."""
         return self.agent.policy
 
     def take(self, state: State) -> None:
-        """Have that policy instead, not to learn on from it. Raises CheckpointError when it does
+        """Load another policy, which is not trained further. Raises CheckpointError when it does
         not fit."""
         self.agent.inherit(state)
 
     def close(self) -> None:
-        """It has no processes, and threads end with their round."""
+        """Do nothing: there are no processes, and threads end with their round."""
 
 
 class Single(_Carrier):
@@ -143,13 +143,13 @@ class Single(_Carrier):
             self.agent.inherit(parent)
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
-        """Learn until `share` of the whole `budget` is used up."""
+        """Train until `share` of the whole `budget` is used up."""
         return train(
             self.agent, self.env, budget, folder=self.folder, on_progress=report, share=share
         )
 
     def state(self) -> dict[str, Tensor]:
-        """What a child inherits."""
+        """Return the state for a child."""
         return read_agent_state(self.folder)
 
 
@@ -157,7 +157,7 @@ class Single(_Carrier):
 
 
 def split_budget(budget: Budget, replicas: int, rounds: int, devices: int) -> Budget:
-    """One replica's part of one round."""
+    """Split off one replica's part of one round."""
     if budget.env_steps is not None:
         return Budget(env_steps=max(1, budget.env_steps // (rounds * replicas)))
     turns = -(-replicas // devices)
@@ -165,18 +165,18 @@ def split_budget(budget: Budget, replicas: int, rounds: int, devices: int) -> Bu
 
 
 def locate_replica(folder: Path, number: int, replica: int) -> Path:
-    """Where a replica trains in a round; it resumes there after a kill."""
+    """Name a replica's folder in a round; it resumes there after a kill."""
     return folder / f"round-{number}" / f"replica-{replica}"
 
 
 def write_round(folder: Path, number: int, fused: State, totals: Sequence[TrainResult]) -> None:
-    """Store a round that is over: what was fused, and what each replica's part of it came to."""
+    """Store a finished round: the fused state and each replica's training totals."""
     header = {"format": FORMAT, "totals": [one.to_json() for one in totals]}
     write_tensors(folder / f"fused-{number}.safetensors", fused, header)
 
 
 def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[TrainResult]] | None:
-    """A stored round, None if there is none; a damaged one is removed, and fused again from its
+    """Read a stored round; None without one. A damaged one is removed, and fused again from its
     replicas."""
     path = folder / f"fused-{number}.safetensors"
     if not path.exists():
@@ -190,8 +190,8 @@ def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[Train
 
 
 class ThreadFusion(_Carrier):
-    """`replicas` learners fused `rounds` times. Killed anywhere, it continues with the round it was
-    in."""
+    """`replicas` learners fused `rounds` times. After a kill, training continues in the same
+    round."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class ThreadFusion(_Carrier):
             self.agent.inherit(parent)
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
-        """Learn until `share` of the whole `budget` is used up (to the nearest round above)."""
+        """Train until `share` of the whole `budget` is used up (to the nearest round above)."""
         self.take_finished_rounds()
         due = math.ceil(share * self.rounds - 1e-9)
         if self.done < due:
@@ -230,7 +230,7 @@ class ThreadFusion(_Carrier):
         )
 
     def take_finished_rounds(self) -> None:
-        """Take what earlier attempts, or the ranks, have finished."""
+        """Take over rounds that earlier attempts, or the ranks, have finished."""
         while self.done < self.rounds and (known := read_round(self.folder, self.done)) is not None:
             self.fused, totals = known
             self.totals += totals
@@ -239,14 +239,15 @@ class ThreadFusion(_Carrier):
             self.agent.inherit(self.fused)
 
     def learn(self, due: int, budget: Budget, report: Report) -> None:
-        """Round after round until `due` are done."""
+        """Train round after round until `due` are done."""
         part = split_budget(budget, self.replicas, self.rounds, len(self.devices))
         while self.done < due:
             self._round(self.done, part, report)
             self.take_finished_rounds()
 
     def _round(self, number: int, part: Budget, report: Report) -> None:
-        """All replicas once, then their average; every replica resumes by itself after a kill."""
+        """Train all replicas for one round and average them; each resumes by itself after a
+        kill."""
         learners = []
         for replica in range(
             self.replicas
@@ -278,6 +279,6 @@ class ThreadFusion(_Carrier):
         write_round(self.folder, number, dict(sorted(average(states).items())), totals)
 
     def state(self) -> dict[str, Tensor]:
-        """The fused state: what a child inherits."""
+        """Return the fused state, for a child."""
         assert self.fused is not None
         return dict(self.fused)

@@ -1,11 +1,11 @@
 """One rank of a pod that spans devices: `python -m fintrader.tournament.fusion.worker PARENT`,
 started by `coordinator.py`.
 
-Its task is a line of JSON on its standard input; how many rounds are due it reads from the
-rendezvous. Its replicas learn as those of `learners.py` do. At the end of a round all ranks
-exchange their replicas' states through `torch.distributed`, each computes the same average in the
-same order, and rank 0 stores it. Only rank 0 needs the run's store; the others get the state to go
-on from by a broadcast.
+Its task is a line of JSON on its standard input; the number of rounds comes from the rendezvous.
+Its replicas train as those of `learners.py`. At the end of a round all ranks exchange their
+replicas' states through `torch.distributed`, each computes the same average in the same order, and
+rank 0 stores it. Only rank 0 needs the run's store; the others receive the first state by
+broadcast.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from fintrader.tournament.process import Channel
 from fintrader.tournament.spec import PodContext, PodSpec, RankLost
 
 REPORT_SECONDS = 0.2
-"""Signs of life come no faster."""
+"""Least seconds between two reports."""
 
 FOR_EVER = timedelta(days=20)
 
 
 class Exchange:
-    """Bytes between the ranks: on the device with NCCL, in memory with gloo."""
+    """Transfer of bytes between the ranks: on the device with NCCL, in memory with gloo."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank = dist.get_rank()
@@ -60,7 +60,8 @@ class Exchange:
         self._device = device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's `data`, in the order of the ranks, on every rank; some rank has any."""
+        """Gather every rank's `data`, in the order of the ranks, on every rank; at least one has
+        some."""
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
         with translate_errors():
             dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
@@ -78,7 +79,7 @@ class Exchange:
 
 
 def select_inherited(state: State) -> dict[str, Tensor]:
-    """The part of an agent's state that other ranks need."""
+    """Select the part of an agent's state that other ranks need."""
     return {
         name: tensor.cpu().contiguous()
         for name, tensor in sorted(state.items())
@@ -87,7 +88,7 @@ def select_inherited(state: State) -> dict[str, Tensor]:
 
 
 class Rank:
-    """This process's replicas: those whose number is the rank, modulo the number of ranks."""
+    """This process's replicas: their numbers equal the rank modulo the number of ranks."""
 
     def __init__(
         self, spec: PodSpec, folder: Path, device: torch.device, make: Maker, exchange: Exchange
@@ -102,7 +103,7 @@ class Rank:
         self.fused: State | None = None
 
     def begin(self, parent: State | None) -> None:
-        """Agree on the round to begin with and on the state to begin it from: rank 0's."""
+        """Agree on the first round and on the state to begin from: rank 0's."""
         known = b""
         if self.exchange.rank == 0:
             self.fused = parent
@@ -116,7 +117,7 @@ class Rank:
         self.fused = load(known[8:]) if known[8:] else None
 
     def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
-        """Learn one round and fuse it."""
+        """Train one round and fuse it."""
         part = split_budget(
             Budget.model_validate(self.spec.budget),
             self.spec.replicas,
@@ -141,7 +142,8 @@ class Rank:
     def average_replicas(
         self, states: Sequence[State], totals: Sequence[TrainResult]
     ) -> tuple[dict[str, Tensor], list[TrainResult]]:
-        """The average over all replicas of all ranks; on rank 0 with what only replica 0 has."""
+        """Average all replicas of all ranks; rank 0 adds the tensors that only its first replica
+        has."""
         replicas: dict[int, State] = {}
         world = self.exchange.world
         for turn in range(-(-self.spec.replicas // world)):
@@ -180,8 +182,9 @@ def main() -> None:
 
 
 def run_rank(task: dict[str, Any], channel: Channel) -> None:
-    """Join the group and learn as many rounds as are asked for, until the last order, or until
-    nobody is there to give one: then RankLost is raised.
+    """Join the group and train as many rounds as ordered, until the last order.
+
+    Raises RankLost when the pod's process is gone.
     """
     reproducible.settle()
     spec = PodSpec.model_validate(task["spec"])
@@ -224,7 +227,7 @@ def run_rank(task: dict[str, Any], channel: Channel) -> None:
 
 
 def connect(address: str, patience: timedelta) -> Any:
-    """A connection to the store that the pod's process keeps."""
+    """Connect to the store that the pod's process keeps."""
     host, _, port = address.rpartition(":")
     return dist.TCPStore(host, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]
 
@@ -238,8 +241,8 @@ def order(orders: Any, number: int) -> int:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """What goes wrong between ranks is not this rank's own fault: RankLost with the reason
-    `rank`."""
+    """Turn an error of the exchange into RankLost with the reason `rank`: another rank caused
+    it."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,5 +1,5 @@
-"""Pods as processes of this machine, one a slot: a core, a GPU, or a part of one; and which slots
-there are."""
+"""Local launcher: pods as processes of this machine, one a slot (a core, a GPU, or a part of
+one)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reas
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one pod: what the pod calls its device, and the environment that makes it so."""
+    """Room for one pod: its device, and the environment variables that select it."""
 
     name: str
     device: str = "cpu"
@@ -51,17 +51,17 @@ class _Worker:
     last_message: float = field(default_factory=time.monotonic)
     progress: PodProgress = field(default_factory=PodProgress)
     lost_by: tuple[Reason, str] | None = None
-    """Why it is being killed, if it is by us."""
+    """Reason and detail, if this launcher ends it."""
     oom_kills: int = 0
-    """Of the machine, when this process began."""
+    """The machine's count of kills for lack of memory when this process began."""
     leaves: float | None = None
-    """When it is to be gone (monotonic seconds): it has been asked to end."""
+    """Deadline (monotonic seconds) of a worker that was asked to end."""
     is_retired: bool = False
     is_ready: bool = False
 
     @property
     def is_usable(self) -> bool:
-        """Alive, idle, and not about to end."""
+        """True if alive, idle, and not about to end."""
         return (
             self.spec is None
             and not self.is_retired
@@ -71,12 +71,13 @@ class _Worker:
 
 
 class LocalLauncher:
-    """One spawned process a slot, with one thread and its own `CUDA_VISIBLE_DEVICES`.
+    """Launcher with one spawned process a slot, each with one thread and its
+    `CUDA_VISIBLE_DEVICES`.
 
-    A worker outlives its pods. When it dies, however it dies, only the pod it was at is lost, and
-    the next pod of that slot gets a new worker. When this process is killed, workers finish the pod
-    they are at (`at_work.wait_for_takeover`); a later launcher takes such a pod over by starting it again.
-    Every other end of this process ends all pods.
+    A worker outlives its pods. When it dies, only its current pod is lost, and the next pod of that
+    slot gets a new worker. When this process is killed, workers finish their pods
+    (`at_work.wait_for_takeover`); a later launcher takes such a pod over by starting it again. In
+    all other cases the end of this process ends all pods.
     """
 
     def __init__(
@@ -111,7 +112,8 @@ class LocalLauncher:
         return frozenset(list_at_work(self.access.run)) - mine
 
     def list_slots(self) -> list[Slot]:
-        """Slots in use: the machine's, thinned or doubled up to the requested number of workers."""
+        """List the slots in use: the machine's, cut or repeated to the requested number of
+        workers."""
         slots = self._slots()
         if self._limit is None or not slots:
             return slots
@@ -124,7 +126,7 @@ class LocalLauncher:
         return named[: self._limit]
 
     def resize(self, workers: int | None) -> None:
-        """Requested number of workers; None: one a slot."""
+        """Set the number of workers; None: one a slot."""
         self._limit = workers
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
@@ -183,8 +185,7 @@ class LocalLauncher:
             end(self.access.run.pod(pod), KILL)
 
     def _find_free_worker(self, prefers: str) -> _Worker:
-        """For the slot of that name if it is free, since an orphan is on its device; else an idle
-        one, or a new one."""
+        """Find a worker for the slot named `prefers` if it is free, else an idle or a new one."""
 
         def is_usable(slot: Slot) -> bool:
             return slot.name in self._workers and self._workers[slot.name].is_usable
@@ -211,7 +212,7 @@ class LocalLauncher:
         return worker
 
     def _ask_to_leave(self, worker: _Worker, detail: str) -> None:
-        """Stop a worker; where the run lies in a store, its pod's state gets there first."""
+        """Stop a worker; with a store, its pod's state is stored first."""
         if not self._stores_state or worker.spec is None:
             self._kill(worker, "drained", detail)
             return
@@ -229,7 +230,7 @@ class LocalLauncher:
             worker.process.kill()
 
     def _read(self, worker: _Worker) -> None:
-        """Handle a worker's messages until it ends."""
+        """Read a worker's messages until it ends."""
         for message in read_messages(worker.process):
             self._receive(worker, message)
         code = worker.process.wait()
@@ -272,7 +273,7 @@ class LocalLauncher:
 
 
 def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
-    """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out
+    """Translate an exit status; `out_of_memory`: the kernel has killed for lack of memory
     meanwhile."""
     tail = ""
     with suppress(OSError, RunError):
@@ -290,15 +291,15 @@ def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, st
 
 
 _UNKNOWN = "?"
-"""In a card's UUID while the driver has not looked at it."""
+"""Mark in a card's UUID before the driver has read it."""
 
 
 def list_cuda_devices() -> list[str]:
-    """Names of the CUDA devices that are there now, without waking a driver: `["0", "1"]`.
+    """List the present CUDA devices without loading a driver: `["0", "1"]`.
 
-    Where `CUDA_VISIBLE_DEVICES` is set, those of its names that a new process would find: numbers
-    count the cards that are present, so with one of two gone only 0 is left, whichever it was;
-    UUIDs must be those of present cards.
+    With `CUDA_VISIBLE_DEVICES`, only its names that a new process would find: numbers count present
+    cards, so after the loss of one of two cards only 0 is left; UUIDs must be those of present
+    cards.
     """
     cards = list_nvidia_cards()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -314,8 +315,8 @@ def list_cuda_devices() -> list[str]:
 
 
 def _is_present(name: str, cards: Sequence[str]) -> bool:
-    """Whether a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID may be
-    any."""
+    """Check that a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID
+    matches any."""
     if name.isdigit():
         return int(name) < len(cards)
     if name.startswith("MIG-"):  # a part of some card; only the driver could say of which
@@ -326,8 +327,8 @@ def _is_present(name: str, cards: Sequence[str]) -> bool:
 def find_slots(
     devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = list_cuda_devices
 ) -> list[Slot]:
-    """`pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` is CUDA if there is any,
-    else the CPU."""
+    """Make `pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` means CUDA if there
+    is any, else the CPU."""
     found = probe()
     slots: list[Slot] = []
     for device in devices:

@@ -28,7 +28,7 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
-from tests.tournament.test_fusion import barrier_in, rank_process
+from tests.tournament.test_fusion import MANY_ROUNDS, count_rounds, stop_rank
 from tests.tournament.test_state_sync import stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
@@ -345,20 +345,16 @@ def test_how_often_a_pod_fits_into_a_node():
     )
 
 
-FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
+FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": MANY_ROUNDS}
 
 
 @pytest.mark.slow
 def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(tmp_path, started):
-    """In the middle of a round the other node's raylet is killed, and then the pod's own
-    process."""
+    """Between two rounds the other node's raylet is killed, and then the pod's own process."""
     alone = RunFolder(tmp_path / "alone")
     there = RunFolder(tmp_path / "there")
     cluster = started(Nodes(1, 1))
     market = market_file(tmp_path)
-    pod = there.pod("p0000")
-    barrier = barrier_in(pod)
-    racer = started(Racer(there, cluster.address, "real", {"nodes": 2}, **FUSED))
     other = RunFolder(tmp_path / "other" / "many")
     many = started(
         Racer(other, cluster.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9)
@@ -371,33 +367,30 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(tmp_path, star
     assert "a pod spans 9 nodes" in said
     assert "only 2 of 3 node(s) can hold that; lower --launcher.nodes, or add nodes" in said
 
-    def at_barrier():
-        """The pod's nodes, the process of its own task, and that of its other rank."""
-        found = []
+    pod = there.pod("p0000")
+    patient = {"patience_seconds": PATIENCE_SECONDS, **FUSED}
+    racer = started(Racer(there, cluster.address, "real", {"nodes": 2}, **patient))
 
-        def there():
-            note = racer.note()
-            rank = rank_process(pod, 1)
-            held = note["nodes"].get("p0000", [])
-            found[:] = [held, note["pods"].get("p0000", ["", 0])[1], rank]
-            return len(held) == 2 and rank is not None and (pod / "fused-0.safetensors").exists()
+    def stop_in_the_middle(rounds):
+        """Stop the rank of the other node; return the pod's nodes, its process and that rank."""
+        rank = stop_rank(pod, 1, rounds)
+        until(lambda: len(racer.note()["nodes"].get("p0000", [])) == 2, "word of both nodes")
+        note = racer.note()
+        return note["nodes"]["p0000"], note["pods"]["p0000"][1], rank
 
-        until(there, "both ranks in round 1")
-        return found
-
-    (own, second), _, rank = at_barrier()
+    (own, second), _, rank = stop_in_the_middle(rounds=1)
     assert own != second
+    done = count_rounds(pod)
     cluster.add(1)
     cluster.kill_raylet(second)
     until(lambda: gone(rank), "the other node's rank to be gone")
     until(lambda: len(chaos.events_of(there, "lost")) == 1, "the loss to be noticed")
 
-    held, process, rank = at_barrier()
+    held, process, rank = stop_in_the_middle(rounds=done + 2)
     assert second not in held
     psutil.Process(process).kill()
     until(lambda: gone(rank), "a rank without a pod to be gone")
     until(lambda: len(chaos.events_of(there, "lost")) == 2, "the second loss to be noticed")
-    barrier.unlink()
     assert racer.wait() == (0, "")
     assert [(event["pod"], event["reason"]) for event in chaos.events_of(there, "lost")] in (
         [("p0000", "rank"), ("p0000", "killed")],

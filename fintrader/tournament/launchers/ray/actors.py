@@ -1,10 +1,10 @@
 """A pod on a Ray cluster as an actor, which may outlive the process that started it.
 
-With `operations.takeover`, actors are detached, and named after their pod in a
-namespace of the run: the cluster knows one at most by a name, so no pod is trained twice, and
-whoever drives the run next asks for the name and has the actor that is there, or a new one. An
-actor trains in a thread and is *listened to*; nobody has to be there. A last message that nobody
-takes waits for the next orchestrator; an evaluation that nobody starts the actor does itself.
+With `operations.takeover`, actors are detached, and named after their pod in a namespace of the
+run. The cluster has at most one actor of a name, so no pod is trained twice, and the next
+orchestrator finds the actor by that name or starts a new one. The actor trains in a thread and
+keeps its messages until an orchestrator calls `listen`. It evaluates its pod itself when no
+orchestrator takes the evaluation.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, Message, PodContext, PodResult, PodSpec, TrainedPod
 
 LISTEN_SECONDS = 2.0
-"""A call that waits for a message returns after so long without one."""
+"""Longest wait of one `listen` call."""
 ALONE_SECONDS = 10.0
-"""Who is not listened to for so long has no orchestrator at the moment."""
+"""Silence, in seconds, after which an actor assumes that there is no orchestrator."""
 EVALUATION = "-evaluation"
-"""In the name of an actor that evaluates its pod."""
+"""Suffix in the name of an actor that evaluates its pod."""
 
 
 class PodActor:
     """One pod at work. Messages are numbered from 1; of progress only the last is kept."""
 
     def __init__(self, task: Message) -> None:
-        """`task`: of the launcher's `submit`, as `PodContext.build_task` makes it."""
+        """`task`: message from `PodContext.build_task`."""
         import ray
 
         os.environ.update(
@@ -75,8 +75,7 @@ class PodActor:
             ).start()
 
     def listen(self, after: int, token: int | None) -> list[tuple[int, Message]]:
-        """Messages above number `after`, which the caller has taken; `token` is that of the
-        caller."""
+        """Wait for messages above number `after`; `token` is that of the caller."""
         with self._change:
             self._heard = time.monotonic()
             self._taken = max(self._taken, after)
@@ -98,12 +97,12 @@ class PodActor:
             self._change.notify_all()
 
     def _measure_silence(self) -> float:
-        """Seconds since somebody listened."""
+        """Measure the seconds since the last call of `listen`."""
         return time.monotonic() - self._heard
 
     def _wait_for_listeners(self) -> None:
-        """End this process once nobody has listened for too long: at a checkpoint, or with its
-        result stored."""
+        """End this process after too long without a listener: at a checkpoint, or with the result
+        stored."""
         while self._measure_silence() < self.patience:
             time.sleep(1.0)
             if self._over.is_set() and self._measure_silence() > ALONE_SECONDS:
@@ -145,8 +144,8 @@ class PodActor:
         self._send({"kind": "done", "outcome": outcome.model_dump(mode="json")})
 
     def _train_or_evaluate(self, spec: PodSpec, context: PodContext) -> PodResult:
-        """The pod's, stored under the newest token that listens. Raises Fenced when none of the
-        run's holder comes."""
+        """Make the pod's result, stored under the newest token. Raises Fenced when the run's holder
+        never calls."""
         while True:
             context.token = self.token
             try:
@@ -163,8 +162,8 @@ class PodActor:
                         raise
 
     def _offer_evaluation(self, outcome: TrainedPod) -> bool:
-        """Leave the evaluation to the orchestrator; False when there is none, and it is for this
-        process."""
+        """Leave the evaluation to the orchestrator; False without one, when this process has to do
+        it."""
         self._send({"kind": "trained", "outcome": outcome.model_dump(mode="json")})
         with self._change:
             number = self._number
@@ -176,8 +175,8 @@ class PodActor:
 
 
 def name_namespace(access: PodContext) -> str:
-    """Of a run's actors: equal for whoever drives the run, on whatever machine, and another one for
-    another run that lies there later."""
+    """Name the namespace of a run's actors: the same for every orchestrator of this run, another
+    for a later run in its folder."""
     where = (
         str(access.run.root.resolve())
         if access.mirror is None
@@ -188,8 +187,7 @@ def name_namespace(access: PodContext) -> str:
 
 
 def list_actors(namespace: str, access: PodContext) -> set[str]:
-    """Names of the actors that are there and whose pod has no result yet; the others are about to
-    end."""
+    """List the names of present actors whose pod has no result yet; the others are about to end."""
     import_ray()
     from ray.util import list_named_actors
 
@@ -203,7 +201,7 @@ def list_actors(namespace: str, access: PodContext) -> set[str]:
 
 
 def start(task: Message, need: Resources, name: str, namespace: str) -> Any:
-    """The actor of that name, or a new one for `task`."""
+    """Find the actor of that name, or start one for `task`."""
     ray = import_ray()
     named = {"name": name, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
     options = {**build_options(need), **named, "max_concurrency": 4, "max_restarts": 0}
@@ -218,10 +216,10 @@ def kill(name: str, namespace: str) -> None:
 
 
 class ActorSource:
-    """An actor as `tasks.Streams` reads it: by one call after another."""
+    """Messages of an actor, by one `listen` call after another."""
 
     def __init__(self, actor: Any, token: int | None) -> None:
-        """`token`: of the orchestrator that listens."""
+        """`token`: that of the listening orchestrator."""
         self.actor = actor
         self.token = token
         self._taken = 0
@@ -229,8 +227,8 @@ class ActorSource:
         self.pending = actor.listen.remote(0, token)
 
     def take(self, ray: ModuleType) -> list[Message]:
-        """The messages that have arrived. Raises RayError when the actor is gone, and StopIteration
-        after that."""
+        """Take the arrived messages. Raises RayError when the actor is gone, StopIteration after
+        that."""
         if self._gone:
             raise StopIteration
         found: list[tuple[int, Message]] = []
@@ -249,6 +247,6 @@ class ActorSource:
         return messages
 
     def kill(self) -> None:
-        """End the actor's process; the next call says that it is gone."""
+        """End the actor's process; the next call raises."""
         with suppress(Exception):
             import_ray().kill(self.actor, no_restart=True)

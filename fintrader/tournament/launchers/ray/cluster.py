@@ -1,5 +1,4 @@
-"""A Ray cluster as the launcher sees it: a connection that was let in, and the nodes as they are
-now."""
+"""Connection to a Ray cluster, and its nodes as they are now."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from fintrader.errors import ConfigError, TournamentError, install_command
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
-"""A head that is silent for so long is gone. (Ray itself ends this process, silently, after a
-minute.)"""
+"""Silence, in seconds, after which the head counts as gone. (Ray itself ends this process, without
+a message, after a minute.)"""
 REFRESH_SECONDS = 1.0
-"""The nodes are read at least so often, and whenever the launcher asks."""
+"""Most seconds between two readings of the nodes."""
 PROBE_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
 Resources = Mapping[str, float]
@@ -40,16 +39,16 @@ class Node:
     total: Resources
     available: Resources
     leaves: float | None = None
-    """Unix time at which it goes; 0: no time was given; None: it stays."""
+    """Unix time at which it leaves; 0: at an unknown time; None: it stays."""
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The cluster at one moment."""
+    """Nodes of the cluster at one moment."""
 
     nodes: Mapping[str, Node]
     growth: tuple[Resources, ...] | None = None
-    """Kinds of nodes the autoscaler can add; None when there is none, or it does not say."""
+    """Resources of the nodes that the autoscaler can add; None without an autoscaler."""
 
     @property
     def staying(self) -> list[Node]:
@@ -58,7 +57,7 @@ class ClusterView:
 
 
 def count_fits(need: Resources, have: Resources) -> int:
-    """How many times `need` fits into `have`."""
+    """Count how many times `need` fits into `have`."""
     counts = [
         int(have.get(name, 0.0) / amount + 1e-6) for name, amount in need.items() if amount > 0
     ]
@@ -66,8 +65,7 @@ def count_fits(need: Resources, have: Resources) -> int:
 
 
 def count_groups(room: Iterable[int], size: int) -> int:
-    """How many groups of `size` different nodes there are, where node k has room for `room[k]`
-    members."""
+    """Count the groups of `size` different nodes, if node k has room for `room[k]` members."""
     rooms = list(room)
     number = sum(rooms) // size
     while number and sum(min(one, number) for one in rooms) < number * size:
@@ -76,7 +74,7 @@ def count_groups(room: Iterable[int], size: int) -> int:
 
 
 def import_ray() -> ModuleType:
-    """The package. Raises ConfigError naming the extra when it is missing."""
+    """Import Ray. Raises ConfigError naming the extra when it is missing."""
     try:
         import ray
     except ImportError:
@@ -91,9 +89,9 @@ def import_ray() -> ModuleType:
 def connect(settings: RaySettings) -> bool:
     """Connect this process to the cluster; False when it was connected already.
 
-    Raises ConfigError when Ray is missing; TournamentError when no cluster answers, it wants a
-    token that this process has not got, it lets anybody in without being on loopback, or it runs
-    another version.
+    Raises ConfigError when Ray is missing; TournamentError when no cluster answers, it requires a
+    token that this process lacks, it accepts anyone without being on loopback, or it runs another
+    version.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -128,13 +126,13 @@ def connect(settings: RaySettings) -> bool:
 def wrap_remote(
     function: Callable[..., Any], need: Resources, name: str, *, group: Any = None, bundle: int = 0
 ) -> Callable[..., Any]:
-    """`function` as Ray's remote generator that takes `need` of a node (of that bundle of a
+    """Wrap `function` as Ray's remote generator that takes `need` of a node (of that bundle of a
     placement group).
 
-    Calling it starts the task and returns the stream of what it yields. Ray never retries it. One
-    that holds a GPU has a process of its own, which ends with it: a process that outlives its task
-    keeps the GPU's memory, and the next task in it would stay on that GPU whatever it is given. Ray
-    sees to this only for GPUs that are named here, not for those in `options`.
+    A call starts the task and returns the stream of what it yields. Ray never retries it. A task
+    with a GPU gets a process for itself, which ends with it: a longer-lived process would keep the
+    GPU's memory, and its next task would stay on that GPU. Ray does this only for GPUs in the
+    decorator, not for those in `options`.
     """
     ray = import_ray()
     options = {**build_options(need), "num_returns": "streaming", "max_retries": 0, "name": name}
@@ -150,7 +148,7 @@ def wrap_remote(
 
 
 def build_options(need: Resources) -> dict[str, Any]:
-    """Ray's options of a task or actor that takes `need` of a node."""
+    """Build Ray's options of a task or actor that takes `need` of a node."""
     options: dict[str, Any] = {
         "num_cpus": need["CPU"],
         "num_gpus": need.get("GPU", 0.0),
@@ -179,8 +177,7 @@ def _init(ray: ModuleType, address: str, **more: Any) -> bool:
 
 
 def _resolve(address: str) -> str:
-    """`auto` as HOST:PORT, by Ray's own rules. Raises TournamentError when there is no cluster to
-    be found."""
+    """Resolve `auto` to HOST:PORT, by Ray's rules. Raises TournamentError without a cluster."""
     if address != "auto":
         return address
     from ray._private import services
@@ -211,10 +208,10 @@ def _reach(address: str) -> None:
 
 
 def probe_authentication(address: str) -> str:
-    """`open`, `closed` or `silent`: how the cluster answers somebody without a token.
+    """Probe how the cluster answers a client without a token: `open`, `closed` or `silent`.
 
-    Asked by a process of its own, because Ray settles how it authenticates once a process; it is
-    given the function's source alone, so that it imports nothing but Ray.
+    A separate process asks, because Ray fixes its authentication once a process. It receives the
+    function's source only, so that it imports nothing but Ray.
     """
     command = [sys.executable, "-P", "-c", f"{inspect.getsource(_probe)}\n_probe({address!r})"]
     try:
@@ -248,8 +245,8 @@ def _probe(address: str) -> None:
 
 
 def _take_token() -> None:
-    """Authenticate if there is a token and the environment leaves it open, as Ray does with
-    clusters it finds."""
+    """Enable token authentication if there is a token and the environment sets no mode, as Ray
+    does."""
     if "RAY_AUTH_MODE" not in os.environ:
         from ray._private.authentication import authentication_token_setup as setup
 
@@ -277,7 +274,7 @@ def _list_addresses(address: str) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Check that an address reaches this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -296,8 +293,8 @@ def _keep_on_loopback() -> None:
 
 
 class Cluster:
-    """The nodes, read by a thread of its own: asking a head that is gone blocks for as long as Ray
-    keeps trying."""
+    """Nodes of the cluster, read by a thread, since a request to a dead head blocks for as long as
+    Ray retries."""
 
     def __init__(self, settings: RaySettings) -> None:
         self.ours = connect(settings)
@@ -312,12 +309,13 @@ class Cluster:
 
     @property
     def silent(self) -> bool:
-        """Whether the head does not answer at the moment."""
+        """True while the head does not answer."""
         since = self._asked_since
         return since is not None and time.monotonic() - since > REFRESH_SECONDS * 5
 
     def refresh(self) -> None:
-        """Read them again now. Raises TournamentError when the head has not answered for long."""
+        """Read the nodes again now. Raises TournamentError when the head has been silent too
+        long."""
         since = self._asked_since
         if since is not None and time.monotonic() - since > HEAD_SECONDS:
             raise TournamentError(
@@ -327,8 +325,7 @@ class Cluster:
         self._wake.set()
 
     def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Tell the autoscaler what would be put to use; an empty request takes the last one
-        back."""
+        """Request resources from the autoscaler; an empty request withdraws the last one."""
         self._requested = [dict(bundle) for bundle in bundles]
         self._wake.set()
 
@@ -355,7 +352,7 @@ class Cluster:
                 self._requested = None
 
     def close(self) -> None:
-        """Take the request back and disconnect; give up after a few seconds if the head does not
+        """Withdraw the request and disconnect; give up after a few seconds if the head does not
         answer."""
 
         def disconnect() -> None:
@@ -374,7 +371,7 @@ class Cluster:
 
 
 def read_nodes() -> ClusterView:
-    """All living nodes and their resources."""
+    """Read all living nodes and their resources."""
     from ray._private.state import state
 
     totals = state.total_resources_per_node()

@@ -1,11 +1,10 @@
-"""Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
+"""Ray launcher: Ray schedules, the orchestrator stays the same.
 
 A pod is one actor, which outlives this process (`actors.py`), or one task, which ends with it
-(`tasks.py`): where it is to, and of several GPUs or nodes, which it holds as a placement group. Its
-evaluation is another, with resources of its own. Nothing of worth is in the object store: a few
-messages go to this process, everything else to the run's store. Ray never retries; a lost pod is
-the orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any
-time.
+(`tasks.py`). A pod on several GPUs or nodes is a task with a placement group. Its evaluation is
+another actor or task, with resources for it. Only messages pass through Ray; everything else is in
+the run's store. Ray never retries; the orchestrator records a lost pod and starts it again. So a
+node, all nodes, or the head may vanish at any time.
 """
 
 from __future__ import annotations
@@ -53,32 +52,32 @@ from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodS
 
 @dataclass(eq=False)
 class _Pod:
-    """A pod that Ray has been given."""
+    """A pod that was submitted to Ray."""
 
     spec: PodSpec
     task: dict[str, Any]
     future: Future[PodResult]
     stream: Stream | None = None
     last: Message | None = None
-    """The last message of its task, which has yet to end."""
+    """Last message of its task, which has yet to end."""
     evaluating: bool = False
     node: str = ""
-    """Where it runs; empty while Ray looks for a node."""
+    """Node on which it runs; empty while Ray looks for one."""
     others: list[str] = field(default_factory=list)
-    """The further nodes of its ranks."""
+    """Further nodes of its ranks."""
     pid: int = 0
     last_message: float = field(default_factory=time.monotonic)
     ready: bool = False
     progress: PodProgress = field(default_factory=PodProgress)
 
     def list_nodes(self) -> list[str]:
-        """Where it runs, as far as that is known."""
+        """List its known nodes."""
         return [self.node, *self.others] if self.node else []
 
 
 class RayLauncher:
-    """Pods as tasks of a Ray cluster. Connects when it is made; see `cluster.connect` for what that
-    raises."""
+    """Launcher that runs pods on a Ray cluster. Connects when it is made; see `cluster.connect` for
+    errors."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class RayLauncher:
         body: str = BODY,
         gpus: float = 0.0,
     ) -> None:
-        """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
+        """`gpus`: GPUs of a pod, if `settings` leaves them open and the cluster has any."""
         self.access = access
         self.settings = settings
         self.body = body
@@ -120,7 +119,7 @@ class RayLauncher:
     # --- Launcher ---------------------------------------------------------------------------------
 
     def measure_capacity(self) -> int:
-        """Pods at work plus those for which there is room now, on nodes that stay."""
+        """Count pods at work plus room for more, on nodes that stay."""
         view = self._cluster.view
         staying = {node.id: node for node in view.staying}
         with self._lock:
@@ -144,11 +143,11 @@ class RayLauncher:
         return frozenset(name.removesuffix(EVALUATION) for name in self._left)
 
     def resize(self, workers: int | None) -> None:
-        """Requested number of pods at once; None: whatever the cluster holds."""
+        """Set the number of pods at once; None: as many as the cluster holds."""
         self._limit = workers
 
     def request(self, pods: int) -> None:
-        """So many pods could be at work: the autoscaler is asked for room."""
+        """Request room for `pods` pods from the autoscaler."""
         pods = pods if self._limit is None else min(pods, self._limit)
         if pods != self._requested:
             self._requested = pods
@@ -182,8 +181,7 @@ class RayLauncher:
             return {name: pod.progress for name, pod in self._pods.items()}
 
     def check_pods(self) -> None:
-        """Raises TournamentError when the head is gone, or no node can hold a pod for longer than
-        we wait."""
+        """Raises TournamentError when the head is gone, or no node can hold a pod for too long."""
         self._cluster.refresh()
         nodes = self._cluster.view.nodes
         now = time.monotonic()
@@ -214,7 +212,7 @@ class RayLauncher:
         self._cluster.close()
 
     def _is_superseded(self) -> bool:
-        """Whether another orchestrator has these pods by now."""
+        """Check for another orchestrator that has these pods by now."""
         if not self._namespace or self.access.token is None:
             return False
         token = self.access.token
@@ -232,7 +230,7 @@ class RayLauncher:
         )
 
     def _check_room(self, pods: Sequence[_Pod]) -> None:
-        """Give up when nothing runs and nothing can."""
+        """Raise TournamentError when nothing runs and nothing can."""
         view = self._cluster.view
         shapes = [(self.need, self.settings.nodes)]
         if self.settings.evaluators:
@@ -280,7 +278,7 @@ class RayLauncher:
     # --- tasks ------------------------------------------------------------------------------------
 
     def _start(self, pod: _Pod, need: Resources, group: Any = None) -> None:
-        """Hand a pod's task to Ray."""
+        """Submit a pod's task to Ray."""
         pod.last = None
         source: Source
         if self._namespace:
@@ -297,7 +295,7 @@ class RayLauncher:
         )
 
     def _stop(self, pod: _Pod, reason: Reason, detail: str) -> None:
-        """Kill a pod's process. Its folder's lock keeps a next attempt waiting until it is truly
+        """Kill a pod's process. The lock of its folder keeps the next attempt waiting until it is
         gone."""
         with self._lock:  # no evaluation may begin in between
             self._end(pod, PodFailure(reason, detail))
@@ -335,7 +333,7 @@ class RayLauncher:
                 pod.last = message
 
     def _settle_pod(self, pod: _Pod, error: Exception | None) -> None:
-        """Its task has ended: what becomes of the pod."""
+        """Settle a pod whose task has ended."""
         try:
             if pod.last is not None:  # whatever happened to the task since
                 self._act(pod, pod.last)
@@ -380,7 +378,7 @@ class RayLauncher:
                 self._end(pod, PodFailure(message["reason"], message["detail"]))
 
     def _explain_loss(self, pod: _Pod, error: Exception) -> PodFailure:
-        """What became of a pod's process, as a reason of ours."""
+        """Translate the error of a pod's process to a failure."""
         reason, detail = explain_error(error)
         if pod.node and pod.node not in self._cluster.view.nodes and reason != "oom":
             reason = "node"
@@ -393,7 +391,7 @@ class RayLauncher:
 
 
 def name_devices(gpus: float, nodes: int) -> str:
-    """A pod's devices: Ray lets a task see its own GPUs only; learners of a pod get one each, in a
+    """Name a pod's devices: Ray shows a task its GPUs only; learners of a pod get one each, in a
     process each."""
     if nodes == 1 and gpus <= 1:
         return "cuda" if gpus else "cpu"
@@ -402,11 +400,10 @@ def name_devices(gpus: float, nodes: int) -> str:
 
 
 def run_on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
-    """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu`
-    leaves GPUs alone.
+    """Make the `launcher` of `run_tournament` that runs pods on a Ray cluster. `device`: `cpu` uses
+    no GPU.
 
-    Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they
-    would idle.
+    The launcher raises ConfigError when a pod spans more GPUs or nodes than it has learners.
     """
 
     def make(settings: TournamentSettings, access: PodContext) -> RayLauncher:

@@ -1,4 +1,4 @@
-"""How pods run on a Ray cluster."""
+"""Settings of the Ray launcher."""
 
 from __future__ import annotations
 
@@ -18,35 +18,33 @@ class RaySettings(LauncherSettings):
     kind: Literal["ray"] = "ray"
 
     address: str = "auto"
-    """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster this machine
-    belongs to; `local`: a cluster of this machine alone, on loopback, that ends with the
-    command."""
+    """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster of this machine;
+    `local`: a cluster of this machine alone, on loopback, that ends with the command."""
     gpus: float | None = Field(None, ge=0)
     """GPUs of a pod: a part of one, or a whole number. None: 1 / `tournament.pods_per_device` on a
     cluster that has GPUs when the run starts (and `device` is not `cpu`), else 0."""
     cpus: float = Field(1.0, gt=0)
     """CPUs of a pod."""
     nodes: int = Field(1, ge=1)
-    """Nodes that a pod spans; its CPUs, GPUs and further resources are taken on each of them. Its
-    `tournament.replicas` learn on all of them."""
+    """Nodes that a pod spans. It takes its CPUs, GPUs and further resources on each of them, and
+    its `tournament.replicas` learners are spread over them."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of a pod by Ray's names, e.g. `accelerator_type:A100: 0.001`."""
     evaluators: bool = True
-    """Score trained pods in tasks of their own, so that no GPU waits for the validation window."""
+    """Score trained pods in separate tasks, so that no GPU waits for the validation window."""
     evaluator_cpus: float = Field(1.0, gt=0)
     """CPUs of an evaluator."""
     evaluator_resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of an evaluator."""
     wait_seconds: float = Field(120.0, ge=0)
-    """How long to wait for a node that can hold a pod before giving up, at the start and when all
-    have vanished."""
+    """Seconds to wait for a node that can hold a pod, at the start and when all have vanished."""
     drain_seconds: float = Field(15.0, ge=0)
-    """A pod on a node that is about to go is moved so long before the node's deadline."""
+    """Seconds before a leaving node's deadline at which its pods are moved."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's runtime environment of the pods (`env_vars`, `pip`, ...). Empty: the nodes have
     fintrader installed."""
     allow_insecure: bool = False
-    """Use a cluster that lets anybody in. One on loopback is used without this."""
+    """Use a cluster without authentication. A cluster on loopback needs no permission."""
 
     @field_validator("runtime_env")
     @classmethod
@@ -86,7 +84,7 @@ class RaySettings(LauncherSettings):
 
 
 def _list_texts(values: Any) -> Iterator[str]:
-    """Every text in plain values, however deep."""
+    """List every text in plain values, at any depth."""
     if isinstance(values, str):
         yield values
     elif isinstance(values, Mapping | list | tuple):

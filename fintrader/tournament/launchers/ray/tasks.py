@@ -1,11 +1,11 @@
-"""Tasks of a Ray cluster: a pod or its evaluation (`run_task`), its ranks on further nodes, and who
-reads them.
+"""Tasks of a Ray cluster: a pod or its evaluation (`run_task`), its ranks on further nodes, and
+their readers.
 
 A pod that spans several nodes has one more task a node (`serve_ranks`), in the pod's placement
-group. It starts the ranks as processes of its node and streams their messages to the pod's own
-task, which is its owner: when that process dies, Ray ends this one, and the kernel its ranks.
-Nothing but those messages travels through Ray; the ranks meet by themselves
-(`fusion/coordinator.py`), and each node has run and market from where all nodes have them.
+group. It starts the ranks as processes of its node and streams their messages to the pod's task,
+which owns it: when that process dies, Ray ends this one, and the kernel its ranks. Only messages
+travel through Ray; the ranks connect to each other directly (`fusion/coordinator.py`), and each
+node gets run and market from the shared folder or the store.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ WAIT_SECONDS = 0.2
 
 
 class Source(Protocol):
-    """Where a pod's messages come from."""
+    """Stream of a pod's messages."""
 
     pending: Any
-    """What Ray is to wait for."""
+    """The object that `ray.wait` waits for."""
 
     def take(self, ray: Any) -> Sequence[Message]:
-        """What has arrived. Raises RayError for what went wrong, StopIteration at the end."""
+        """Take the arrived messages. Raises RayError for a failure, StopIteration at the end."""
 
     def kill(self) -> None:
         """End its process, without another call."""
 
 
 class TaskSource:
-    """A task that yields its messages."""
+    """Messages of a task, which yields them."""
 
     def __init__(self, generator: Any) -> None:
         self.pending = generator
@@ -78,9 +78,8 @@ class TaskSource:
 class Stream:
     """One task's messages, with the placement group that it lives in.
 
-    A task that has sent its last message is still returning: releasing its group then, or no longer
-    reading, kills it half done and leaves behind an error that nobody reads, which Ray prints as
-    unhandled.
+    After its last message a task is still returning. If its group were released then, or its stream
+    no longer read, Ray would kill it and print an unhandled error.
     """
 
     def __init__(
@@ -103,12 +102,12 @@ class Stream:
         """Set once it has ended and its group is released."""
 
     def set_deadline(self) -> None:
-        """From now on its end is waited for."""
+        """Start to wait for its end."""
         self.deadline = self.deadline or time.monotonic() + LEAVE_SECONDS
 
 
 class Streams:
-    """The messages of many tasks, each read by one thread until the task has truly ended."""
+    """The messages of many tasks, all read by one thread until each task has ended."""
 
     def __init__(self) -> None:
         self._streams: set[Stream] = set()
@@ -125,22 +124,20 @@ class Streams:
         *,
         group: Any = None,
     ) -> Stream:
-        """Read a task from now on. `on_message`, and `ended` at last, once, are called by the
-        reading thread."""
+        """Read a task from now on. The thread calls `on_message`, and `ended` once at the end."""
         stream = Stream(source, group, on_message, ended)
         with self._lock:
             self._streams.add(stream)
         return stream
 
     def stop(self, stream: Stream) -> None:
-        """Kill the task's process, without another call. Its group is released when it is gone."""
+        """Kill the task's process. Its group is released when it is gone."""
         stream.silent = True
         stream.set_deadline()
         stream.source.kill()
 
     def close(self, *, wait: bool = True) -> None:
-        """Read those that were stopped to their end, as long as they have; not where the head is
-        gone."""
+        """Read stopped tasks to their end, within their deadline; not when the head is gone."""
         deadline = time.monotonic() + LEAVE_SECONDS / 2
         while wait and self._streams and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -174,7 +171,7 @@ class Streams:
                     self._end(stream)
 
     def _take_messages(self, stream: Stream, ray: Any) -> None:
-        """Take what has arrived. An error is not the end: another may follow, and is to be read as
+        """Take the arrived messages. An error is not the end: another may follow and is read as
         well."""
         try:
             messages = stream.source.take(ray)
@@ -206,10 +203,9 @@ class Streams:
 
 
 def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
-    """The run as this node has it: the folder itself, or a copy of its own of what lies in the
-    store.
+    """Find the run on this node: its folder, or a working copy of the run in the store.
 
-    Raises TournamentError when it has neither.
+    Raises TournamentError when there is neither.
     """
     run = RunFolder(Path(task["run"]))
     if task["token"] is None or read_token(run) != 0:
@@ -224,7 +220,7 @@ def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
 
 
 def find_address() -> str:
-    """Where other nodes of the cluster reach this one."""
+    """Find the address at which other nodes of the cluster reach this one."""
     from ray.util import get_node_ip_address
 
     return str(get_node_ip_address())
@@ -260,7 +256,7 @@ def serve_ranks(task: Message, ranks: list[Message]) -> Iterator[Message]:
 
 
 class RayHost:
-    """One more node, as the pod's own task sees it."""
+    """Another node, as the pod's task sees it."""
 
     def __init__(
         self,
@@ -270,7 +266,7 @@ class RayHost:
         streams: Streams,
         joined: Callable[[Message], None],
     ) -> None:
-        """`task`: the pod's; `joined` is called with where the ranks have begun."""
+        """`task`: the pod's; `joined` is called with the place where the ranks have begun."""
         self.address = ""  # known to its ranks only: they go to the first host
         self._task = task
         self._group = group
@@ -298,7 +294,7 @@ class RayHost:
             on_message(rank, message)
 
         def ended(error: Exception | None) -> None:
-            """Ranks that did not send how they ended are lost with their task."""
+            """Report ranks that did not send their end as lost with their task."""
             reason, detail = (
                 explain_error(error)
                 if error is not None
@@ -326,7 +322,7 @@ class RayHost:
 
 
 def explain_error(error: Exception) -> tuple[Reason, str]:
-    """What became of a task that ended with this error."""
+    """Translate the error of a task to a reason and a detail."""
     from ray import exceptions
 
     if isinstance(error, exceptions.OutOfMemoryError):
@@ -344,13 +340,13 @@ def explain_error(error: Exception) -> tuple[Reason, str]:
 
 
 DRAIN_CHECK_SECONDS = 3.0
-"""Whether its node is about to go is checked so often."""
+"""Seconds between checks for a node that is about to leave."""
 REPORT_SECONDS = 0.5
-"""Progress is sent no more often."""
+"""Least seconds between two reports of progress."""
 
 
 def run_task(task: dict[str, Any]) -> Iterator[Message]:
-    """Do `task` in a thread and yield its messages; the last one is one of LAST_MESSAGES."""
+    """Run `task` in a thread and yield its messages; the last one is one of LAST_MESSAGES."""
     import ray
 
     os.environ.update(
@@ -387,9 +383,9 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
 
 
 def follow_node(node: str, over: threading.Event) -> None:
-    """While this node is about to go, store the pod's state as often as there is a new one.
+    """Store the pod's state repeatedly while this node is about to leave.
 
-    Not left to Ray's cancellation of the task, which does not always interrupt it.
+    Ray's cancellation of the task is no substitute, since it does not always interrupt.
     """
     from ray._private.state import state
 
@@ -434,7 +430,7 @@ def _run_pod(
 
 
 def log_traceback(run: RunFolder, pod: str) -> None:
-    """Where a local worker would have left it: in the run's folder."""
+    """Write the traceback to the run's folder, as a local worker does."""
     with suppress(OSError, RunError):
         folder = run.root / "logs"
         make_folder(folder)
