@@ -9,13 +9,16 @@ missing.
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib.util
+import io
 import re
 import shutil
 import sys
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +28,7 @@ import yaml
 
 from fintrader import TradingEnv, load_market, pipeline
 from fintrader.agents import SAC, Budget, make_agent, train
-from fintrader.cli import _COMMANDS
+from fintrader.cli import _COMMANDS, main
 from fintrader.config import list_models, validate
 from fintrader.deploy.settings import LiveSettings
 from fintrader.envs import EnvSettings
@@ -175,6 +178,15 @@ def test_every_yaml_block_is_a_configuration(page):
         validate(RunConfig, yaml.safe_load(block.code), f"{label(page)}, line {block.line}")
 
 
+@cache
+def flags_in_help(command):
+    help_text = io.StringIO()
+    with contextlib.redirect_stdout(help_text), contextlib.suppress(SystemExit):
+        main([*command.split(), "--help-all"])
+    flags = set(re.findall(r"--[a-z][a-z0-9.-]*", help_text.getvalue()))
+    return flags | {"--help", "--help-all"}
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=label)
 def test_every_command_exists(page):
     def options(model, prefix=""):
@@ -183,33 +195,18 @@ def test_every_command_exists(page):
             for below in list_models(field.annotation):
                 yield from options(below, f"{prefix}{name.replace('_', '-')}.")
 
-    choices = {f"--{name}" for name in CHOICES}
-    known = {
+    settings = {
         *options(RunConfig),
         *options(LiveSettings),
         *options(CHOICES["launcher.kind"]["ray"], "launcher."),
-        *choices,
-        "--from",
-        "--help",
-        "--json",
-        "--repair",
-        "--replay",
-        "--pods",
-        "--port",
-        "--host",
-        "--allow-host",
-        "--out",
-        "--preset",
-        "--force",
-        "--calendar",
-        "--help-all",
+        *(f"--{name}" for name in CHOICES),
     }
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()
-            assert " ".join(words[:2]) in _COMMANDS or words[0] in _COMMANDS, (
-                f"{label(page)}: fintrader {line}"
-            )
+            command = next((c for c in (" ".join(words[:2]), words[0]) if c in _COMMANDS), None)
+            assert command, f"{label(page)}: fintrader {line}"
+            known = settings | flags_in_help(command)
             for word in words:
                 if word.startswith("--"):
                     assert word.split("=")[0] in known, (

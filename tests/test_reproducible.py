@@ -83,10 +83,10 @@ def test_ray_sends_them_to_its_nodes(monkeypatch):
     monkeypatch.setattr(
         cluster, "import_ray", lambda: type("Ray", (), {"remote": lambda function: Function()})
     )
-    cluster.remote(print, {"CPU": 1.0}, "plain")
+    cluster.wrap_remote(print, {"CPU": 1.0}, "plain")
     for name, value in reproducible.VARIABLES.items():
         monkeypatch.setenv(name, value)
-    cluster.remote(print, {"CPU": 1.0}, "fixed")
+    cluster.wrap_remote(print, {"CPU": 1.0}, "fixed")
     assert "runtime_env" not in sent[0]
     assert sent[1]["runtime_env"] == {"env_vars": reproducible.VARIABLES}
 

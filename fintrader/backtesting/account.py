@@ -16,7 +16,7 @@ from torch import Tensor
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.fast import backtest as kernel
+from fintrader.envs.fast import single_account as kernel
 from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, State
 from fintrader.envs.market_view import build_market_view
 from fintrader.market.tensors import MarketTensors
