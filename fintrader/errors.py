@@ -1,4 +1,4 @@
-"""Every error a user can cause has a type here, and a message that says what to do.
+"""Every error a user can cause has a type here, and a message that names the remedy.
 
 The command line prints such an error as one line and exits with status 2; anything else is a bug
 and shows its traceback. `reason` is the one word by which a lost pod's error is counted
@@ -17,7 +17,7 @@ class FintraderError(Exception):
     """Base of all errors that a user can mend."""
 
     reason: str = "error"
-    """What a pod that ended with this error is lost by."""
+    """The cause under which a pod that ended with this error is counted as lost."""
 
 
 class ConfigError(FintraderError, ValueError):
@@ -57,13 +57,12 @@ class BacktestError(FintraderError):
 
 
 class DeployError(FintraderError):
-    """A deployment cannot begin or go on: no bundle, a halted account, positions that nobody can
-    explain."""
+    """A deployment cannot begin or go on: no bundle, a halted account, positions that no order
+    explains."""
 
 
 class BrokerError(DeployError):
-    """The broker refuses what was asked of it, for good: keys, rights, an order it does not
-    accept."""
+    """The broker refuses a request for good: keys, rights, an order it does not accept."""
 
 
 class OrderTakenError(BrokerError):
@@ -71,7 +70,7 @@ class OrderTakenError(BrokerError):
 
 
 class BrokerUnsureError(DeployError):
-    """Nobody can say whether the broker did what was asked: a time-out, a reset, an unreadable
+    """The fate of a request to the broker is unknown: a time-out, a reset, an unreadable
     answer."""
 
 
@@ -89,7 +88,7 @@ class UnsafePathError(RunError):
 
 
 class ReportError(FintraderError):
-    """A report cannot be read back, or what it tells of cannot be run again here."""
+    """A report cannot be read back, or its run cannot be made again here."""
 
 
 class StorageError(FintraderError):

@@ -17,15 +17,18 @@ HOST = torch.device("cpu")
 def require_memory(
     needed: int,
     device: torch.device,
-    what: str,
+    purpose: str,
     remedy: str,
     error: type[FintraderError] = ConfigError,
 ) -> None:
-    """Raise `error`, with `what` and `remedy`, when `device` has fewer than `needed` free bytes."""
+    """Raise `error` when `device` has fewer than the `needed` free bytes.
+
+    `purpose`: the subject of the message, e.g. `the replay buffer`; `remedy`: its last clause.
+    """
     free = measure_free_memory(device)
     if free is not None and needed > free:
         raise error(
-            f"{what} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device};"
+            f"{purpose} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device};"
             f" {remedy}"
         )
 

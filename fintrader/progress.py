@@ -1,4 +1,4 @@
-"""How far long work has come: rich bars at a terminal, a quiet line now and then anywhere else.
+"""Progress of long work: rich bars at a terminal, a quiet line now and then anywhere else.
 
     with reporter() as progress:
         task = progress.task("train", total=200_000, unit="steps")
@@ -27,14 +27,15 @@ from rich.text import Text
 
 from fintrader import logs
 
-_observer: ContextVar[Callable[[Task], None] | None] = ContextVar("fintrader_told", default=None)
+_observer: ContextVar[Callable[[Task], None] | None] = ContextVar(
+    "fintrader_observer", default=None
+)
 _strip: ContextVar[Callable[[], str] | None] = ContextVar("fintrader_strip", default=None)
 
 
 @contextlib.contextmanager
 def observe_tasks(tell: Callable[[Task], None]) -> Iterator[None]:
-    """Inside the block `tell` is told of every task that begins there, whenever it moves, whoever
-    shows it."""
+    """Inside the block, call `tell` with every task that begins there, whenever it moves."""
     token = _observer.set(tell)
     try:
         yield
@@ -44,7 +45,7 @@ def observe_tasks(tell: Callable[[Task], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_strip(line: Callable[[], str]) -> Iterator[None]:
-    """A terminal's bars that begin inside the block stand below the line `line()`."""
+    """Inside the block, show the line `line()` above a terminal's bars."""
     token = _strip.set(line)
     try:
         yield
@@ -53,7 +54,7 @@ def with_strip(line: Callable[[], str]) -> Iterator[None]:
 
 
 class Task:
-    """One piece of work with `total` units (None where nobody knows). Safe to call from several
+    """One piece of work with `total` units (None where unknown). Safe to call from several
     threads."""
 
     def __init__(self, owner: Progress, name: str, total: float | None, unit: str) -> None:
@@ -77,19 +78,19 @@ class Task:
         self.update(self.done + amount, note=note)
 
     def update(self, done: float, *, note: str | None = None) -> None:
-        """Set the units done so far; `note` is a short text shown beside them."""
+        """Set the units done so far; `note` is a short text shown next to them."""
         self.done = done
         self.note = self.note if note is None else note
         self._owner.changed(self)
         self._tell()
 
     def resume_at(self, done: float) -> None:
-        """Work that an earlier run had done already: counted, but kept out of the rate."""
+        """Count work that an earlier run had done, but keep it out of the rate."""
         self.first = done
         self.update(done)
 
     def close(self) -> None:
-        """The work is over; prints its last line."""
+        """End the work, and print its last line."""
         if not self.finished:
             self.finished = True
             self._owner.changed(self)
@@ -111,11 +112,10 @@ class Task:
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds to go, None where total or rate are unknown."""
-        return (
-            None
-            if self.total is None or not (rate := self.rate)
-            else max(0.0, self.total - self.done) / rate
-        )
+        rate = self.rate
+        if self.total is None or rate is None:
+            return None
+        return max(0.0, self.total - self.done) / rate
 
     @property
     def speed(self) -> str:
@@ -126,24 +126,24 @@ class Task:
     def _unit(self) -> str:
         return f" {self.unit}" if self.unit else ""
 
-    def line(self) -> str:
-        """The task as one plain line: name, done of total, share, rate, time left, note."""
+    def describe(self) -> str:
+        """Describe the task in one plain line: name, done of total, share, rate, time left, note."""
         done = f"{self.name}: {_format_number(self.done)}"
         if self.total is not None:
             share = 100.0 if self.total <= 0 else 100.0 * self.done / self.total
             done += f"/{_format_number(self.total)}{self._unit} ({share:.0f} %)"
         else:
             done += self._unit
-        time_told = ""
+        time_text = ""
         if self.finished:
-            time_told = f"in {format_duration(self._owner.clock() - self.started)}"
+            time_text = f"in {format_duration(self._owner.clock() - self.started)}"
         elif self.seconds_left is not None:
-            time_told = f"{format_duration(self.seconds_left)} left"
-        return "  ".join(part for part in (done, self.speed, time_told, self.note) if part)
+            time_text = f"{format_duration(self.seconds_left)} left"
+        return "  ".join(part for part in (done, self.speed, time_text, self.note) if part)
 
 
 class Progress:
-    """Silence, and the base of the two kinds that speak."""
+    """Silent progress, and the base of the kinds that show it."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -152,19 +152,19 @@ class Progress:
         return Task(self, name, total, unit)
 
     def print_line(self, text: str) -> None:
-        """One line worth keeping, whatever is in progress."""
+        """Print one line that stays, above the tasks in progress."""
 
     def event(self, record: dict[str, Any], text: str) -> None:
-        """Something happened: `text` is for people (empty: not worth a line), `record` for a
-        structured log."""
+        """Report an event: `text` for people (empty: not worth a line), `record` for a structured
+        log."""
         if text:
             self.print_line(text)
 
     def show(self, render: Callable[[], RenderableType] | None) -> None:
-        """At a terminal: draw `render()` below the bars at each refresh; None: no more."""
+        """Draw `render()` below a terminal's bars at each refresh; None: no more."""
 
     def changed(self, task: Task) -> None:
-        """A task moved or ended."""
+        """Show that a task moved or ended."""
 
     def __enter__(self) -> Progress:
         return self
@@ -174,11 +174,11 @@ class Progress:
 
 
 SILENT = Progress()
-"""Says nothing; what `progress=None` means."""
+"""The meaning of `progress=None`."""
 
 
 class LineProgress(Progress):
-    """For logs and pipes: at most one line per task every `seconds`, and one when it ends."""
+    """Lines for logs and pipes: at most one for a task every `seconds`, and one when it ends."""
 
     def __init__(
         self, stream: TextIO, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -193,8 +193,8 @@ class LineProgress(Progress):
             print(text, file=self._stream, flush=True)
 
     def tell(self, task: Task) -> None:
-        """Write where a task stands."""
-        self.print_line(task.line())
+        """Print how far a task is."""
+        self.print_line(task.describe())
 
     def changed(self, task: Task) -> None:
         now = self.clock()
@@ -204,7 +204,7 @@ class LineProgress(Progress):
 
 
 class LogProgress(LineProgress):
-    """The same lines as records of a structured log, with their numbers as fields."""
+    """Records of a structured log: the lines of `LineProgress`, with their numbers as fields."""
 
     _log = logging.getLogger("fintrader.progress")
 
@@ -224,14 +224,14 @@ class LogProgress(LineProgress):
             "unit": task.unit,
             "rate": task.rate,
         }
-        self._log.info(task.line(), extra={"fields": {**fields, "finished": task.finished}})
+        self._log.info(task.describe(), extra={"fields": {**fields, "finished": task.finished}})
 
 
 _MISHAPS = frozenset({"lost", "damaged", "leaderboard_damaged", "no_capacity"})
 
 
 class _Bars(RichProgress):
-    """Bars, above them where the whole stands, and below them whatever is to be shown."""
+    """Rich bars between a line about the whole run and an extra drawing."""
 
     strip: Callable[[], str] | None = None
     extra: Callable[[], RenderableType] | None = None
@@ -260,7 +260,7 @@ class TerminalProgress(Progress):
             console=console,
             transient=True,
         )
-        self._bars.strip = _strip.get()  # here: the bars are drawn by a thread of their own
+        self._bars.strip = _strip.get()  # read here, because another thread draws the bars
         self._ids: dict[Task, RichTaskID] = {}
 
     def __enter__(self) -> Progress:
@@ -286,7 +286,7 @@ class TerminalProgress(Progress):
             return
         if task.finished:
             self._bars.remove_task(self._ids.pop(task))
-            self.print_line(task.line())
+            self.print_line(task.describe())
         else:
             self._bars.update(
                 self._ids[task], completed=task.done, speed=task.speed, note=task.note
@@ -294,9 +294,9 @@ class TerminalProgress(Progress):
 
 
 def reporter(stream: TextIO | None = None) -> Progress:
-    """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere.
+    """Make the progress that suits `stream` (stderr by default): bars at a terminal, else lines.
 
-    Where logs are structured (`logs.use_format("json")`), records instead.
+    Where logs are structured (`logs.use_format("json")`) it writes records.
     """
     if stream is None and logs.is_structured():
         return LogProgress(sys.stderr)
@@ -309,7 +309,7 @@ def _format_number(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """75 as `1 min 15 s`."""
+    """Format seconds: 75 as `1 min 15 s`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"

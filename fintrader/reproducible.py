@@ -1,4 +1,4 @@
-"""Which processors a seed gives the same bytes on: this machine's, or every x86-64 one
+"""Processors on which a seed gives the same bytes: this machine's, or every x86-64 one
 (`across_machines`).
 
 Libraries choose their code by the processor. Vectors of another width sum in another order, and
@@ -28,7 +28,7 @@ Reproducible = Literal["same_machine", "across_machines"]
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "default",  # torch's kernels
     "MKL_CBWR": "COMPATIBLE",  # its matrix products and vector functions
-    # numpy's kernels, under the names of its versions; it leaves out what it does not know
+    # numpy's kernels, under the names of its versions; it ignores unknown ones
     "NPY_DISABLE_CPU_FEATURES": (
         "X86_V3 X86_V4 AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL "
         "AVX512_ICL AVX512_SPR"
@@ -44,25 +44,25 @@ VARIABLES = {
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
     ),  # threads split sums
 }
-"""What a process of a run `across_machines` begins with, whatever else its environment says."""
+"""Variables with which a process of a run `across_machines` begins."""
 _CONTRARY = ("NPY_ENABLE_CPU_FEATURES",)
-"""Refused by a library together with the above."""
+"""Variables that a library refuses together with those above."""
 
 
 class RestartNeeded(ConfigError):
     """The process has to begin again with `VARIABLES`."""
 
 
-def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with `VARIABLES` over it."""
+def fix_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Return `base` with `VARIABLES` over it."""
     return {name: value for name, value in base.items() if name not in _CONTRARY} | VARIABLES
 
 
 def require(setting: Reproducible) -> None:
-    """See that this process computes as `setting` promises.
+    """Check that this process computes as `setting` promises.
 
-    Raises ConfigError where nobody can promise that, RestartNeeded when the process began without
-    `VARIABLES`.
+    Raises ConfigError where the system cannot keep the promise, RestartNeeded when the process began
+    without `VARIABLES`.
     """
     if setting == "same_machine":
         return
@@ -86,12 +86,10 @@ def require(setting: Reproducible) -> None:
 
 
 def settle() -> None:
-    """Bring torch, if it is loaded, to one thread and, in a process that has `VARIABLES`, to no
-    oneDNN, whose blocks follow the sizes of caches. For every process whose results count.
+    """Set torch, if it is loaded, to one thread and, in a process that has `VARIABLES`, to no oneDNN,
+    whose blocks follow the sizes of caches. Every process whose results count calls this.
     """
-    torch = sys.modules.get(
-        "torch"
-    )  # not imported here: a process that does without it should go on so
+    torch = sys.modules.get("torch")  # never imported here: some processes do without it
     if torch is None:
         return
     torch.set_num_threads(1)
@@ -100,17 +98,17 @@ def settle() -> None:
 
 
 def is_fixed() -> bool:
-    """Whether the environment, and so that of the processes started from here, has `VARIABLES`."""
+    """Check that the environment, which processes started from here inherit, has `VARIABLES`."""
     return VARIABLES.items() <= os.environ.items()
 
 
 def restart(words: list[str] | None = None) -> NoReturn:
-    """Become `python words` (this very command unless given) with `VARIABLES`. The process keeps
-    its number."""
+    """Replace this process by `python words` (this very command unless given) with `VARIABLES`. It
+    keeps its number."""
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = sys.orig_argv[1:] if words is None else words
-    os.execve(sys.executable, [sys.executable, *arguments], environment(os.environ))
+    os.execve(sys.executable, [sys.executable, *arguments], fix_environment(os.environ))
 
 
 def code_paths() -> dict[str, str]:

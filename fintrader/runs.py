@@ -1,4 +1,4 @@
-"""Where a run's files lie: its folder, and the manifest that says what it is made of."""
+"""A run's folder, and its manifest: origin, stages, outcome."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class RunFolder:
 
     @classmethod
     def named(cls, name: str, runs_dir: Path) -> RunFolder:
-        """`runs_dir/name`. Raises RunError unless the name is a plain one (letters, digits, `. _
-        -`)."""
+        """Locate the run `name` in `runs_dir`. Raises RunError unless the name is a plain one (letters, digits,
+        `. _ -`)."""
         if not _NAME.fullmatch(name) or ".." in name:
             raise RunError(
                 f"run name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-' and hold no"
@@ -80,8 +80,8 @@ class RunFolder:
 
     @property
     def label(self) -> str:
-        """What logs and metrics call it: the run's name; for a search inside a run,
-        `name/null_model` or the like."""
+        """Name in logs and metrics: the run's; for a search inside a run `name/null_model` or the
+        like."""
         for above in (self.root, *list(self.root.parents)[:3]):
             if (above / "manifest.json").is_file():
                 return self.root.relative_to(above.parent).as_posix()
@@ -95,7 +95,7 @@ class RunFolder:
     backtest = _Inside("backtest")
     ensemble = _Inside("ensemble")
     null_model = _Inside("null_model")
-    """The same search on information-free features: a run folder of its own."""
+    """Run folder of the search on information-free features."""
 
     def pod(self, pod_id: str) -> Path:
         """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`,
@@ -103,13 +103,13 @@ class RunFolder:
         return self.pods / pod_id
 
     def list_misplaced(self) -> list[Path]:
-        """List what stands where a tournament keeps a file or a folder and is none.
+        """List the entries in the place of a tournament's file or folder that are of another kind.
 
-        That is a folder or a pipe in a file's place, a file in a folder's place, and any symbolic
-        link. Nothing can be written there before it is renamed.
+        These are a folder or a pipe in a file's place, a file in a folder's place, and any symbolic
+        link. Nothing can be written there before they are renamed.
         """
         folders = [self.root / name for name in _FOLDERS]
-        found = [folder for folder in folders if _is_there(folder) and not _is_folder(folder)]
+        found = [path for path in folders if os.path.lexists(path) and not _is_folder(path)]
         files = [self.root / name for name in (*_FILES, *_DATABASE)]
         if _is_folder(self.pods):
             for pod in sorted(
@@ -131,7 +131,7 @@ class RunFolder:
             ]
         for folder in (self.ensemble, snapshots, self.root / "lease", self.root / "logs"):
             found += _list_irregular(folder)
-        found += [path for path in files if _is_there(path) and not _is_file(path)]
+        found += [path for path in files if os.path.lexists(path) and not _is_file(path)]
         return list(dict.fromkeys(found))
 
     def refuse_unsafe(self) -> None:
@@ -148,8 +148,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process; the kernel lets go of it when the process dies, however it
-        dies.
+        """Hold the run for this process; the kernel frees it when the process dies, even by a kill.
 
         Raises RunError when another process holds it, or the folder cannot be made or written to.
         """
@@ -173,25 +172,18 @@ class RunFolder:
             yield
 
 
-def _is_there(path: Path) -> bool:
-    return os.path.lexists(path)
-
-
 def _is_folder(path: Path) -> bool:
-    """True of a folder that is no link to one."""
+    """Check for a folder that is no link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def _is_file(path: Path) -> bool:
-    """True of a regular file that is no link to one."""
+    """Check for a regular file that is no link to one."""
     return path.is_file() and not path.is_symlink()
 
 
 def _list_irregular(folder: Path, *, deep: bool = False) -> list[Path]:
-    """List what is neither a folder nor a regular file in a folder (`deep`: and below).
-
-    What was set aside is left out.
-    """
+    """List the links, pipes and devices in a folder (`deep`: and below), but for those set aside."""
     found: list[Path] = []
     if not _is_folder(folder):
         return found
@@ -207,7 +199,7 @@ def _list_irregular(folder: Path, *, deep: bool = False) -> list[Path]:
 
 
 class Manifest:
-    """`manifest.json`: what a run is and how far it has come. Every change is written at once,
+    """`manifest.json`: origin, stages and outcome of a run. Every change is written at once,
     atomically."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
@@ -216,13 +208,13 @@ class Manifest:
         self.saved: Callable[[], None] = lambda: None
         """Called after every change."""
         self._inside: list[float] = []
-        """Of each stage at work, outermost first: seconds that stages inside it took."""
+        """Seconds that inner stages took, for each stage at work, outermost first."""
 
     @classmethod
     def create(
         cls, path: Path, *, name: str, seed: int, device: str, config_hash: str, command: str
     ) -> Manifest:
-        """A new manifest on disk: no stage done, no data, no trials."""
+        """Write a new manifest: no stage done, no data, no trials."""
         still_open = dict.fromkeys(("finished", "market", "data_hash", "trials", "best"))
         made_by = {
             "versions": versions(),
@@ -245,7 +237,7 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
-        """Read it back. Raises RunError when it is missing, damaged or of another format."""
+        """Read a manifest. Raises RunError when it is missing, damaged or of another format."""
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format") != MANIFEST_FORMAT:
             raise RunError(
@@ -260,7 +252,7 @@ class Manifest:
         self.saved()
 
     def done(self, stage: str) -> bool:
-        """Has the stage been finished?"""
+        """Check that a stage is finished."""
         return bool(self.values["stages"].get(stage, {}).get("done"))
 
     @contextlib.contextmanager
@@ -268,9 +260,9 @@ class Manifest:
         """Mark a stage as begun and, when the body ends well, as done, with the seconds all its
         attempts took.
 
-        How far it is can be read meanwhile (`stages`). A stage inside another is not counted twice.
-        What it fails of stays in the manifest as a sentence; an interrupted or killed one leaves
-        none.
+        Its progress can be read meanwhile (`stages`). A stage inside another is not counted twice.
+        The reason of a failure stays in the manifest as a sentence; an interrupted or killed stage
+        leaves none.
         """
         before = float(self.values["stages"].get(name, {}).get("seconds", 0.0))
         was_done = self.done(name)
@@ -299,7 +291,7 @@ class Manifest:
             self.update()
 
     def _announce(self, name: str) -> None:
-        """One line that says which stage begins and what it is for."""
+        """Print which stage begins, and its purpose."""
         plan = self.values.get("plan") or []
         if name in plan:
             title = stages.TITLES.get(name, name)
@@ -310,17 +302,16 @@ class Manifest:
             )
 
     def _record_failure(self, stage: str, error: Exception) -> None:
-        """Keep why, unless the run has its result already; the first to say it (the innermost
-        stage) is right."""
+        """Keep the reason of a failure unless the run has its result or a reason: the innermost
+        stage reports first, and is right."""
         if self.values.get("finished") is None and self.values.get("failure") is None:
             failure = {"stage": stage, "sentence": explain_failure(error), "time": _format_now()}
-            with contextlib.suppress(
-                OSError, FintraderError
-            ):  # a full disk is told on the terminal all the same
+            # A full disk shows on the terminal all the same.
+            with contextlib.suppress(OSError, FintraderError):
                 self.update(failure=failure)
 
     def reopen(self, *stages: str) -> None:
-        """Take stages for unfinished again, because something they depend on has changed."""
+        """Mark stages as unfinished again, because something they depend on has changed."""
         for name in stages:
             if name in self.values["stages"]:
                 self.values["stages"][name]["done"] = False
@@ -334,8 +325,8 @@ class Manifest:
 
 
 def explain_failure(error: Exception) -> str:
-    """What an error says, on one line: a typed one as it is, a disk's with its file, any other with
-    its kind."""
+    """Describe an error on one line: a typed one as it is, a disk's with its file, any other with its
+    kind."""
     text = " ".join(str(error).split())
     if isinstance(error, FintraderError):
         return text or type(error).__name__

@@ -16,7 +16,7 @@ from fintrader.errors import ConfigError, install_command
 
 
 class Part(NamedTuple):
-    """Where a part lies, and what it needs."""
+    """Location and needs of a part."""
 
     reference: str
     """`package.module:name`."""
@@ -59,7 +59,7 @@ def load_part(parts: Mapping[str, Part], name: str) -> Any:
 
 
 def explain_absence(parts: Mapping[str, Part], name: str) -> str | None:
-    """Say what is missing of the part called `name` and how to install it; None where it is there."""
+    """Explain how to install the package of the part called `name`; None where it is there."""
     part = parts[name]
     if find_spec(part.package) is not None:
         return None

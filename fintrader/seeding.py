@@ -19,29 +19,29 @@ _MASK = (1 << 63) - 1
 def derive(seed: int, *names: object) -> int:
     """Derive an independent 63-bit seed for a named purpose, e.g. `derive(seed, "pod", 3, "env")`.
 
-    A hash instead of `seed + k`: neighbouring roots share no stream, and adding a consumer moves
-    nobody else.
+    A hash instead of `seed + k`: neighbouring roots share no stream, and a new consumer changes no
+    other stream.
     """
     text = "/".join([str(int(seed)), *(str(name) for name in names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _MASK
 
 
 def draw_seed() -> int:
-    """Draw a 63-bit seed from the system's entropy, for what was given none."""
+    """Draw a 63-bit seed from the system's entropy, where none was given."""
     return secrets.randbits(63)
 
 
 def create_generator(
     seed: int, *names: object, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """A torch generator on `device` for a named purpose."""
+    """Create a torch generator on `device` for a named purpose."""
     import torch  # here, because much that draws numbers needs no torch
 
     return torch.Generator(device=device).manual_seed(derive(seed, *names))
 
 
 def create_numpy_generator(seed: int, *names: object) -> np.random.Generator:
-    """A numpy generator for a named purpose."""
+    """Create a numpy generator for a named purpose."""
     return np.random.default_rng(derive(seed, *names))
 
 

@@ -1,10 +1,10 @@
-"""The stages of a run, how far each has come and what one failed of: one account for terminal, log
-and app.
+"""The stages of a run, with their progress and the cause of a failure: one account for terminal,
+log and app.
 
     data → tournament → null model → backtest → report
 
-What is done, and how long it took, stands in `manifest.json`. How far the stage at work is stands
-beside it in `progress.json`, written once a second at most and gone when nothing is at work any
+Finished stages and their seconds stand in `manifest.json`. The progress of the stage at work stands
+in `progress.json`, which is written once a second at most and removed when nothing is at work any
 more. `read_stages` reads both.
 """
 
@@ -37,20 +37,19 @@ ABOUT = {
     "data": "bars become the market that agents trade in",
     "tournament": "agents are trained, compared on the validation window, and copied with changes",
     "null_model": (
-        "the same search on bars whose features hold no information: what luck alone would have"
-        " made. It takes about as long as the tournament; backtest.null_model: false leaves it out,"
+        "the same search on bars whose features hold no information, to show the results of luck"
+        " alone. It takes about as long as the tournament; backtest.null_model: false leaves it out,"
         " and with it that comparison"
     ),
     "backtest": (
-        "what was chosen trades the window nobody has looked at, beside all that could have been"
-        " luck"
+        "the selected policies trade the untouched test window, next to baselines and null models"
     ),
     "report": "figures and verdict are drawn, written down and sealed",
     "train": "one agent, without a tournament",
 }
 LIVE = "progress.json"
 SECONDS = 1.0
-"""Between two versions of the file."""
+"""Least time between two versions of the file."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +59,30 @@ class Stage:
     name: str
     state: State
     seconds: float | None = None
-    """Of a stage that is done: all that it took. Of one at work: since it began this time."""
+    """Seconds that a finished stage took in all, or since the stage at work began this time."""
     doing: str = ""
-    """What is at work in it now, in its own units."""
+    """The task at work in it; `done` and `total` are in the task's `unit`."""
     done: float | None = None
     total: float | None = None
     unit: str = ""
     seconds_left: float | None = None
-    """Of what is at work; of a null model that waits: what the tournament takes. None: nobody knows
-    yet."""
+    """Estimate for the task at work; for a waiting null model the time of the tournament. None:
+    unknown yet."""
     note: str = ""
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Name for people."""
         return TITLES.get(self.name, self.name.replace("_", " "))
 
     @property
     def about(self) -> str:
-        """What it is for, in a sentence without its full stop."""
+        """Purpose, in a sentence without its full stop."""
         return ABOUT.get(self.name, "")
 
     @property
     def share(self) -> float | None:
-        """0 to 1; None where nobody knows."""
+        """Finished share, 0 to 1; None where unknown."""
         if self.state == "done":
             return 1.0
         if self.done is None or not self.total or self.total <= 0:
@@ -91,7 +90,7 @@ class Stage:
         return min(1.0, max(0.0, self.done / self.total))
 
     def describe(self) -> str:
-        """Name, share and time: `tournament 38 %, 40 s left`."""
+        """Describe name, share and time: `tournament 38 %, 40 s left`."""
         if self.state == "done":
             return (
                 f"{self.title} ({format_duration(self.seconds)})"
@@ -110,17 +109,17 @@ class Stage:
 
 
 def strip(stages: Sequence[Stage]) -> str:
-    """All stages as one line."""
+    """Describe all stages in one line."""
     return " → ".join(stage.describe() for stage in stages)
 
 
 def read_stages(
     manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bool
 ) -> list[Stage]:
-    """The stages of a run, from what its two files say (both may say anything at all); `alive`: it
-    is being worked on.
+    """Read the stages of a run from its two files, which may hold anything at all; `alive`: a
+    process works on it.
 
-    `progress.json` of a run that nobody works on says how far it was when it ended.
+    Otherwise `progress.json` says how far the run was when it ended.
     """
     known = _read_mapping(manifest.get("stages"))
     failure = _read_mapping(manifest.get("failure"))
@@ -145,13 +144,13 @@ def read_stages(
         elif not alive and name == at_work:
             found.append(_read_live_stage(name, live, "stopped"))
         else:
-            waits = _as_long(found) if name == "null_model" else None
+            waits = _estimate_null_model(found) if name == "null_model" else None
             found.append(Stage(name, "waiting", seconds_left=waits))
     return found
 
 
-def _as_long(before: Sequence[Stage]) -> float | None:
-    """Seconds of the tournament, as far as they are known: the null model is the same search once
+def _estimate_null_model(before: Sequence[Stage]) -> float | None:
+    """Estimate the seconds of the null model by the tournament's: it is the same search once
     more."""
     for stage in before:
         if stage.name == "tournament" and stage.seconds is not None:
@@ -163,7 +162,7 @@ def _as_long(before: Sequence[Stage]) -> float | None:
 
 
 def _guess_stages(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """The stages of a run that does not say what it plans: a finished one had those that it has."""
+    """Guess the stages of a run without a plan: a finished run had those that it has."""
     return [name for name in WHOLE if name in known or not manifest.get("finished")]
 
 
@@ -202,14 +201,14 @@ def _read_number(value: Any) -> float | None:
     return float(value) if fits else None
 
 
-# --- who tells it ---------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 _outer: ContextVar[_Teller | None] = ContextVar("fintrader_stage", default=None)
 
 
 class _Teller:
-    """Writes down how far one stage is, as its tasks say."""
+    """Writer of one stage's progress, as its tasks report it."""
 
     def __init__(
         self,
@@ -228,18 +227,17 @@ class _Teller:
         self.tell(None)
 
     def tell(self, task: Task | None) -> None:
-        """A task of this stage began, moved or ended; None: there is none any more."""
+        """Write the progress of a task; None: no task is at work any more."""
         self._task = task
         now = self._clock()
         if now - self._written >= SECONDS:
             self._written = now
-            with contextlib.suppress(
-                OSError, FintraderError, ValueError
-            ):  # no run ends because nobody could watch it
+            # A run goes on where its progress cannot be written.
+            with contextlib.suppress(OSError, FintraderError, ValueError):
                 write_bytes(self._path, dump_json(self._describe_live()).encode(), sync=False)
 
     def resume(self) -> None:
-        """A stage inside this one is over."""
+        """Go on after an inner stage."""
         self._written -= SECONDS
         self.tell(None)
 
@@ -249,27 +247,30 @@ class _Teller:
             "seconds": round(self._clock() - self._began, 3),
             "updated": time.time(),
         }
-        if (task := self._task) is not None:
+        task = self._task
+        if task is not None:
             found |= {
                 "doing": task.name,
                 "done": task.done,
                 "total": task.total,
                 "unit": task.unit,
                 "note": task.note,
+                "seconds_left": None if task.finished else task.seconds_left,
             }
-            found |= {"seconds_left": None if task.finished else task.seconds_left}
         return found
 
     def strip(self) -> str:
-        """All stages of the run, as of now."""
+        """Describe all stages of the run, as of now."""
         return strip(read_stages(self._values, self._describe_live(), alive=True))
 
 
 @contextlib.contextmanager
 def track_stage(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None]:
-    """Inside the block the tasks of this thread are those of stage `name` of the run in `folder`,
-    whose manifest says `values`. A stage may lie inside another. When it ends well and lies in
-    none, nothing is at work any more."""
+    """Inside the block, write this thread's tasks down as progress of the stage `name`.
+
+    The run lies in `folder`, and `values` are those of its manifest. A stage may lie inside another.
+    When the outermost one ends well, nothing is at work any more.
+    """
     outer = _outer.get()
     teller = _Teller(folder, values, name)
     token = _outer.set(teller)

@@ -98,7 +98,7 @@ class BoundedLoader(yaml.SafeLoader):
         """Id of each complete node -> values in it, levels in it."""
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """Count what is read, as if aliases were written out."""
+        """Count the values read, as if aliases were written out."""
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         values_before = self.values
         deepest_before = self.deepest
@@ -108,7 +108,7 @@ class BoundedLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self.extents:
-                problem = f"*{shorten(str(event.anchor))} stands inside what it repeats"
+                problem = f"*{shorten(str(event.anchor))} stands inside the value that it repeats"
                 raise _WrongValueError(problem, "write the value out", event.start_mark)
             values, levels = self.extents[id(node)]
             self.values += values

@@ -52,7 +52,9 @@ def run_python(*words, **variables):
 
 
 def test_the_variables_win_over_the_environment_and_leave_the_rest():
-    made = reproducible.environment({**ANOTHER, "NPY_ENABLE_CPU_FEATURES": "AVX2", "HOME": "/h"})
+    made = reproducible.fix_environment(
+        {**ANOTHER, "NPY_ENABLE_CPU_FEATURES": "AVX2", "HOME": "/h"}
+    )
     assert made.items() >= reproducible.VARIABLES.items()
     assert "NPY_ENABLE_CPU_FEATURES" not in made, "numpy refuses both at once"
     assert made["HOME"] == "/h"

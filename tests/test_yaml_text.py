@@ -43,7 +43,7 @@ BAD = [
     ("a: 1" + ":1" * 200_000, r", line 1: .* is no whole number"),
     ("a: " + "9" * 5000 + ".0", r", line 1: .* is no number"),
     ('a: "\\ud800"', r", line 1: \\ud800 is no text; correct the value, or quote it"),
-    ("a: &x [*x]", r", line 1: \*x stands inside what it repeats; write the value out"),
+    ("a: &x [*x]", r", line 1: \*x stands inside the value that it repeats; write the value out"),
     ("a: &x {b: [*x]}", r", line 1: \*x stands inside"),
     (laughs("[x, x, x, x, x, x, x, x, x, x]", "[%s]"), r", line 5: more than 100000 values"),
     (laughs("{x: 1}", "{<<: [%s]}"), r", line 6: more than 100000 values"),

@@ -22,9 +22,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from fintrader.errors import RunError, StorageDamagedError, StorageError, StorageOfflineError
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.storage.objects import ObjectStore
 from fintrader.system import call_after_fork, name_process_space, read_process_start
 
@@ -38,6 +39,52 @@ so that the holder stops before its successor starts."""
 _NAME = re.compile(r"lease/(\d{6,})\.json")
 _held: dict[str, StoreLease] = {}
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process, unique among all processes of all machines."""
+
+    host: str
+    pid: int
+    born: int
+    """Start of the process, as `system.read_process_start` has it."""
+    kernel: str
+    """Boot and process namespace, within which `pid` is unique; empty where unknown."""
+
+    @property
+    def is_here(self) -> bool:
+        """True where the process shares this machine and process namespace."""
+        space = name_process_space()
+        return space != "" and self.kernel == space
+
+    @property
+    def is_dead(self) -> bool:
+        """True where the process ran here and has ended; False where that cannot be known."""
+        return self.is_here and read_process_start(self.pid) != self.born
+
+
+def describe_process() -> ProcessIdentity:
+    """Describe this process."""
+    pid = os.getpid()
+    return ProcessIdentity(socket.gethostname(), pid, read_process_start(pid), name_process_space())
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """The object of one token, as its holder last wrote it."""
+
+    token: int
+    beat: int = 0
+    """Number of renewals."""
+    released: bool = False
+    time: float = field(default_factory=time.time)
+    """Unix time of the holder's clock: for display only."""
+    id: ProcessIdentity = field(default_factory=describe_process)
+
+    def encode(self) -> bytes:
+        """Write the record as it is stored."""
+        return (json.dumps(to_json(self), sort_keys=True) + "\n").encode()
 
 
 class StoreLease:
@@ -83,7 +130,7 @@ class StoreLease:
             self.is_lost = True
             return
         self._beats += 1
-        self.objects.put(_name_record(self.token), _encode_record(self.token, self._beats))
+        self.objects.put(_name_record(self.token), LeaseRecord(self.token, self._beats).encode())
         self._confirmed = began
 
     def take_number(self, kind: str) -> int:
@@ -99,10 +146,8 @@ class StoreLease:
         self._thread.join()
         if not self.is_lost:
             with contextlib.suppress(StorageError):  # an unreachable store lets the lease lapse
-                self.objects.put(
-                    _name_record(self.token),
-                    _encode_record(self.token, self._beats + 1, released=True),
-                )
+                record = LeaseRecord(self.token, self._beats + 1, released=True)
+                self.objects.put(_name_record(self.token), record.encode())
 
     def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS) and not self.is_lost:
@@ -149,8 +194,8 @@ def is_held(objects: ObjectStore) -> bool:
     record = _read_record(objects, token) if token else None
     return (
         record is not None
-        and not record["released"]
-        and abs(time.time() - record["time"]) < 2 * LAPSE_SECONDS
+        and not record.released
+        and abs(time.time() - record.time) < 2 * LAPSE_SECONDS
     )
 
 
@@ -160,7 +205,7 @@ call_after_fork(_held.clear)
 
 def record_token(objects: ObjectStore, token: int) -> None:
     """Make a token that counts elsewhere the only one here."""
-    objects.put(_name_record(token), _encode_record(token, 0))
+    objects.put(_name_record(token), LeaseRecord(token).encode())
     objects.remove(*(name for name in objects.list_names("lease") if name != _name_record(token)))
 
 
@@ -174,7 +219,7 @@ def claim(objects: ObjectStore) -> int:
 
 
 def _try_claim(objects: ObjectStore, token: int) -> bool:
-    if not objects.create(_name_record(token), _encode_record(token, 0)):
+    if not objects.create(_name_record(token), LeaseRecord(token).encode()):
         return False  # another process was faster
     # While this process slept the token may have been taken, superseded and removed by others.
     return find_newest_token(objects) == token
@@ -192,7 +237,7 @@ def _acquire_token(objects: ObjectStore, above: int) -> int:
             _remove_older(objects, token)
             return token
         # Any writer may overwrite an object of this store: write, wait, and see whose record stays.
-        objects.put(_name_record(token), _encode_record(token, 0))
+        objects.put(_name_record(token), LeaseRecord(token).encode())
         print(
             f"fintrader: {objects}: this store has no conditional writes and cannot keep two"
             " machines from driving one run; start the run on one machine only",
@@ -203,7 +248,7 @@ def _acquire_token(objects: ObjectStore, above: int) -> int:
         if (
             find_newest_token(objects) == token
             and record is not None
-            and record["id"] == describe_process()
+            and record.id == describe_process()
         ):
             _remove_older(objects, token)
             return token
@@ -212,26 +257,26 @@ def _acquire_token(objects: ObjectStore, above: int) -> int:
 def _wait_for_its_end(objects: ObjectStore, token: int) -> None:
     """Return once the holder of `token` has released it, is dead, or has not renewed it for
     `LAPSE_SECONDS`. Raises RunError as soon as it renews."""
-    last_beat: Any = None
+    last_beat: int | None = None
     since = time.monotonic()
     has_warned = False
     while True:
         record = _read_record(objects, token)
-        if record is None or record["released"] or _is_dead(record["id"]):
+        if record is None or record.released or record.id.is_dead:
             return
-        if last_beat is not None and record["beat"] != last_beat:
+        if last_beat is not None and record.beat != last_beat:
             raise RunError(
-                f"{objects} is in use by process {record['id']['pid']} on {record['id']['host']}; "
+                f"{objects} is in use by process {record.id.pid} on {record.id.host}; "
                 "wait for it or stop it first"
             )
-        last_beat = record["beat"]
+        last_beat = record.beat
         silence = time.monotonic() - since
         if silence > LAPSE_SECONDS:
             return
         if not has_warned and silence > BEAT_SECONDS:
             has_warned = True
             print(
-                f"{objects}: its last holder, on {record['id']['host']}, is silent; taking over in"
+                f"{objects}: its last holder, on {record.id.host}, is silent; taking over in"
                 f" {LAPSE_SECONDS:g} s",
                 file=sys.stderr,
             )
@@ -249,53 +294,17 @@ def _name_record(token: int) -> str:
     return f"lease/{token:06d}.json"
 
 
-def _encode_record(token: int, beat: int, *, released: bool = False) -> bytes:
-    record = {
-        "token": token,
-        "beat": beat,
-        "released": released,
-        "time": time.time(),
-        "id": describe_process(),
-    }
-    return (json.dumps(record, sort_keys=True) + "\n").encode()
-
-
-def _read_record(objects: ObjectStore, token: int) -> dict[str, Any] | None:
+def _read_record(objects: ObjectStore, token: int) -> LeaseRecord | None:
     data = objects.get(_name_record(token))
     if data is None:
         return None
     try:
-        record = json.loads(data)
-        if {"beat", "released", "time", "id"} <= set(record):
-            return dict(record)
-        if not record:  # for a moment, the probe for conditional writes stands in its place
-            return {
-                "beat": -1,
-                "released": False,
-                "time": time.time(),
-                "id": describe_process() | {"kernel": ""},
-            }
-    except (ValueError, TypeError):
+        value = json.loads(data)
+        if value == {}:  # for a moment, the probe for conditional writes stands in its place
+            return LeaseRecord(token, beat=-1, id=replace(describe_process(), kernel=""))
+        return from_json(LeaseRecord, value)
+    except (ValueError, RecordError):
         pass
     raise StorageDamagedError(
         f"{objects}/{_name_record(token)} is damaged; delete it when no process drives the run"
     )
-
-
-def describe_process() -> dict[str, Any]:
-    """Describe this process uniquely among all processes of all machines."""
-    pid = os.getpid()
-    start = read_process_start(pid)
-    space = name_process_space()
-    return {"host": socket.gethostname(), "pid": pid, "born": start, "kernel": space}
-
-
-def is_here(process: dict[str, Any]) -> bool:
-    """Check that the process with this `identity` shares this machine and process namespace."""
-    space = name_process_space()
-    return space != "" and process["kernel"] == space
-
-
-def _is_dead(process: dict[str, Any]) -> bool:
-    """Check that a process ran here and has ended; False where that cannot be known."""
-    return is_here(process) and read_process_start(int(process["pid"])) != process["born"]

@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fintrader.config import check_url
 from fintrader.errors import RunError, StorageDamagedError, StorageError
@@ -47,7 +47,8 @@ from fintrader.storage.objects import ObjectStore
 MARKER = ".store.json"
 """File in a working copy that holds the URL of its run."""
 FULL_EVERY = 256
-"""Number of event-log pieces of which one repeats all before it: bounds what a reader fetches."""
+"""Number of event-log pieces of which one repeats all before it, to bound a reader's
+requests."""
 _POD_FILE = re.compile(r"(?P<prefix>(?:[^/]+/)*?)pods/(?P<pod>p\d+)/(?P<name>spec|result)\.json")
 _RECORD = re.compile(r"(?P<token>\d+)-(?P<number>\d+)(?P<full>\.all)?\.json")
 _NOT_INDEXED = re.compile(
@@ -339,7 +340,7 @@ def attach(home: Path, url: str) -> Mirror:
     url = check_url(url)
     marker = home / MARKER
     if marker.exists():
-        known = str(_read_marker(marker)["url"])
+        known = _read_url(marker)
         if known != url:
             raise RunError(
                 f"{home} is a copy of {known}, not of {url}; choose another name, or remove the"
@@ -380,7 +381,7 @@ def find_mirror(folder: Path) -> Mirror | None:
             inside = folder.relative_to(above).as_posix()
             return Mirror(
                 above,
-                ObjectStore(str(_read_marker(above / MARKER)["url"])),
+                ObjectStore(_read_url(above / MARKER)),
                 "" if inside == "." else f"{inside}/",
             )
     return None
@@ -397,11 +398,13 @@ def open_mirror(folder: Path, address: Mapping[str, str] | None) -> Mirror | Non
     return Mirror(home, objects, address["inside"])
 
 
-def _read_marker(path: Path) -> dict[str, Any]:
+def _read_url(path: Path) -> str:
+    """Read the URL of a working copy's run from its marker."""
     values = read_json(path)
-    if not isinstance(values, dict) or not isinstance(values.get("url"), str):
+    url = values.get("url") if isinstance(values, dict) else None
+    if not isinstance(url, str):
         raise RunError(f"{path} is damaged; remove its folder, and give the store's URL again")
-    return values
+    return url
 
 
 class Markets:

@@ -147,9 +147,9 @@ class ObjectStore:
         return None if data is None else unseal(data, self.build_damage_error(name))
 
     def build_damage_error(self, name: str) -> StorageDamagedError:
-        """Build the error for an object that differs from what was stored."""
+        """Build the error for an object whose content has changed."""
         return StorageDamagedError(
-            f"{self.url}/{name} is not what was stored (truncated or changed)"
+            f"{self.url}/{name} was truncated or changed after it was stored"
         )
 
     def put(self, name: str, data: bytes, *, sync: bool = True) -> None:

@@ -27,8 +27,9 @@ from typing import Any
 
 from fintrader.errors import RunError, StorageError
 from fintrader.files import make_folder, open_file, read_bytes
+from fintrader.records import from_json, to_json
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import describe_process, is_here
+from fintrader.storage.lease import ProcessIdentity, describe_process
 from fintrader.system import is_locked, signal_process, try_lock
 from fintrader.tournament import lease as leases
 from fintrader.tournament.mirrored_store import open_store
@@ -52,8 +53,7 @@ CHECKPOINT_SECONDS = 60.0
 class Sign:
     """Last sign of life of the process at work on a pod."""
 
-    process: dict[str, Any]
-    """Identity of the process, by `storage.lease.describe_process`."""
+    process: ProcessIdentity
     slot: str = ""
     """Slot that its launcher gave it."""
     said: tuple[float, int, str] = (0.0, 0, "")
@@ -142,11 +142,11 @@ def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
     if (
         sign is None
         or sign.lost
-        or not is_here(sign.process)
-        or sign.process["pid"] in (os.getpid(), but)
+        or not sign.process.is_here
+        or sign.process.pid in (os.getpid(), but)
     ):
         return
-    signal_process(sign.process["pid"], sign.process["born"], number)
+    signal_process(sign.process.pid, sign.process.born, number)
 
 
 def wait_for_takeover(pod: str, context: PodContext) -> None:
@@ -198,20 +198,13 @@ def _find_newest_state(folder: Path) -> int:
 def _read_sign(path: Path) -> Sign | None:
     """Read a sign; None for an empty or an unreadable file."""
     try:
-        stored = json.loads(read_bytes(path))
-        lost = stored["lost"]
-        return Sign(
-            stored["process"],
-            stored["slot"],
-            tuple(stored["said"]),
-            None if lost is None else tuple(lost),
-        )
-    except (OSError, RunError, ValueError, KeyError, TypeError):
+        return from_json(Sign, json.loads(read_bytes(path)))
+    except (OSError, RunError, ValueError):
         return None
 
 
 def _write(file: Any, sign: Sign | None) -> None:
     with contextlib.suppress(OSError):  # a full disk is told by what matters more
         file.seek(0)
-        file.write(b"" if sign is None else json.dumps(vars(sign)).encode())
+        file.write(b"" if sign is None else json.dumps(to_json(sign)).encode())
         file.truncate()

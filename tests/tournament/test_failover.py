@@ -244,18 +244,14 @@ def test_nobody_is_signalled_by_a_number_alone(run):
         assert try_lock(lock)
         here = at_work.describe_process()
         for wrong in ({"born": 1}, {"kernel": "another boot"}):
-            process = {
-                **here,
-                "pid": bystander.pid,
-                "born": read_process_start(bystander.pid),
-                **wrong,
-            }
+            born = {"pid": bystander.pid, "born": read_process_start(bystander.pid)}
+            process = replace(here, **(born | wrong))
             at_work._write(file, at_work.Sign(process))
             sign = at_work.read_holder(folder)
             assert sign is not None
             at_work.end(folder, signal.SIGKILL)
             assert bystander.poll() is None
-        at_work._write(file, replace(sign, process={**process, "kernel": here["kernel"]}))
+        at_work._write(file, replace(sign, process=replace(process, kernel=here.kernel)))
         at_work.end(folder, signal.SIGKILL)
         assert bystander.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
     assert at_work.read_holder(folder) is None

@@ -205,7 +205,9 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path, run, url, race)
     store = ObjectStore(url)
     late = leases.StoreLease(store, leases._acquire_token(store, 0))  # a head that sleeps
     leases._held.clear()
-    store.put(f"lease/{late.token:06d}.json", b'{"beat": 0, "released": true, "time": 0, "id": {}}')
+    store.put(
+        f"lease/{late.token:06d}.json", leases.LeaseRecord(late.token, released=True).encode()
+    )
     race("run", pods=2)
     told = [event["event"] for event in read_jsonl(run.events)]
     spec = RunStore(run).read_spec("p0000").model_copy(update={"pod": "p0002", "index": 2})
