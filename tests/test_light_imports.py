@@ -1,11 +1,11 @@
-"""Settings, verdicts and readers load no torch, settings no pandas either: help and refusals take no
-second."""
+"""Settings, verdicts, readers and the commands that look at bars load no torch, settings no pandas
+either: help and refusals take no second."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.bars.tables import minute_table, write_csv
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = [
@@ -29,20 +29,70 @@ def find_modules(package):
     return [name.removesuffix(".__init__") for name in names]
 
 
-@pytest.mark.parametrize(
-    ("modules", "heavy"),
-    [
-        (find_modules("verdict"), ("torch", "numba")),
-        (find_modules("bars"), ("torch",)),
-        (find_modules("results"), ("torch",)),
-        (SETTINGS, ("torch", "numba", "pandas", "pyarrow")),
-    ],
-    ids=["verdict", "bars", "results", "settings"],
+def import_all(package):
+    return f"import {', '.join(find_modules(package))}"
+
+
+AGENTS = (
+    "from fintrader.agents import PPO, SAC, Budget, NetworkSettings\n"
+    "PPO(network=NetworkSettings(hidden=(8,))), SAC(), Budget(env_steps=1)"
 )
-def test_importing_these_loads_none_of_those(modules, heavy):
-    program = (
-        f"import sys, {', '.join(modules)}\n"
-        f"loaded = [name for name in {heavy} if name in sys.modules]\n"
-        "assert not loaded, loaded"
+STEPS = [
+    ("import fintrader", ("torch", "pandas", "fintrader.config")),
+    (f"import {', '.join(SETTINGS)}\n{AGENTS}", ("torch", "numba", "pandas", "pyarrow")),
+    (import_all("verdict"), ("torch", "numba")),
+    (import_all("bars"), ("torch",)),
+    (import_all("results"), ("torch",)),
+    ("import fintrader.deploy.status", ("torch",)),
+]
+
+
+def test_importing_these_loads_none_of_those():
+    """One process takes all steps: the modules of each step are loaded when the next begins."""
+    program = ["import sys"]
+    for step, heavy in STEPS:
+        program.append(step)
+        program.append(f"loaded = [name for name in {heavy} if name in sys.modules]")
+        program.append(f"assert not loaded, (loaded, {step[:60]!r})")
+    subprocess.run([sys.executable, "-c", "\n".join(program)], check=True, timeout=300)
+
+
+COMMANDS = """
+import sys
+import fintrader.results.catalogue
+from fintrader.cli import main
+for command in sys.argv[1:]:
+    status = 0
+    try:
+        main(command.split())
+    except SystemExit as done:
+        status = done.code or 0
+    print()
+    print(command, status, sorted({"torch", "fintrader.market.tensors", "empyrical"} & set(sys.modules)))
+fintrader.metrics.sharpe([0.01, 0.02])
+assert "empyrical" in sys.modules
+"""
+
+
+def test_commands_that_look_at_bars_or_refuse_load_neither_torch_nor_empyrical(tmp_path):
+    path = write_csv(tmp_path, minute_table(2, 5))
+    windows = "windows: {fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}"
+    text = f"data:\n  path: {path}\n  {windows}\ncache: {tmp_path / 'cache'}\n"
+    (tmp_path / "own.yaml").write_text(text + "env: {num_envs: 3}\n")
+    whole = ["--help", "run --help", "data quality --help", f"init {path} --out mine.yaml"]
+    whole += [f"data {words} own.yaml" for words in ("quality", "build --dry-run", "build")]
+    whole += ["data build --prune own.yaml", "data compare own.yaml own.yaml"]
+    refused = ["run absent.yaml", "status absent", "run quickstart --env.cost-bps many"]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, *whole, *refused],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for command in whole:
+        assert f"{command} 0 []" in lines
+    for command in refused:
+        assert f"{command} 2 []" in lines
+    assert (tmp_path / "mine.yaml").is_file()

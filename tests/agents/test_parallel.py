@@ -100,7 +100,7 @@ def test_learners_learn_and_pass_on(tmp_path):
 
     whole = team()
     result = train(
-        whole, Identity(num_envs=16, seed=3), Budget(env_steps=30_000), folder=tmp_path / "whole"
+        whole, Identity(num_envs=16, seed=3), Budget(env_steps=12_000), folder=tmp_path / "whole"
     )
     shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
     with torch.no_grad():

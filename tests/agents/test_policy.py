@@ -245,22 +245,25 @@ def onnxruntime():
     return pytest.importorskip("onnxruntime")
 
 
-def encoding(encoder):
-    """An untrained policy that reads the last bars too."""
-    network = NetworkSettings.model_validate(
-        {"hidden": (8,), "encoder": encoder, "encoder_width": 6}
-    )
-    agent = make_agent(PPO(network=network), ObservationLayout(5, 3, 2, lookback=4), seed=1)
+def random_policy(layout, head="auto", **network):
+    """A policy whose weights and statistics are random numbers."""
+    settings = NetworkSettings.model_validate({"hidden": (8,), "encoder_width": 6, **network})
+    agent = make_agent(PPO(network=settings, head={"kind": head}), layout, seed=1)
     for parameter in agent.policy.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+    agent.normaliser.update(torch.rand(9, layout.width) * 2 + 1)
     return agent.policy
 
 
+BENCHMARK = ObservationLayout(5, 3, 2, benchmark=1)
+WINDOWED = ObservationLayout(5, 3, 2, lookback=4)
 POLICIES = {
-    "ensemble": lambda: EnsemblePolicy([policy(1), policy(2), policy(3, kind="per_asset")]),
-    "mlp": lambda: policy(1, kind="mlp"),
-    "gru": lambda: encoding("gru"),
-    "attention": lambda: encoding("attention"),
+    "ensemble": lambda: EnsemblePolicy(
+        [random_policy(BENCHMARK), random_policy(BENCHMARK, "aim", kind="per_asset")]
+    ),
+    "mlp": lambda: random_policy(BENCHMARK, "direct", kind="mlp"),
+    "gru": lambda: random_policy(WINDOWED, encoder="gru"),
+    "attention": lambda: random_policy(WINDOWED, encoder="attention"),
 }
 
 
@@ -270,6 +273,7 @@ POLICIES = {
 )
 def test_an_exported_policy_acts_alike(tmp_path, kind, onnxruntime):
     original = POLICIES[kind]()
+    assert kind != "ensemble" or [one.head.kind for one in original.members] == ["tilt", "aim"]
     assert export_onnx(original, tmp_path / "p.onnx") < 1e-5
     session = onnxruntime.InferenceSession(
         str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"]

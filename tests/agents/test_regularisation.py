@@ -137,9 +137,9 @@ def test_a_training_that_hides_features_resumes_bit_exactly(settings, tmp_path):
         )
         return read_tensors(folder / "state.safetensors", "fintrader-training-1")[0]
 
-    whole = go(tmp_path / "whole", 40)
-    go(tmp_path / "parts", 20)
-    parts = go(tmp_path / "parts", 40)
+    whole = go(tmp_path / "whole", 16)
+    go(tmp_path / "parts", 8)
+    parts = go(tmp_path / "parts", 16)
     assert whole.keys() == parts.keys()
     assert "agent.extra.perturbation" in whole
     for name, tensor in whole.items():

@@ -183,7 +183,7 @@ def test_what_is_learned_on_some_planted_symbols_pays_on_others(tmp_path, monkey
     away = planted(2, 9)
     settings = EnvSettings(num_envs=64, episode_bars=195, decision_interval=5, trade_rate=0.2)
     env = fintrader.TradingEnv(home.split().train, settings)
-    result = fintrader.train(PPO(), env, env_steps=40_000)
+    result = fintrader.train(PPO(), env, env_steps=20_000)
     save_policy(tmp_path / "one", result.policy, market=home)
     unseen = away.split().test
     tests = fintrader.backtest(load_policy(tmp_path / "one", universe=away), unseen, settings)

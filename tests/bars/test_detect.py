@@ -1,6 +1,4 @@
 import gzip
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -161,11 +159,17 @@ def built(found, folder):
     return validate(DataSettings, yaml.safe_load(yaml_of(found, folder / "x.yaml"))["data"], "test")
 
 
+@pytest.fixture(scope="module")
+def plain(bars, tmp_path_factory):
+    """The market of the bars as a CSV file that needs no thought."""
+    folder = tmp_path_factory.mktemp("plain")
+    return make_market(built(detect(str(write_csv(folder, bars))), folder))
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_any_layout_becomes_the_market_of_its_bars(name, bars, tmp_path):
+def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
     market = make_market(built(found, tmp_path))
-    plain = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
     assert market.symbols == ("AAA", "BBB")
     assert_same_market(market, plain)
     assert found.extended == (name in ("lean", "polygon", "firstrate"))
@@ -173,9 +177,8 @@ def test_any_layout_becomes_the_market_of_its_bars(name, bars, tmp_path):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_each_preset_reads_its_vendors_files(preset, bars, tmp_path):
+def test_each_preset_reads_its_vendors_files(preset, bars, plain, tmp_path):
     path = str(LAYOUTS[preset](tmp_path, bars))
-    plain = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
     told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
     values = told.model_dump(mode="json") | {
         "source": {"kind": "files", "preset": preset, "path": path}
@@ -229,20 +232,6 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset, told, tmp_path)
     told_row = rf"row {bad + 2} \(AAA at 2016-01-\d\dT{told}\), column 'low': -1\.0 is no price"
     with pytest.raises(BarError, match=told_row):
         detect(str(write_csv(tmp_path, table)))
-
-
-def test_looking_needs_no_torch(bars, tmp_path):
-    path = write_csv(tmp_path, bars, "my.csv")
-    code = (
-        f"import sys; from fintrader.cli import main; main(['init', {str(path)!r}]); assert 'torch'"
-        " not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "my.yaml is written; `fintrader run my.yaml`" in done.stdout
-    assert (tmp_path / "my.yaml").is_file()
 
 
 def test_daily_bars_are_sessions(tmp_path):

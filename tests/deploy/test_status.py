@@ -2,8 +2,6 @@
 HTTP."""
 
 import json
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
 
@@ -57,12 +55,6 @@ def test_it_says_what_it_did(home):
     assert found.held == pytest.approx(bought(home))
     assert "finished" in status.describe(found)
     assert status.list_names(home.parent) == ["mine"]
-
-
-def test_no_torch_is_needed():
-    code = "import sys, fintrader.deploy.status; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_damage_is_a_sentence(tmp_path):

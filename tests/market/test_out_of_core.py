@@ -1,4 +1,4 @@
-"""A build holds one symbol and one block in memory, and imports no torch."""
+"""A build holds one symbol and one block in memory."""
 
 import json
 import subprocess
@@ -13,49 +13,6 @@ from fintrader.market.build import build_market, make_market
 from fintrader.market.columns import ColumnStore, Sheet
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import file_settings, minute_table, write_csv
-
-NO_TORCH = """
-import sys
-from fintrader.cli import main
-try:
-    main(sys.argv[1:])
-except SystemExit as done:
-    assert not done.code, done.code
-print(sorted({"torch", "fintrader.market.tensors"} & set(sys.modules)))
-"""
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = write_csv(tmp_path, minute_table(2, 5))
-    text = (
-        f"data:\n  path: {path}\n  windows: {{fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}}\n"
-    )
-    (tmp_path / "own.yaml").write_text(
-        text + f"cache: {tmp_path / 'cache'}\nenv: {{num_envs: 3}}\n"
-    )
-    return tmp_path / "own.yaml"
-
-
-SLOW = [
-    pytest.param(command, marks=pytest.mark.slow)
-    for command in ("build", "build --dry-run", "compare", "quality --help")
-]
-
-
-@pytest.mark.parametrize("command", ["quality", "build --prune", "--help", *SLOW])
-def test_commands_that_look_at_bars_import_no_torch(config, tmp_path, command):
-    words = command.split()
-    given = [str(config)] * (2 if command == "compare" else 1)
-    argv = words if words[0] == "--help" else ["data", *words, *given]
-    done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH, *argv],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
 def test_statistics_of_blocks_are_those_of_the_whole():

@@ -1,5 +1,4 @@
 import math
-import subprocess
 import sys
 
 import empyrical
@@ -160,26 +159,6 @@ def test_equal_returns_have_no_dispersion_and_no_ratio_to_it():
     assert metrics.beta(flat, moving) == 0
     assert metrics.treynor_ratio(flat, moving) is None
     assert metrics.beta(moving, flat) is None
-
-
-def test_light_commands_do_not_load_empyrical(tmp_path):
-    code = (
-        "import sys\n"
-        "from contextlib import suppress\n"
-        "import fintrader.metrics, fintrader.results, fintrader.results.catalogue\n"
-        "from fintrader.cli import main\n"
-        "for words in (['--help'], ['run', '--help'], ['run', 'absent.yaml'], ['status', 'absent'],\n"
-        "              ['run', 'quickstart', '--env.cost-bps', 'many']):\n"
-        "    with suppress(SystemExit):\n"
-        "        main(words)\n"
-        "assert 'empyrical' not in sys.modules\n"
-        "fintrader.metrics.sharpe([0.01, 0.02])\n"
-        "assert 'empyrical' in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_missing_days_are_left_out_of_both_series():

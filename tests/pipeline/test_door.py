@@ -1,6 +1,4 @@
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -77,17 +75,6 @@ def test_an_editor_sees_the_same_names():
         if node.module != "fintrader"
     }
     assert seen == {name: f"fintrader.{home}" for name, home in fintrader._HOMES.items()}
-
-
-def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own():
-    code = (
-        "import sys, fintrader; loaded = {'torch', 'pandas', 'fintrader.config'} &"
-        " set(sys.modules); assert not loaded, loaded; assert callable(fintrader.agents.PPO);"
-        " assert not callable(fintrader.backtesting); import fintrader.cli, fintrader.pipeline;"
-        " assert 'ray' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_backtests_are_a_mapping_that_prints_the_papers_table(tests, market):

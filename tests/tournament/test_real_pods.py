@@ -38,7 +38,8 @@ from tests.pipeline.test_train import classic, evaluation
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return real_race(RunFolder(tmp_path_factory.mktemp("real") / "run"))
+    run = RunFolder(tmp_path_factory.mktemp("real") / "run")
+    return real_race(run, SETTINGS.model_copy(update={"workers": 1}))
 
 
 def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(finished):
