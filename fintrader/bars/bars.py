@@ -1,9 +1,10 @@
-"""`Bars`: the one long schema in which every source delivers, whatever it reads from."""
+"""`Bars`: the long table in which every source delivers its bars."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,19 +38,18 @@ class Bars:
     extras: Mapping[str, Array] = field(default_factory=dict)
     """Further numeric columns `[R]` float64, known when the bar has closed."""
     row: Array | None = None
-    """`[R]` int64: where the row stood in its file (for messages); None when it came from no
-    file."""
+    """`[R]` int64: number of the row in its file, for messages; None for bars of no file."""
     origin: str = "bars"
-    """What to call the source in messages: a file's name, usually."""
+    """The source's name in messages, usually that of a file."""
     files: tuple[tuple[int, str], ...] = ()
-    """Of several files whose rows are numbered on: what each one's are numbered from, in order, and
-    its name."""
+    """The number of each file's first row, in order, and the file's name, where `row` counts on
+    from file to file."""
 
     def __len__(self) -> int:
         return len(self.ts)
 
     def take(self, index: Array | slice) -> Bars:
-        """The rows that `index` (integers, a mask or a slice) names."""
+        """Select rows by integers, a mask or a slice."""
         columns = {name: getattr(self, name)[index] for name in ("ts", "symbol", *COLUMNS)}
         extras = {name: values[index] for name, values in self.extras.items()}
         return replace(
@@ -57,29 +57,42 @@ class Bars:
         )
 
     def without_unused(self) -> Bars:
-        """The same rows; names that no row bears are dropped."""
+        """Drop the symbols without a row."""
         used, codes = np.unique(self.symbol, return_inverse=True)
         return replace(
             self, symbol=codes.astype(np.int32), symbols=tuple(self.symbols[code] for code in used)
         )
 
     def sorted(self) -> Bars:
-        """Rows by symbol, then time (stable)."""
-        return self.take(np.lexsort((self.ts, self.symbol)))
+        """Sort rows by symbol, then time (stable); sorted bars are returned as they are."""
+        return self if self.is_sorted() else self.take(np.lexsort((self.ts, self.symbol)))
+
+    def split_symbols(self) -> Iterator[tuple[str, slice]]:
+        """Yield each symbol of sorted bars that has rows, and the slice of its rows."""
+        edges = np.searchsorted(self.symbol, np.arange(len(self.symbols) + 1)).tolist()
+        for name, (start, stop) in zip(self.symbols, itertools.pairwise(edges), strict=True):
+            if stop > start:
+                yield name, slice(start, stop)
+
+    def repeats(self) -> Array:
+        """`[R]` bool: rows with the symbol and the time of the row before them."""
+        again = np.zeros(len(self), dtype=bool)
+        again[1:] = (np.diff(self.ts) == 0) & (np.diff(self.symbol) == 0)
+        return again
 
     def is_distinct(self) -> bool:
-        """Whether they are of one symbol, each later than the one before."""
+        """True of rows of one symbol, each later than the one before."""
         return bool((self.symbol == self.symbol[:1]).all() and (self.ts[1:] > self.ts[:-1]).all())
 
     def is_sorted(self) -> bool:
-        """Whether rows already stand by symbol, then time."""
+        """True where rows stand by symbol, then time."""
         step = np.diff(self.ts)
         change = np.diff(self.symbol)
         return bool(np.all((change > 0) | ((change == 0) & (step >= 0))))
 
     def where(self, index: int, *, zoned: bool = True) -> str:
-        """`FILE, row R (SYMBOL at TIME)` for a message; not `zoned`: times are as they were
-        written."""
+        """`FILE, row R (SYMBOL at TIME)` for a message; without `zoned` the time carries no UTC, as
+        it was read from text without a zone."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
         origin = self.origin
         row = int(self.row[index]) if self.row is not None else index
@@ -94,9 +107,18 @@ class Bars:
         )
 
 
+def wrap_columns(
+    symbol: str, ts: Array, columns: Mapping[str, Array], origin: str, **others: Any
+) -> Bars:
+    """Wrap one symbol's columns, by the names in `COLUMNS`, as bars."""
+    code = np.zeros(len(ts), dtype=np.int32)
+    values: Any = {**columns, **others}
+    return Bars(ts=ts, symbol=code, symbols=(symbol,), origin=origin, **values)
+
+
 def concat(parts: Sequence[Bars]) -> Bars:
-    """One `Bars` of several; symbols are merged by name. Raises BarError when extra columns differ
-    or none is given."""
+    """Join bars; symbols are merged by name. Raises BarError for no part, and for parts whose extra
+    columns differ."""
     if not parts:
         raise BarError("there are no bars at all; check the path and the date range")
     if len(parts) == 1:
@@ -137,9 +159,9 @@ def concat(parts: Sequence[Bars]) -> Bars:
     )
 
 
-def bar_length(bars: Bars) -> int:
-    """Minutes between most bars and the next one of their symbol; 1 where no symbol has two. `bars`
-    are sorted."""
+def bar_length(bars: Bars, default: int = 1) -> int:
+    """Minutes from most bars of sorted `bars` to the next one of their symbol; `default` where no
+    symbol has two bars within a day."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
-    return int(np.bincount(steps).argmax()) if len(steps) else 1
+    return int(np.bincount(steps).argmax()) if len(steps) else default

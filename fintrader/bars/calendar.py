@@ -1,4 +1,4 @@
-"""The exchange's own minutes, and the train, validation and test windows upon them.
+"""The exchange's minutes, and the train, validation and test windows on them.
 
 Sessions, half days and daylight saving come from exchange_calendars; windows are whole sessions
 that never overlap.
@@ -22,8 +22,8 @@ from fintrader.metrics import TRADING_DAYS
 
 
 class Windows(NamedTuple):
-    """Half-open ranges of bars `[start, stop)`; validation and test lie an embargo after what
-    precedes them."""
+    """Half-open ranges of bars `[start, stop)`; an embargo lies before validation and before
+    test."""
 
     train: tuple[int, int]
     validation: tuple[int, int]
@@ -52,8 +52,8 @@ class SessionGrid:
     close: Array
     """`[S]` int64: when each regular session closes: the end of its last minute."""
     extended: tuple[int, int] | None
-    """Nanoseconds of trading before the open and after the close; None where none is known of the
-    calendar."""
+    """Nanoseconds of trading before the open and after the close; None for a calendar without known
+    extended hours."""
 
     @property
     def num_bars(self) -> int:
@@ -76,16 +76,37 @@ class SessionGrid:
         return np.bincount(self.session[self.bar_of_minute], minlength=self.num_sessions)
 
     @cached_property
+    def _minute_edges(self) -> Array:
+        """`[S + 1]` int64: the first exchange minute of each session, and Q at the end."""
+        sessions = self.session[self.bar_of_minute]
+        return np.searchsorted(sessions, np.arange(self.num_sessions + 1))
+
+    @cached_property
+    def begin(self) -> Array:
+        """`[S]` int64: start of the first minute of each session of the grid's hours."""
+        return np.asarray(self.exchange_minutes[self._minute_edges[:-1]])
+
+    @cached_property
+    def end(self) -> Array:
+        """`[S]` int64: end of the last minute of each session of the grid's hours."""
+        return np.asarray(self.exchange_minutes[self._minute_edges[1:] - 1] + MINUTE_NS)
+
+    @cached_property
+    def borders(self) -> Array:
+        """`[S + 1]` int64: `night_borders` of the grid's hours."""
+        return night_borders(self.begin, self.end)
+
+    @cached_property
     def _bar_at(self) -> Array:
         """The bar of each minute from the grid's first to its last, -1 where the exchange is
-        closed, and at the end."""
+        closed; one more -1 at the end."""
         minute = (self.exchange_minutes - self.exchange_minutes[0]) // MINUTE_NS
         bars: Array = np.full(int(minute[-1]) + 2, -1)
         bars[minute] = self.bar_of_minute
         return bars
 
     def locate(self, ts: Array) -> Array:
-        """`[R]` int64: the bar in which each time lies, -1 where the exchange is closed."""
+        """`[R]` int64: the bar that holds each time, -1 where the exchange is closed."""
         minute = ts // MINUTE_NS
         minute -= self.exchange_minutes[0] // MINUTE_NS
         if len(minute) and not (minute.min() >= 0 and minute.max() < len(self._bar_at)):
@@ -103,18 +124,26 @@ class SessionGrid:
         return np.asarray(within & ((ts < self.open[at]) | (ts >= self.close[at])))
 
 
+def night_borders(begin: Array, end: Array) -> Array:
+    """`[S + 1]` int64: the middle of each night between sessions, and half a day before the first
+    session and after the last."""
+    half_day = 12 * 60 * MINUTE_NS
+    middle = end[:-1] + (begin[1:] - end[:-1]) // 2
+    return np.concatenate([[begin[0] - half_day], middle, [end[-1] + half_day]])
+
+
 Hours = Literal["regular", "extended"]
 EXTENDED_MINUTES = {"XNYS": (330, 240)}
-"""Calendar (as exchange_calendars calls what XNAS, NYSE and others are names of) -> minutes of
-trading before the open and after the close: 04:00 to 20:00 in New York, and to 17:00 on a half
+"""Calendar (its first name in exchange_calendars, which XNAS, NYSE and others stand for) -> minutes
+of trading before the open and after the close: 04:00 to 20:00 in New York, and to 17:00 on a half
 day."""
 
 
 def session_grid(
     calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1, hours: Hours = "regular"
 ) -> SessionGrid:
-    """The grid of all sessions from `start` to `end`, both included; of `extended` hours with what
-    is traded around.
+    """Lay the grid of all sessions from `start` to `end`, both included; with `extended` hours it
+    holds the minutes before the open and after the close too.
 
     Raises DataError when the calendar is unknown, has no known extended hours, or holds no session
     in the range.
@@ -161,11 +190,11 @@ def session_grid(
 
 
 def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
-    """`[R]` int64: bars of whole days, moved from midnight (in that zone) to the first minute of
-    their day's session.
+    """`[R]` int64: times of daily bars, moved from midnight in `timezone` to the first minute of
+    the day's session.
 
-    Days without a session stay at midnight, outside of all sessions; so does everything where not
-    all times are midnights.
+    Days without a session stay at midnight, outside of all sessions. Unless all times are
+    midnights, they are returned unchanged.
     """
     import pandas as pd
 
@@ -197,24 +226,24 @@ def exchange_days(calendar: str, ts: Array) -> Array:
 
     stamps = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC")
     if calendar not in _LATEST and len(stamps):
-        _calendar(
-            calendar, stamps.min().year, stamps.max().year
-        )  # of which a grid is likely wanted next
-    stamps = stamps.tz_convert(_of_any_years(calendar).tz)
+        # these years: a grid of them is usually laid next
+        _calendar(calendar, stamps.min().year, stamps.max().year)
+    stamps = stamps.tz_convert(_calendar_of_any_years(calendar).tz)
     return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]").astype(np.int64))
 
 
 def timezone_of(calendar: str) -> str:
-    """The exchange's own time zone as an IANA name: `America/New_York` of XNAS. Raises DataError
-    for an unknown one."""
-    return str(_of_any_years(calendar).tz)
+    """The exchange's time zone as an IANA name: `America/New_York` for XNAS. Raises DataError for
+    an unknown calendar."""
+    return str(_calendar_of_any_years(calendar).tz)
 
 
 def sessions_a_year(calendar: str) -> int:
-    """By which rates are annualised: 365 of a calendar with a session on every day of the week,
-    else 252, the convention for exchanges (whatever their own holidays). Raises DataError for an
+    """Sessions a year for annualised rates: 365 for a calendar with a session on every day of the
+    week, else 252, the convention for exchanges whatever their holidays. Raises DataError for an
     unknown calendar."""
-    return 365 if _of_any_years(calendar).weekmask == "1111111" else TRADING_DAYS
+    every_day = _calendar_of_any_years(calendar).weekmask == "1111111"
+    return 365 if every_day else TRADING_DAYS
 
 
 def _nanoseconds(stamps: Any) -> Array:
@@ -222,11 +251,11 @@ def _nanoseconds(stamps: Any) -> Array:
 
 
 _LATEST: dict[str, Any] = {}
-"""The last calendar made of each name."""
+"""The last calendar opened under each name."""
 
 
-def _of_any_years(name: str) -> Any:
-    """A calendar for what is the same in all years."""
+def _calendar_of_any_years(name: str) -> Any:
+    """A calendar for properties that are the same in all years."""
     return _LATEST[name] if name in _LATEST else _calendar(name, 2000, 2001)
 
 
@@ -283,7 +312,8 @@ class WindowSettings(Settings):
 
 
 def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
-    """Ranges of bars. Raises DataError when a window is empty after the embargo."""
+    """Turn dates or fractions into ranges of bars. Raises DataError when a window is empty after
+    the embargo."""
     if settings.train is not None and settings.validation is not None and settings.test is not None:
         ranges = [
             _sessions(grid, window)

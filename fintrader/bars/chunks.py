@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fintrader.bars.bars import COLUMNS, Array, Bars, concat
+from fintrader.bars.bars import COLUMNS, Array, Bars, concat, wrap_columns
 from fintrader.errors import DataError
 from fintrader.files import seal, unseal
 from fintrader.storage.objects import ObjectStore
@@ -302,19 +302,18 @@ def _short(values: Array) -> Array:
 def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bars:
     """What `encode` wrote of bars whose first row is number `row` (None: they are not known)."""
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    columns: dict[str, Any] = {
+    columns = {
         name: table[name].to_numpy().astype(np.int64 if name == "row" else np.float64, copy=False)
         for name in table.column_names
         if name != "ts"
     }
-    return Bars(
-        ts=np.asarray(table["ts"].cast(pa.int64()).to_numpy()),
-        symbol=np.zeros(table.num_rows, dtype=np.int32),
-        symbols=(symbol,),
+    return wrap_columns(
+        symbol,
+        np.asarray(table["ts"].cast(pa.int64()).to_numpy()),
+        {name: columns[name] for name in COLUMNS},
+        origin,
         extras={name[6:]: values for name, values in columns.items() if name.startswith("extra.")},
         row=None if row is None else row + columns.get("row", np.arange(table.num_rows)),
-        origin=origin,
-        **{name: columns[name] for name in COLUMNS},
     )
 
 

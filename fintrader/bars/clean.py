@@ -1,12 +1,11 @@
-"""From raw long bars to bars that stand on the exchange's grid: what is repaired and counted, and
-what is refused.
+"""Cleaning: raw bars become bars on the exchange's grid.
 
 Repaired, counted and logged: rows out of order (sorted), exact duplicates (one is kept), rows while
 the exchange is closed (left out), a high or low that the bar's own open or close exceeds (widened
 to hold them). Refused with a BarError that names file, row, column and remedy: two different rows
 for one symbol and time, a price that is zero, negative or not finite, a negative volume, a bar from
-the future, and data most of which lies outside the hours in which the exchange trades. What else
-bars say against their declaration: `evidence`.
+the future, and data most of which lies outside the exchange's hours. `evidence` checks bars against
+their declared label, length and zone.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class SymbolBars:
     first: int
     """Bar of the grid at which it begins."""
     ended: bool
-    """Whether its bars stop for good before the grid's end (by at least one full session)."""
+    """Its bars stop for good at least one full session before the grid's end."""
     open: Array
     """`[L]` float64, USD; `high`, `low` and `close` likewise."""
     high: Array
@@ -66,39 +65,32 @@ class SymbolBars:
 
     @property
     def stop(self) -> int:
-        """The first bar of the grid at which it has no price any more."""
+        """The bar of the grid after its last one."""
         return self.first + len(self)
 
 
 def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
-    """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see
-    the module)."""
+    """Sort rows, drop duplicates and widen ranges; returns also the number of repairs by kind
+    (`REPAIRS`). Raises BarError (see the module)."""
     counts = dict.fromkeys(REPAIRS, 0)
     refuse_bad_rows(bars)
-    if not (bars.is_distinct() or bars.is_sorted()):
-        counts["shuffled_rows"] = int(
-            np.count_nonzero((np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0))
-            + np.count_nonzero(np.diff(bars.symbol) < 0)
-        )
+    if not bars.is_distinct():
+        backwards = (np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0)
+        counts["shuffled_rows"] = int((backwards | (np.diff(bars.symbol) < 0)).sum())
         bars = bars.sorted()
-    again = (
-        np.zeros(0, dtype=bool)
-        if bars.is_distinct()
-        else (np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)
-    )
-    if again.any():
+        again = bars.repeats()
         same = again.copy()
         for values in (*(getattr(bars, name) for name in COLUMNS), *bars.extras.values()):
-            same &= np.diff(values) == 0
+            same[1:] &= np.diff(values) == 0
         conflict = np.flatnonzero(again & ~same)
         if len(conflict):
             raise BarError(
-                f"{bars.where(int(conflict[0]) + 1)}: a second, different row for the same symbol"
+                f"{bars.where(int(conflict[0]))}: a second, different row for the same symbol"
                 f" and time ({len(conflict)} such); keep one of them, or the first of all by"
                 " data.waive: [conflicting_duplicate]"
             )
         counts["exact_duplicates"] = int(same.sum())
-        bars = bars.take(np.concatenate([[True], ~same]))
+        bars = bars.take(~same) if same.any() else bars
     high = np.maximum(bars.open, bars.close)
     low = np.minimum(bars.open, bars.close)
     np.maximum(high, np.maximum(bars.high, bars.low), out=high)
@@ -108,8 +100,8 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
 
 
 def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
-    """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar; also how many
-    rows were left out.
+    """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar. Returns also
+    the number of rows left out, by kind (`REPAIRS`).
 
     Open of the first row, highest high, lowest low, close of the last row, summed volume, last
     value of the extras. Raises BarError when more than half of the rows lie outside the sessions
@@ -133,7 +125,7 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
         return replace(bars, row=None), left_out
     begins = np.ones(len(bars), dtype=bool)
     np.logical_or(at[1:] != at[:-1], bars.symbol[1:] != bars.symbol[:-1], out=begins[1:])
-    if begins.all():  # each row is a bar of its own
+    if begins.all():  # one row a bar
         return replace(bars, ts=at, row=None), left_out
     start = np.flatnonzero(begins)
     last = np.append(start[1:], len(bars)) - 1
@@ -153,12 +145,12 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
 
 
 def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = None) -> SymbolBars:
-    """What `to_grid` returned for one symbol (at least one bar of it), with its silent bars carried
-    forward.
+    """Carry the last close through the silent bars of one symbol.
 
-    It has ended when at least one whole session at the end holds no bar of it. `sessions_over` is
-    how many sessions the data reaches through (all of the grid by default): one that is still
-    running proves nothing.
+    `merged` comes from `to_grid` and holds at least one bar. The symbol has ended when at least one
+    whole session at the end holds no bar of it. `sessions_over` is the number of sessions that the
+    data reaches through (all of the grid by default): a session that is still running proves
+    nothing.
     """
     from fintrader.bars import kernels
 
@@ -192,12 +184,12 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
 
 _SMALLEST = 1e-12
 _LARGEST = 1e15
-"""Prices below and above are mistakes, and so are volumes above; the market's float32 holds all
-between."""
+"""Prices below and above are mistakes, and so are volumes above; float32, in which a market holds
+them, spans the range between."""
 
 
 def refuse_bad_rows(bars: Bars) -> None:
-    """Raise BarError for the first price, volume, extra value or time that cannot be one."""
+    """Raise BarError for the first impossible price, volume, extra value or time."""
     if len(bars) and bars.ts.max() > time.time() * 1e9:
         raise BarError(
             f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or"
@@ -207,7 +199,8 @@ def refuse_bad_rows(bars: Bars) -> None:
 
 
 def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
-    """The same, whatever the times: not `zoned`, they are not placed in their zone yet."""
+    """Raise BarError for the first impossible price, volume or extra value; without `zoned` its
+    message shows the time as it was read."""
 
     def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
         if len(values) == 0 or (

@@ -1,15 +1,13 @@
-"""Companies, and the tickers under which they traded when: letters change hands, and companies
-change letters.
+"""Companies and their tickers by date: tickers change hands, and companies change tickers.
 
 FB became META on 2022-06-09, and until January 2022 an index fund traded as META. Weight Watchers
 was WTW before Willis Towers Watson was. So members of an index are companies (one share class each)
-with tickers by date, and the bars of a source are put together by company before anything else is
-made of them (`bars.sources.by_company`).
+with tickers by date, and the bars of a source are joined by company first of all
+(`bars.sources.by_company`).
 
-Two tables lie beside this code: `tables/nasdaq100.csv`, the members of the NASDAQ-100 by date since
-2007-02-01, and `tables/tickers.csv`, who traded under which letters when, where that is not one
-ticker for good (docs: Data). Other indices come from the package index-constitution (extra
-`indices`), as they are.
+The folder `tables` holds two tables: `nasdaq100.csv`, the members of the NASDAQ-100 by date since
+2007-02-01, and `tickers.csv`, the tickers by date of companies with more than one (docs: Data).
+Other indices come unchanged from the package index-constitution (extra `indices`).
 """
 
 from __future__ import annotations
@@ -42,29 +40,29 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Company:
-    """One share class of one company. Two of the same letters in different years are two
+    """One share class of one company. Two with the same ticker in different years are two
     companies."""
 
     key: str
-    """Its last ticker; with the year in which it ended where others took over the letters
+    """Its last ticker; with the year of its end where another company took over the ticker
     (SNDK.2016)."""
     names: tuple[Name, ...]
     """In order of time."""
     member: tuple[Interval, ...]
-    """When it belonged to the index, in order of time."""
+    """Intervals of membership in the index, in order of time."""
 
     def ticker(self, day: dt.date) -> str:
-        """What it traded under on a day; its first ticker before all, its last one after all."""
+        """Its ticker on a day; the first one before all, the last one after all."""
         return next((name.ticker for name in self.names if day < name.stop), self.names[-1].ticker)
 
     def holds(self, ticker: str, day: dt.date) -> bool:
-        """Whether the letters were its own on a day."""
+        """True where the ticker was the company's on a day."""
         return any(name.ticker == ticker and name.start <= day < name.stop for name in self.names)
 
 
 @functools.cache
 def index_companies(index: str) -> tuple[Company, ...]:
-    """The companies that ever belonged to an index (nasdaq100, sp500, dow30), by key.
+    """Companies that ever belonged to an index (nasdaq100, sp500, dow30), by key.
 
     Raises DataError where the index needs a package that is not installed.
     """
@@ -82,8 +80,7 @@ def index_companies(index: str) -> tuple[Company, ...]:
 
 @functools.cache
 def index_digest(index: str) -> str:
-    """Changes with what is known of an index: goes into the address of markets that are made with
-    it."""
+    """SHA-256 of an index's members and tickers, for the addresses of markets made with them."""
     text = repr(index_companies(index))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -94,7 +91,7 @@ def _table(name: str) -> Iterator[dict[str, str]]:
 
 
 def _after(last: str) -> dt.date:
-    """The first day after a last one, which may be empty."""
+    """The day after `last`, a date as text; NEVER for an empty one."""
     return dt.date.fromisoformat(last) + dt.timedelta(days=1) if last else NEVER
 
 
@@ -117,8 +114,8 @@ def _nasdaq100() -> dict[str, list[Interval]]:
 
 
 def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[Interval]]:
-    """Members as index-constitution has them, and into `names` the changes of tickers that only it
-    knows.
+    """Read the members from index-constitution, and add to `names` the changes of tickers that only
+    it knows.
 
     It calls a company by its last ticker throughout.
     """

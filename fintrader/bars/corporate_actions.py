@@ -1,10 +1,9 @@
-"""Splits and dividends: prices stay as traded, and what happened to a share reaches the account
-that holds it.
+"""Splits and dividends: prices stay as traded, and accounts that hold a share receive its events.
 
-On the morning of a 4-for-1 split everybody holds four times the shares at a quarter of the price;
-on the ex-date of a cash dividend D everybody who held at the close before has D more, and the price
-opens lower by as much. A market holds both as events (`market.tensors.Events`), which the ledger
-applies to shares and cash.
+On the morning of a 4-for-1 split an account holds four times the shares at a quarter of the price;
+on the ex-date of a cash dividend D an account that held the share at the close before has D more,
+and the price opens lower by as much. A market holds both as events (`market.tensors.Events`), which
+the ledger applies to shares and cash.
 
 Features read a series adjusted forward: prices from an ex-date on are multiplied by split / (1 - D
 / last close), so that the night shows no gain or loss, and nothing before an ex-date depends on
@@ -29,9 +28,11 @@ from fintrader.config import PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError, MarketError
 from fintrader.storage.objects import read_csv
 
+_NOTHING = {"split": 1.0, "dividend_usd": 0.0}
+
 
 class Action(Settings):
-    """What happened to a share before the open of a day."""
+    """A split, a dividend, or both, of one share before the open of a day."""
 
     symbol: Ticker
     day: dt.date
@@ -40,6 +41,11 @@ class Action(Settings):
     """New shares for one old one: 4 for a 4-for-1 split, 0.1 for a 1-for-10 reverse split."""
     dividend_usd: float = Field(0.0, ge=0)
     """Cash paid per old share."""
+
+    def effects(self) -> dict[str, float]:
+        """`split` and `dividend_usd`, as far as they change anything."""
+        values = {kind: float(getattr(self, kind)) for kind in _NOTHING}
+        return {kind: value for kind, value in values.items() if value != _NOTHING[kind]}
 
 
 class AdjustSettings(Settings):
@@ -52,14 +58,13 @@ class AdjustSettings(Settings):
     as_of: dt.date | None = None
     """Only actions up to this day are known; all by default."""
     factor_column: str | None = None
-    """Extra column by which prices must be multiplied first (volumes divided), to have them as they
-    were traded."""
+    """Extra column of factors that turn prices into those that were traded: prices are multiplied
+    by it first, volumes divided."""
 
 
 Actions = tuple[Action, ...]
 Events = Mapping[int, tuple[float, float]]
 """Bar -> split and dividend of one symbol."""
-_NOTHING = {"split": 1.0, "dividend_usd": 0.0}
 _NAMES = {"ticker": "symbol", "ex_date": "day", "date": "day", "dividend": "dividend_usd"}
 _KINDS = {"split": "split", "dividend": "dividend_usd"}
 
@@ -67,11 +72,11 @@ _KINDS = {"split": "split", "dividend": "dividend_usd"}
 def load_actions(
     settings: AdjustSettings, symbol_of: Callable[[str, dt.date], str | None] | None = None
 ) -> Actions:
-    """All declared actions, by symbol and day.
+    """Load all declared actions, by symbol and day.
 
-    `symbol_of` says which symbol of the bars a ticker was on a day, None for one that has no bars.
-    Raises DataError naming the file and line (or the entry) that cannot be used: no action, a
-    second split or dividend of one symbol and day, a symbol without bars.
+    `symbol_of` returns the symbol of the bars that a ticker stood for on a day, None for a ticker
+    without bars. Raises DataError naming the file and line (or the entry) that cannot be used: no
+    action, a second split or dividend of one symbol and day, a symbol without bars.
     """
     rows = [
         (f"data.adjust.actions[{number}]", action) for number, action in enumerate(settings.actions)
@@ -95,14 +100,12 @@ def load_actions(
                 f"{where}: there are no bars of {action.symbol}; correct the symbol, or delete"
                 " the row"
             )
-        for kind, there in (("split", action.split != 1), ("dividend", action.dividend_usd > 0)):
-            if (
-                there
-                and (before := seen.setdefault((symbol, action.day, kind), where)) is not where
-            ):
+        for kind in action.effects():
+            before = seen.setdefault((symbol, action.day, kind), where)
+            if before != where:
                 raise DataError(
-                    f"{where}: a second {kind} of {action.symbol} on {action.day} ({before} has"
-                    " one); keep one, or put both into one row"
+                    f"{where}: a second {kind.removesuffix('_usd')} of {action.symbol} on"
+                    f" {action.day} ({before} has one); keep one, or put both into one row"
                 )
         if settings.as_of is None or action.day <= settings.as_of:
             known.append(action.model_copy(update={"symbol": symbol}))
@@ -110,34 +113,31 @@ def load_actions(
 
 
 def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Actions, list[str]]:
-    """Declared actions and those that only the source announces; also one line for each on which
-    they differ.
+    """Add the actions that only the source announces to the declared ones; returns also one line
+    for each contradiction between the two.
 
-    What is declared counts: a source's split or dividend of the same symbol and day is left out.
+    Declared actions have precedence: a source's split or dividend of the same symbol and day is
+    left out.
     """
     mine = {
-        (action.symbol, action.day, kind): getattr(action, kind)
+        (action.symbol, action.day, kind): value
         for action in declared
-        for kind, nothing in _NOTHING.items()
-        if getattr(action, kind) != nothing
+        for kind, value in action.effects().items()
     }
     more = []
     differ = []
     for action in announced:
-        changes: dict[str, float] = {}
-        for kind, nothing in _NOTHING.items():
-            theirs = getattr(action, kind)
-            own = mine.get((action.symbol, action.day, kind))
-            if theirs == nothing or own is None:
-                continue
-            changes[kind] = nothing
-            if abs(own - theirs) > 1e-4 * theirs:
+        theirs = action.effects()
+        known = [kind for kind in theirs if (action.symbol, action.day, kind) in mine]
+        for kind in known:
+            own = mine[action.symbol, action.day, kind]
+            if abs(own - theirs[kind]) > 1e-4 * theirs[kind]:
                 differ.append(
                     f"{action.symbol} {action.day}: {kind} {own:g} is declared, the source says"
-                    f" {theirs:g}"
+                    f" {theirs[kind]:g}"
                 )
-        rest = action.model_copy(update=changes)
-        if any(getattr(rest, kind) != nothing for kind, nothing in _NOTHING.items()):
+        rest = action.model_copy(update={kind: _NOTHING[kind] for kind in known})
+        if rest.effects():
             more.append(rest)
     return (*declared, *more), differ
 
@@ -150,7 +150,7 @@ def _fields(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_traded(bars: Bars, factor_column: str | None) -> Bars:
-    """Bars whose vendor adjusted them, as they were traded."""
+    """Undo a vendor's adjustment by the factors in a column."""
     if factor_column is None:
         return bars
     factor = bars.extras[factor_column]
@@ -158,11 +158,11 @@ def as_traded(bars: Bars, factor_column: str | None) -> Bars:
     return replace(bars, **prices, volume=bars.volume / factor)
 
 
-def bars_of_actions(
+def place_actions(
     actions: Sequence[Action], symbol: str, grid: SessionGrid
 ) -> dict[int, tuple[float, float]]:
-    """Bar of the grid -> split and dividend of one symbol, in order; what lies outside the grid is
-    left out.
+    """Place one symbol's actions on the grid: bar -> split and dividend, in order; actions outside
+    the grid are left out.
 
     Raises DataError for a day inside the grid's range on which the exchange is closed.
     """
@@ -177,13 +177,27 @@ def bars_of_actions(
                 f"{symbol}: {action.day} is no session of {grid.calendar}; give the ex-date of the"
                 " action"
             )
-        split, dividend = found.get(bar := int(grid.first_bar[session]), (1.0, 0.0))
+        bar = int(grid.first_bar[session])
+        split, dividend = found.get(bar, (1.0, 0.0))
         found[bar] = split * action.split, dividend + action.dividend_usd
     return dict(sorted(found.items()))
 
 
+def place_by_session(
+    actions: Sequence[Action], symbols: Iterable[str], grid: SessionGrid
+) -> dict[str, dict[int, tuple[float, float]]]:
+    """Place the actions of several symbols: symbol -> session -> split and dividend."""
+    return {
+        name: {
+            int(grid.session[bar]): event
+            for bar, event in place_actions(actions, name, grid).items()
+        }
+        for name in symbols
+    }
+
+
 MOST_PAID = 1.0 - 1e-6
-"""A dividend may be so much of the close before it: a market holds prices with seven digits."""
+"""Largest dividend as a share of the close before it: a market holds prices with seven digits."""
 
 
 def is_possible(split: Any, dividend_usd: Any, close: Any) -> Any:
@@ -202,7 +216,7 @@ def is_possible(split: Any, dividend_usd: Any, close: Any) -> Any:
 def refuse_event(
     symbol: str, day: object, split: float, dividend_usd: float, close: float
 ) -> NoReturn:
-    """Raise the MarketError that says what is wrong with an event that is not `is_possible`."""
+    """Raise the MarketError for an event that is not `is_possible`."""
     if not 0 < split < math.inf:
         wrong = f"a split into {split:g} shares is no positive number"
     elif not 0 <= dividend_usd < math.inf:
@@ -219,7 +233,7 @@ def refuse_event(
         )
     raise MarketError(
         f"{symbol}, {day}: {wrong}; correct the event in data.adjust (a dividend is paid for a"
-        " share of before the split of that day) or the prices before it (as they were traded), or"
+        " share from before that day's split) or the prices before it (as they were traded), or"
         " leave the event out"
     )
 
@@ -227,8 +241,8 @@ def refuse_event(
 def hold_through(
     bars: SymbolBars, happened: Events, grid: SessionGrid
 ) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
-    """The symbol as traded, the same adjusted forward, and its events (bar, split, dividend), those
-    it was listed for.
+    """Return the symbol as traded, the same adjusted forward, and its events (bar, split, dividend)
+    while it was listed.
 
     A price that is carried over an ex-date is carried at what the share is then worth: (close - D)
     / split. Raises MarketError for an event that is not `is_possible`.
@@ -254,7 +268,7 @@ def hold_through(
             values[silent] = (close - dividend) / split
         price[row:] *= split / (1.0 - dividend / close)
         shares[row:] *= split
-    whole: dict[str, Any] = columns
-    adjusted: dict[str, Any] = {name: values * price for name, values in columns.items()}
+    as_held = replace(bars, **columns)
+    adjusted = {name: values * price for name, values in columns.items()}
     events = [(bars.first + row, *event) for row, event in inside.items()]
-    return replace(bars, **whole), replace(bars, **adjusted, volume=bars.volume / shares), events
+    return as_held, replace(bars, **adjusted, volume=bars.volume / shares), events

@@ -19,7 +19,7 @@ import pandas as pd
 
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, day_starts, session_date, session_grid, timezone_of
-from fintrader.bars.checks.gates import Gate, named, waivers_of
+from fintrader.bars.checks.gates import Gate, name_faults, suggest_waivers
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean, refuse_bad_values
 from fintrader.bars.evidence import (
@@ -495,12 +495,12 @@ def _faults(found: Detection, bars: Bars) -> None:
         gate.see(one.take(grid.locate(one.ts) >= 0) if found.extended else one)
     stopping = [fault for fault in gate.faults(bars.symbols) if fault.kind in STOPPING]
     if stopping:
-        found.waivers = waivers_of(stopping)
+        found.waivers = suggest_waivers(stopping)
         found.note(
             "faults",
             len(stopping),
             "sure",
-            f"a build stops at {named(stopping)} (data.waive, data.adjust)",
+            f"a build stops at {name_faults(stopping)} (data.waive, data.adjust)",
         )
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Array, Bars
-from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.calendar import SessionGrid, night_borders
 from fintrader.errors import BarError
 
 Label = Literal["start", "end"]
@@ -100,11 +100,7 @@ def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
     """The days of one symbol's sorted bars. A day reaches from the middle of one night to that of
     the next."""
     ts = bars.ts - bars.ts % MINUTE_NS
-    night = (grid.open[1:] - grid.close[:-1]) // 2
-    borders = np.concatenate(
-        [[grid.open[0] - 12 * _HOUR], grid.close[:-1] + night, [grid.close[-1] + 12 * _HOUR]]
-    )
-    edge = np.searchsorted(ts, borders)
+    edge = np.searchsorted(ts, night_borders(grid.open, grid.close))
     start = edge[:-1]
     stop = edge[1:]
     day = np.flatnonzero(stop - start >= 2)

@@ -1,9 +1,7 @@
-"""Passes over long columns, compiled: what numpy would do in a dozen passes through memory goes in
-one.
+"""Compiled passes over long columns: one pass through memory instead of numpy's dozen.
 
-Each is causal and does the additions of the plain formula in their order, so that a value is the
-same to the bit whatever comes after it. Imported late: numba takes half a second, which most
-commands never need.
+Each is causal and adds in the order of the plain formula, so that a value is equal to the bit
+whatever follows it. Imported late: numba takes half a second, which most commands never need.
 """
 
 from __future__ import annotations
@@ -14,9 +12,11 @@ import numpy as np
 from numba import njit
 
 _LANES = 256
-"""So many bars side by side stay in the processor's nearest cache."""
+"""Bars that are worked on together: this many stay in the processor's nearest cache."""
 
 
+# A block's running total from its start and the one from the end of the block before add up to the
+# window's sum: constant work a bar, and no sum is carried on, so no error grows.
 @njit(error_model="numpy", cache=True)
 def moving_sum(values: Any, window: int) -> Any:
     """Sum over the last `window` values, `[L]` float64; NaN for the first window - 1.
@@ -53,6 +53,7 @@ def moving_sum(values: Any, window: int) -> Any:
     return result
 
 
+# The lags are the outer loop and neighbouring bars the inner one, which vectorises.
 @njit(error_model="numpy", cache=True)
 def moving_deviation(values: Any, mean: Any, window: int) -> Any:
     """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
@@ -72,6 +73,7 @@ def moving_deviation(values: Any, mean: Any, window: int) -> Any:
     return result
 
 
+# One pass instead of two exponential means: sums and weights decay together at each bar.
 @njit(error_model="numpy", cache=True)
 def rsi(close: Any, alpha: float) -> Any:
     """100 · up / (up + down) of the exponential means of rises and falls, 50 if there is no move,
@@ -97,6 +99,7 @@ def rsi(close: Any, alpha: float) -> Any:
     return result
 
 
+# As `rsi`; the larger of the two movements counts at a bar, the other one as 0.
 @njit(error_model="numpy", cache=True)
 def dx(high: Any, low: Any, alpha: float) -> Any:
     """100 · |+DI − −DI| / (+DI + −DI) of the exponential means of the movements, 0 if there is
@@ -120,6 +123,7 @@ def dx(high: Any, low: Any, alpha: float) -> Any:
     return result
 
 
+# As `rsi`, with one decay for each of the two means.
 @njit(error_model="numpy", cache=True)
 def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
     """(fast exponential mean − slow one) / close, `[L]`."""
@@ -136,11 +140,14 @@ def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
     return result
 
 
+# `row` points at the next row to place; a bar without a row repeats the close before it.
 @njit(error_model="numpy", cache=True)
 def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any) -> Any:
-    """`[length]` each: open, high, low, close, volume and whether there is a row, of rows at bars
-    `at[0]`, ... of the grid, from that of the first row on. Where there is none, prices are the
-    last close and the volume is 0."""
+    """Spread rows at bars `at` of the grid over `length` bars, from the first row's bar on.
+
+    Returns `[length]` each: open, high, low, close, volume, and true where there is a row. Without
+    a row all prices are the last close and the volume is 0.
+    """
     opens = np.empty(length)
     highs = np.empty(length)
     lows = np.empty(length)
@@ -163,7 +170,7 @@ def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, v
 
 @njit(error_model="numpy", cache=True)
 def largest_step(open_: Any, close: Any) -> Any:
-    """By what factor, up or down, an open or a close differs most from the close before."""
+    """The largest factor, up or down, from a close to the next bar's open or close."""
     largest = 1.0
     for t in range(1, len(close)):
         high = max(open_[t], close[t])
@@ -172,20 +179,22 @@ def largest_step(open_: Any, close: Any) -> Any:
     return largest
 
 
+# In a series that runs forward an open lies near the close before it; in one that runs backward a
+# close lies near the open before it.
 @njit(error_model="numpy", cache=True)
 def backward_votes(open_: Any, close: Any, first: Any) -> Any:
-    """`[D]` each, of days that begin at rows `first` `[D]`: by how many bars more closes meet the
-    open of the bar before than opens its close, and how many bars tell."""
+    """Votes for a day that runs backward, less those for a day that runs forward, and the number of
+    votes cast, `[D]` each. Days begin at rows `first` `[D]`."""
     votes = np.zeros(len(first), dtype=np.int64)
-    told = np.zeros(len(first), dtype=np.int64)
+    cast = np.zeros(len(first), dtype=np.int64)
     for day in range(len(first)):
         stop = first[day + 1] if day + 1 < len(first) else len(close)
         for t in range(first[day] + 1, stop):
             forward = abs(open_[t] - close[t - 1])
             backward = abs(close[t] - open_[t - 1])
             votes[day] += np.int64(forward > backward) - np.int64(forward < backward)
-            told[day] += np.int64(forward != backward)
-    return votes, told
+            cast[day] += np.int64(forward != backward)
+    return votes, cast
 
 
 @njit(error_model="numpy", cache=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
+from fintrader.bars.bars import COLUMNS, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid, timezone_of
 from fintrader.bars.clean import to_grid
 from fintrader.bars.sources.bar_files import present_columns
@@ -197,13 +197,12 @@ def compare_bars(
 
 def _about(side: Side, merged: Bars) -> dict[str, Any]:
     bars = side.bars
-    again = int(np.count_nonzero((np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)))
     return {
         "name": side.name,
         "rows": len(bars),
         "bars": len(merged),
         "symbols": len(bars.symbols),
-        "repeated": again,
+        "repeated": int(bars.repeats().sum()),
     }
 
 
@@ -225,25 +224,15 @@ def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
             f" {spans[1][1]}) have no day in common; choose others"
         )
     grid = session_grid(calendar, first, last)
+    # daily bars are as long as a session, though they stand a day apart
     longest = int(grid.session_minutes.max())
-    minutes = [bar_length(side.bars, longest) for side in (a, b)]
-    return session_grid(calendar, first, last, max(minutes))
-
-
-def bar_length(bars: Bars, session_minutes: int) -> int:
-    """Minutes from most bars to their symbol's next one; a whole session where that is a day, or
-    there is no next."""
-    bars = bars if bars.is_sorted() else bars.sorted()
-    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
-    values, counts = np.unique(steps[steps > 0], return_counts=True)
-    if not len(values) or values[counts.argmax()] >= session_minutes:
-        return session_minutes
-    return int(values[counts.argmax()])
+    minutes = max(bar_length(side.bars.sorted(), longest) for side in (a, b))
+    return session_grid(calendar, first, last, min(minutes, longest))
 
 
 def _merge(side: Side, grid: SessionGrid) -> Bars:
     """The rows inside the sessions put together to the grid's bars: `ts` is the bar's number."""
-    bars = side.bars if side.bars.is_sorted() else side.bars.sorted()
+    bars = side.bars.sorted()
     bars = bars.take(grid.locate(bars.ts) >= 0)
     if len(bars) == 0:
         raise BarError(

@@ -26,8 +26,8 @@ from fintrader.bars.chunks import verify_store
 from fintrader.bars.corporate_actions import (
     Action,
     as_traded,
-    bars_of_actions,
     load_actions,
+    place_by_session,
     with_announced,
 )
 from fintrader.bars.sources.bar_files import read_columns, read_files
@@ -350,13 +350,7 @@ def _declared(
     """Symbol -> session -> split and dividend, as far as the settings name them or the source
     announces them."""
     actions, _ = with_announced(load_actions(settings.adjust), announced)
-    return {
-        name: {
-            int(grid.session[bar]): event
-            for bar, event in bars_of_actions(actions, name, grid).items()
-        }
-        for name in bars.symbols
-    }
+    return place_by_session(actions, bars.symbols, grid)
 
 
 def _coverage(bars: Bars, grid: SessionGrid) -> list[list[float | None]]:

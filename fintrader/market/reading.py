@@ -14,9 +14,9 @@ from fintrader.bars.clean import clean, symbol_bars, to_grid
 from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import (
     as_traded,
-    bars_of_actions,
     hold_through,
     load_actions,
+    place_actions,
     with_announced,
 )
 from fintrader.bars.evidence import SessionEvidence, has_opening_prints, merge_opening_prints
@@ -102,7 +102,7 @@ def read_all(
                     continue
                 column = column_of.pop(last)
             column_of[symbol] = column
-            happened = bars_of_actions(reader.actions, symbol, grid)
+            happened = place_actions(reader.actions, symbol, grid)
             own = symbol_bars(merged, grid, reader.sessions_over)
             one, adjusted, events = hold_through(own, happened, grid)
             reader.events[symbol] = events

@@ -12,23 +12,24 @@ from fintrader.bars.calendar import SessionGrid, exchange_days
 from fintrader.bars.checks.kinds import Fault
 
 
-def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
-    """Of raw rows in any order; `days` `[R]` are the exchange's own dates, `now` the seconds since
-    1970."""
+def find_row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
+    """Find impossible and repeated rows in raw bars of any order.
+
+    days: `[R]` the exchange's dates; now: seconds since 1970.
+    """
     prices = np.stack([getattr(bars, name) for name in PRICES])
-    good = valid_rows(bars, now)
+    good = mask_valid_rows(bars, now)
     crossed = good & (bars.high < bars.low)
-    # order: a row earlier than one of its symbol that stands before it in the file
-    order = np.argsort(bars.symbol, kind="stable")
     back, exact, conflicting = (np.zeros(len(bars), dtype=bool) for _ in range(3))
+    # out of order: a row earlier than the one of its symbol that stands before it in the file
+    order = np.argsort(bars.symbol, kind="stable")
     back[order[1:]] = (np.diff(bars.ts[order]) < 0) & (np.diff(bars.symbol[order]) == 0)
     order = np.lexsort((bars.ts, bars.symbol))
-    again = np.concatenate(
-        [[False], (np.diff(bars.ts[order]) == 0) & (np.diff(bars.symbol[order]) == 0)]
-    )
+    ordered = bars.take(order)
+    again = ordered.repeats()
     same = again.copy()
     for name in COLUMNS:
-        values = getattr(bars, name)[order]
+        values = getattr(ordered, name)
         same[1:] &= (np.diff(values) == 0) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
     exact[order] = same
     conflicting[order] = again & ~same
@@ -50,25 +51,27 @@ def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
         "conflicting_duplicate": conflicting,
     }
     for kind, mask in found.items():
-        yield from _grouped(kind, bars, mask, days)
+        yield from _group_by_day(kind, bars, mask, days)
 
 
-def placement_faults(
+def find_placement_faults(
     bars: Bars, grid: SessionGrid, days: Array, shifted: Set[tuple[str, str]]
 ) -> Iterator[Fault]:
-    """Rows where the exchange is closed: on a day off, or early and late, on days that are not
-    known as `shifted`."""
+    """Find rows while the exchange is closed: on a day off, or before and after a session.
+
+    shifted: (symbol, day) of days that are reported as shifted already.
+    """
     outside = grid.locate(bars.ts) < 0
     session = np.minimum(np.searchsorted(grid.dates, days), grid.num_sessions - 1)
     trading = grid.dates[session] == days
-    yield from _grouped("closed_day", bars, outside & ~trading, days)
-    for fault in _grouped("outside_session", bars, outside & trading, days):
+    yield from _group_by_day("closed_day", bars, outside & ~trading, days)
+    for fault in _group_by_day("outside_session", bars, outside & trading, days):
         if (fault.symbol, fault.day) not in shifted:
             yield fault
 
 
-def valid_rows(bars: Bars, now: float | None) -> Array:
-    """`[R]` bool: rows whose prices, volume and time can be ones."""
+def mask_valid_rows(bars: Bars, now: float | None) -> Array:
+    """`[R]` bool: rows with possible prices, volume and time."""
     good = np.isfinite(bars.volume) & (bars.volume >= 0) & ~_future(bars, now)
     for name in PRICES:
         values = getattr(bars, name)
@@ -80,8 +83,8 @@ def _future(bars: Bars, now: float | None) -> Array:
     return np.asarray(bars.ts > np.int64((time.time() if now is None else now) * 1e9))
 
 
-def days_of(bars: Bars, grid: SessionGrid) -> Array:
-    """`[R]` datetime64[D]: the exchange's own date of each row."""
+def date_rows(bars: Bars, grid: SessionGrid) -> Array:
+    """`[R]` datetime64[D]: the exchange's date of each row."""
     quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
     quarters, inverse = np.unique(bars.ts // quarter, return_inverse=True)
     return np.asarray(
@@ -89,8 +92,8 @@ def days_of(bars: Bars, grid: SessionGrid) -> Array:
     )
 
 
-def _grouped(kind: str, bars: Bars, mask: Array, days: Array) -> Iterator[Fault]:
-    """One fault per symbol and day in which `mask` holds."""
+def _group_by_day(kind: str, bars: Bars, mask: Array, days: Array) -> Iterator[Fault]:
+    """Yield one fault for each symbol and day with rows in `mask`."""
     rows = np.flatnonzero(mask)
     keys = np.stack([bars.symbol[rows].astype(np.int64), days[rows].astype(np.int64)], axis=1)
     groups, counts = np.unique(keys, axis=0, return_counts=True)

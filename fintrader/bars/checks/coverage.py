@@ -1,4 +1,4 @@
-"""Minutes, days and ranges in which bars are missing."""
+"""Missing bars: minutes, days and ranges without any."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03
 (https://www.nyse.com/trade/market-wide-circuit-breakers)."""
 
 _UNLIKELY = -15.0
-"""Chance, as a power of ten, below which silence is no chance."""
+"""Probability, as a power of ten, below which silence is a fault."""
 
 
-def coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
-    """Of valid bars, each inside bar `at` `[R]` of the grid, which is as fine as the bars are."""
+def find_coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
+    """Find missing bars.
+
+    bars: valid, each inside bar `at` `[R]` of the grid, whose bars are as long as theirs.
+    """
     num = len(bars.symbols)
     traded: Array = np.zeros((num, grid.num_bars), dtype=bool)
     traded[bars.symbol, at] = True
@@ -28,82 +31,80 @@ def coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]
     counts = np.stack(
         [np.bincount(grid.session[row], minlength=grid.num_sessions) for row in traded]
     )
-    dead = _dead_minutes(traded, counts, grid)
+    dead = _find_dead_minutes(traded, counts, grid)
     for number in np.unique(grid.session[dead]):
         silent = np.flatnonzero(dead & (grid.session == number))
         clock = [str(grid.minutes[row].astype("datetime64[ns]"))[11:16] for row in silent[[0, -1]]]
         kind = "market_halt" if day_of[number] in MARKET_HALTS else "market_hole"
         yield Fault(kind, "", day_of[number], len(silent), f"between {clock[0]} and {clock[1]} UTC")
-    edges = grid.first_bar
-    length = np.maximum(np.bincount(grid.session[~dead], minlength=grid.num_sessions), 1)
     for code, name in enumerate(bars.symbols):
-        count = counts[code]
-        days = np.flatnonzero(count)
-        if len(days) == 0:
+        if counts[code].any():
+            yield from _find_absences(name, traded[code], counts[code], dead, grid)
+
+
+def _find_absences(
+    name: str, traded: Array, count: Array, dead: Array, grid: SessionGrid
+) -> Iterator[Fault]:
+    """Find missing bars of one symbol, from `traded` `[T]` and its bars by session `count` `[S]`;
+    minutes that are `dead` `[T]` count for none."""
+    edges = grid.first_bar.tolist()
+    length = np.maximum(np.bincount(grid.session[~dead], minlength=grid.num_sessions), 1)
+    days = np.flatnonzero(count)
+    first = int(days[0])
+    last = int(days[-1])
+    has_ended = last < grid.num_sessions - 1
+    if first > 0:
+        yield Fault("late_listing", name, str(grid.dates[first]), 1, "first session")
+    if has_ended:
+        yield Fault("ended", name, str(grid.dates[last]), 1, "last session")
+    # silence before the first bar or after the end is no gap
+    listed = np.flatnonzero(traded)
+    begin = int(listed[0])
+    end = int(listed[-1]) + 1 if has_ended else grid.num_bars
+    share = count / length
+    usual = _usual_share(share[first : last + 1])
+    for number in range(first, last + 1):
+        day = str(grid.dates[number])
+        if share[number] == 0:
+            if not dead[edges[number] : edges[number + 1]].all():
+                bars = edges[number + 1] - edges[number]
+                yield Fault("missing_session", name, day, bars)
             continue
-        first = int(days[0])
-        last = int(days[-1])
-        if first > 0:
-            yield Fault("late_listing", name, day_of[first], 1, "first session")
-        if last < grid.num_sessions - 1:
-            yield Fault("ended", name, day_of[last], 1, "last session")
-        listed = np.flatnonzero(
-            traded[code]
-        )  # what lies before the first bar or after the end is no gap
-        begin = int(listed[0])
-        end = int(listed[-1]) + 1 if last < grid.num_sessions - 1 else grid.num_bars
-        share = count / length
-        usual = _usual(share[first : last + 1])
-        for number in range(first, last + 1):
-            if share[number] == 0:
-                if not dead[edges[number] : edges[number + 1]].all():
-                    yield Fault(
-                        "missing_session",
-                        name,
-                        day_of[number],
-                        int(edges[number + 1] - edges[number]),
-                    )
-                continue
-            if share[number] < 0.5 * usual:
-                yield Fault(
-                    "thin_day",
-                    name,
-                    day_of[number],
-                    int(count[number]),
-                    f"{share[number]:.0%} of the minutes",
-                )
-            rows = slice(max(int(edges[number]), begin), min(int(edges[number + 1]), end))
-            yield from _gaps(
-                traded[code, rows], ~dead[rows], usual, name, day_of[number], grid.minutes[rows]
-            )
+        if share[number] < 0.5 * usual:
+            minutes = f"{share[number]:.0%} of the minutes"
+            yield Fault("thin_day", name, day, int(count[number]), minutes)
+        open_ = np.arange(max(edges[number], begin), min(edges[number + 1], end))
+        open_ = open_[~dead[open_]]
+        for start, stop in runs(~traded[open_]):
+            if stop - start >= 5 and (stop - start) * _log_silence(usual) < _UNLIKELY:
+                clock = str(grid.minutes[open_[start]].astype("datetime64[ns]"))[11:16]
+                yield Fault("gap", name, day, stop - start, f"from {clock} UTC")
 
 
-def _usual(share: Array) -> float:
-    """The share of a session's minutes in which a symbol trades on a day like any other."""
+def _usual_share(share: Array) -> float:
+    """The share of a session's minutes in which a symbol trades on its median day."""
     return float(np.median(share[share > 0]))
 
 
-def _silence(usual: float) -> float:
-    """log10 of the chance of a silent minute; never less than -3, because minutes are not
+def _log_silence(usual: float) -> float:
+    """log10 of the probability of a silent minute; at least -3, because minutes are not
     independent."""
     return float(np.log10(max(1.0 - usual, 1e-3)))
 
 
-def _dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
-    """`[T]` bool: runs of minutes in which all of these symbols fall silent, as good as never by
-    chance.
+def _find_dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
+    """`[T]` bool: runs of minutes in which all symbols are silent, too long for chance.
 
-    One symbol alone says nothing of the market, unless the day is known for a halt.
+    One symbol alone is no evidence, unless the day is known for a halt.
     """
     dead: Array = np.zeros(grid.num_bars, dtype=bool)
     share = counts / np.diff(grid.first_bar)
-    chance = np.zeros(
-        (len(traded), grid.num_sessions)
-    )  # log10 of the chance of one silent minute, where listed
+    # log10 of the probability of one silent minute; 0 where not listed
+    chance = np.zeros((len(traded), grid.num_sessions))
     for code in np.flatnonzero(counts.any(axis=1)):
         days = np.flatnonzero(counts[code])
         listed = slice(int(days[0]), int(days[-1]) + 1)
-        chance[code, listed] = _silence(_usual(share[code, listed]))
+        chance[code, listed] = _log_silence(_usual_share(share[code, listed]))
     joint = chance.sum(axis=0)
     listed_now = np.count_nonzero(chance, axis=0)
     halted = np.isin(grid.dates, np.array(MARKET_HALTS, dtype="datetime64[D]"))
@@ -115,16 +116,3 @@ def _dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
         if quiet[start] and (listed_now[number] > 1 or halted[number]):
             dead[start:stop] = joint[number] * (stop - start) < _UNLIKELY
     return dead
-
-
-def _gaps(
-    traded: Array, open_: Array, usual: float, name: str, day: str, minutes: Array
-) -> Iterator[Fault]:
-    """Runs of silent minutes, of which a symbol that usually trades in a share `usual` has less
-    than 1 in 10^15."""
-    stamps = minutes[open_]
-    for start, stop in runs(~traded[open_]):
-        run = stop - start
-        if run >= 5 and run * _silence(usual) < _UNLIKELY:
-            begin = str(stamps[start].astype("datetime64[ns]"))[11:16]
-            yield Fault("gap", name, day, run, f"from {begin} UTC")

@@ -1,8 +1,8 @@
-"""Whole days of one symbol that are wrong for sure, found in a few passes over its bars, and its
-days in short.
+"""Days of one symbol that are certainly wrong, found in a few passes over its bars, and a summary
+of its days.
 
-Everything here looks at one symbol at a time, so that a build can look while it reads; what only
-the days of all symbols together can tell stands in `nights`.
+Everything here looks at one symbol at a time, so that a build can check while it reads; `nights`
+compares the summaries of all symbols.
 """
 
 from __future__ import annotations
@@ -17,46 +17,25 @@ from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.kinds import Fault, runs
 
 _HALF_HOUR = 30 * MINUTE_NS
-_HALF_DAY = 24 * _HALF_HOUR
 _FEW = 5
 """With fewer bars a day, equal closes may be chance: whole rows are compared."""
 SCALE = 70.0
-"""No price changes by such a factor in one bar."""
+"""No price changes by this factor in one bar."""
 _SURE = 6.0
-"""So many standard deviations are no chance."""
+"""Standard deviations beyond which a result is certain."""
 _UNLIKELY = -15.0
-"""Chance, as a power of ten, below which a run is no chance."""
-
-
-class Sessions:
-    """When the sessions of a grid open and close."""
-
-    def __init__(self, grid: SessionGrid) -> None:
-        edges = np.searchsorted(grid.session[grid.bar_of_minute], np.arange(grid.num_sessions + 1))
-        self.dates = grid.dates
-        """`[S]` datetime64[D]."""
-        self.open = grid.exchange_minutes[edges[:-1]]
-        """`[S]` int64: start of each session's first minute."""
-        self.close = grid.exchange_minutes[edges[1:] - 1] + MINUTE_NS
-        """`[S]` int64: end of each session's last minute."""
-        night = (self.open[1:] - self.close[:-1]) // 2
-        inner = self.close[:-1] + night
-        self.borders = np.concatenate(
-            [[self.open[0] - _HALF_DAY], inner, [self.close[-1] + _HALF_DAY]]
-        )
-        """`[S + 1]` int64: the moments halfway between sessions, and half a day before the first
-        and after the last."""
+"""Probability, as a power of ten, below which a run is a fault."""
 
 
 @dataclass(frozen=True, eq=False)
 class Days:
-    """One symbol's days in short: `D` days with at least one bar inside the session."""
+    """Summary of one symbol's `D` days with at least one bar inside the session."""
 
     symbol: str
     session: Array
     """`[D]` int64: number of the session."""
     bars: Array
-    """`[D]` int64: how many there are."""
+    """`[D]` int64: number of bars."""
     open: Array
     """`[D]` float64: the first bar's; `close` is the last bar's."""
     close: Array
@@ -66,22 +45,23 @@ class Days:
     """`[D]` float64: price times shares a bar, on average."""
     content: Array
     """`[D]` int64: a hash of the day's closes, equal for equal ones; 0 for a day too uniform to be
-    known by it."""
+    recognised by it."""
     length: int
     """Minutes between most bars and the next one; 0 where there is one a day."""
 
 
-def look_at(bars: Bars, sessions: Sessions) -> tuple[Days | None, list[Fault]]:
-    """One symbol's days, and what is wrong with them; None when no bar lies inside a session.
+def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]:
+    """Summarise one symbol's days, and find their faults; the summary is None when no bar lies
+    inside a session.
 
-    bars: one symbol's, valid and sorted by time, those outside of the sessions among them.
+    bars: one symbol's, valid and sorted by time, including those outside of the sessions.
     """
     symbol = bars.symbols[bars.symbol[0]] if len(bars) else ""
-    edges = np.searchsorted(bars.ts, sessions.borders)
-    length = _length(bars, int(np.count_nonzero(np.diff(edges))))
-    found = list(_shifted(bars, symbol, sessions, edges, length))
-    low = np.searchsorted(bars.ts, sessions.open)
-    high = np.searchsorted(bars.ts, sessions.close)
+    edges = np.searchsorted(bars.ts, grid.borders)
+    length = _usual_step(bars, int(np.count_nonzero(np.diff(edges))))
+    found = list(_find_shifted(bars, symbol, grid, edges, length))
+    low = np.searchsorted(bars.ts, grid.begin)
+    high = np.searchsorted(bars.ts, grid.end)
     counts = high - low
     if counts.sum() < len(bars):
         change = np.bincount(low, minlength=len(bars) + 1) - np.bincount(
@@ -101,56 +81,57 @@ def look_at(bars: Bars, sessions: Sessions) -> tuple[Days | None, list[Fault]]:
         close=bars.close[last],
         volume=np.add.reduceat(bars.volume, first) / counts[number],
         turnover=np.add.reduceat(bars.volume * bars.close, first) / counts[number],
-        content=_contents(bars, first, last + 1),
+        content=_hash_days(bars, first, last + 1),
         length=length,
     )
-    at = [str(day) for day in sessions.dates[number]]
-    for day, count in _scale_jumps(bars, first):
+    at = [str(day) for day in grid.dates[number]]
+    for day, count in _find_scale_jumps(bars, first):
         found.append(Fault("scale_jump", symbol, at[day], count))
-    found += _repeated(days, at)
+    found += _find_repeated(days, at)
     if length > 0:
         found += [
-            Fault("reversed_day", symbol, at[day], int(counts[number[day]]))
-            for day in _reversed(bars, first)
+            Fault("reversed_day", symbol, at[day], int(days.bars[day]))
+            for day in _find_reversed(bars, first)
         ]
-        found += _frozen(bars, symbol, first, length, at)
-        found += _spread_out(bars, days, sessions, at)
-        found += _last_jump(bars, symbol, first, at[-1])
+        found += _find_frozen(bars, symbol, first, length, at)
+        found += _find_spread_out(bars, days, grid, at)
+        found += _find_last_jump(bars, symbol, first, at[-1])
     return days, found
 
 
-def _length(bars: Bars, days: int) -> int:
-    """The step that is most frequent, in minutes; 0 where hardly a day has two bars."""
+def _usual_step(bars: Bars, days: int) -> int:
+    """The most frequent step in minutes; 0 where hardly a day has two bars."""
     steps = np.diff(bars.ts) // MINUTE_NS
     steps = steps[(steps > 0) & (steps < 12 * 60)]
     return int(np.bincount(steps).argmax()) if 2 * len(steps) > days else 0
 
 
-def _shifted(
-    bars: Bars, symbol: str, sessions: Sessions, edges: Array, length: int
+def _find_shifted(
+    bars: Bars, symbol: str, grid: SessionGrid, edges: Array, length: int
 ) -> Iterator[Fault]:
-    """Both ends of a day moved the same way by about a whole number of half hours: the day is as
-    long as a session."""
+    """Find days as long as a session whose two ends are displaced alike, by about a whole number
+    of half hours."""
     if not 0 < length <= 60:
         return
     day = np.flatnonzero(np.diff(edges) >= 2)
-    early = bars.ts[edges[day]] - sessions.open[day]
-    late = bars.ts[edges[day + 1] - 1] + length * MINUTE_NS - sessions.close[day]
+    early = bars.ts[edges[day]] - grid.begin[day]
+    late = bars.ts[edges[day + 1] - 1] + length * MINUTE_NS - grid.end[day]
     moved = np.round((early + late) / 2 / _HALF_HOUR).astype(np.int64) * _HALF_HOUR
     off = np.maximum(np.abs(early - moved), np.abs(late - moved))
-    for one in np.flatnonzero((moved != 0) & (off < _HALF_HOUR // 2)):
-        count = int(edges[day[one] + 1] - edges[day[one]])
-        detail = f"by {moved[one] // MINUTE_NS} minutes"
-        yield Fault("shifted_day", symbol, str(sessions.dates[day[one]]), count, detail)
+    is_shifted = (moved != 0) & (off < _HALF_HOUR // 2)
+    for number, by in zip(day[is_shifted], moved[is_shifted], strict=True):
+        count = int(edges[number + 1] - edges[number])
+        detail = f"by {by // MINUTE_NS} minutes"
+        yield Fault("shifted_day", symbol, str(grid.dates[number]), count, detail)
 
 
-def _contents(bars: Bars, first: Array, stop: Array) -> Array:
-    """`[D]` int64, see `Days.content`. Not the same in another process."""
+def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
+    """`[D]` int64, see `Days.content`. Another process gets other hashes."""
     found = np.zeros(len(first), dtype=np.int64)
     for day, (begin, end) in enumerate(zip(first.tolist(), stop.tolist(), strict=True)):
         close = bars.close[begin:end]
         if end - begin > _FEW:
-            # a price that hardly moves is the same on other days by chance
+            # a price that hardly moves equals that of other days by chance
             if end - begin >= 30 and np.count_nonzero(close[1:] != close[:-1]) >= 10:
                 found[day] = hash(close.tobytes())
         elif (bars.high[begin:end] > bars.low[begin:end]).all():
@@ -159,20 +140,20 @@ def _contents(bars: Bars, first: Array, stop: Array) -> Array:
     return found
 
 
-def _repeated(days: Days, at: list[str]) -> Iterator[Fault]:
-    """Days whose content is that of an earlier one."""
+def _find_repeated(days: Days, at: list[str]) -> Iterator[Fault]:
+    """Find days with the content of an earlier one."""
     order = np.argsort(days.content, kind="stable")
     content = days.content[order]
     again = np.flatnonzero((content[1:] == content[:-1]) & (content[1:] != 0)) + 1
     earliest = np.searchsorted(content, content[again])
-    for one, other in zip(order[again], order[earliest], strict=True):
-        yield Fault(
-            "repeated_day", days.symbol, at[one], int(days.bars[one]), f"same as {at[other]}"
-        )
+    for day, other in zip(order[again], order[earliest], strict=True):
+        count = int(days.bars[day])
+        yield Fault("repeated_day", days.symbol, at[day], count, f"same as {at[other]}")
 
 
-def _scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
-    """Day and number of the bars at which the price becomes 70 times as much or as little."""
+def _find_scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
+    """Yield days with bars at which the price becomes 70 times as much or as little, and the number
+    of these bars."""
     from fintrader.bars import kernels
 
     if kernels.largest_step(bars.open, bars.close) < 0.99 * SCALE:
@@ -182,47 +163,41 @@ def _scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
     night = bars.open[1:] / bars.close[:-1]
     ratio[1:] = np.maximum(np.maximum(step, 1 / step), np.maximum(night, 1 / night))
     rows = np.flatnonzero(ratio > SCALE)
-    for day, count in zip(
-        *np.unique(np.searchsorted(first, rows, side="right") - 1, return_counts=True), strict=True
-    ):
-        yield int(day), int(count)
+    days, counts = np.unique(np.searchsorted(first, rows, side="right") - 1, return_counts=True)
+    yield from zip(days.tolist(), counts.tolist(), strict=True)
 
 
-def _reversed(bars: Bars, first: Array) -> Array:
-    """Days in which closes meet the open of the bar before, not opens the close: more often than by
-    any chance."""
+def _find_reversed(bars: Bars, first: Array) -> Array:
+    """Find days whose closes meet the open of the bar before, instead of opens the close before:
+    more often than by any chance."""
     from fintrader.bars import kernels
 
-    votes, told = kernels.backward_votes(bars.open, bars.close, first)
-    return np.flatnonzero((told >= 20) & (votes > _SURE * np.sqrt(told)))
+    votes, cast = kernels.backward_votes(bars.open, bars.close, first)
+    return np.flatnonzero((cast >= 20) & (votes > _SURE * np.sqrt(cast)))
 
 
-def _frozen(bars: Bars, symbol: str, first: Array, length: int, at: list[str]) -> Iterator[Fault]:
-    """Runs of bars that trade at one price and no other, far longer than such a symbol's ever
-    are."""
+def _find_frozen(
+    bars: Bars, symbol: str, first: Array, length: int, at: list[str]
+) -> Iterator[Fault]:
+    """Find runs of bars that trade at a single price, far longer than the symbol's usual ones."""
     still = np.zeros(len(bars), dtype=bool)
     still[1:] = bars.close[1:] == bars.close[:-1]
     still &= (bars.high == bars.low) & (bars.volume > 0)
     still[first] = False
     usual = max(float(still.mean()), 1e-3)
     for begin, stop in runs(still):
-        bars_alike = stop - begin
-        if (
-            bars_alike * length >= 29
-            and bars_alike >= 9
-            and bars_alike * np.log10(usual) < _UNLIKELY
-        ):
+        alike = stop - begin
+        if alike * length >= 29 and alike >= 9 and alike * np.log10(usual) < _UNLIKELY:
             day = int(np.searchsorted(first, begin, side="right")) - 1
-            yield Fault(
-                "frozen_price", symbol, at[day], bars_alike + 1, f"at {bars.close[begin]:g}"
-            )
+            price = f"at {bars.close[begin]:g}"
+            yield Fault("frozen_price", symbol, at[day], alike + 1, price)
 
 
-def _spread_out(bars: Bars, days: Days, sessions: Sessions, at: list[str]) -> Iterator[Fault]:
-    """Days whose bars all stand at every second, third, ... place, more of them than chance would
-    put there."""
-    open_ = sessions.open[days.session]
-    places = (sessions.close[days.session] - open_) // (days.length * MINUTE_NS)
+def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid, at: list[str]) -> Iterator[Fault]:
+    """Find days whose bars stand at every second, third, ... place only, more of them than chance
+    would put there."""
+    open_ = grid.begin[days.session]
+    places = (grid.end[days.session] - open_) // (days.length * MINUTE_NS)
     first = np.cumsum(days.bars) - days.bars
     for day in np.flatnonzero((days.bars <= places // 2 + 1) & (days.bars >= 6)).tolist():
         rows = slice(int(first[day]), int(first[day] + days.bars[day]))
@@ -239,8 +214,8 @@ def _spread_out(bars: Bars, days: Days, sessions: Sessions, at: list[str]) -> It
                 break
 
 
-def _last_jump(bars: Bars, symbol: str, first: Array, day: str) -> Iterator[Fault]:
-    """The last bar of all jumps by more than any of its kind does."""
+def _find_last_jump(bars: Bars, symbol: str, first: Array, day: str) -> Iterator[Fault]:
+    """Find a jump of the symbol's last bar that is far larger than its others."""
     begin = max(int(first[-1]), len(bars) - 391)
     if len(bars) - begin < 10:
         return

@@ -1,24 +1,26 @@
-"""All faults of bars that are in memory, for the report on their quality. Nothing is changed.
+"""All faults of bars in memory, for the report on their quality. The bars stay as they are.
 
-Nothing is erased by looking at what came after it either: a price that jumps and comes back is
-reported and kept, because to drop it one would have to know the next bar.
+A price that jumps and comes back is reported and kept too: to drop it one would have to know the
+next bar.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-
-import numpy as np
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.bad_rows import days_of, placement_faults, row_faults, valid_rows
-from fintrader.bars.checks.coverage import coverage_faults
-from fintrader.bars.checks.days import Days, Sessions, look_at
+from fintrader.bars.checks.bad_rows import (
+    date_rows,
+    find_placement_faults,
+    find_row_faults,
+    mask_valid_rows,
+)
+from fintrader.bars.checks.coverage import find_coverage_faults
+from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import Fault
-from fintrader.bars.checks.nights import Declared, look_across
-from fintrader.bars.checks.prices import price_faults
+from fintrader.bars.checks.nights import Declared, compare_days
+from fintrader.bars.checks.prices import find_price_faults
 
 
 def find_faults(
@@ -28,43 +30,38 @@ def find_faults(
     declared: Mapping[str, Declared] | None = None,
     now: float | None = None,
 ) -> list[Fault]:
-    """All faults of raw bars, sorted by kind, symbol and day. `grid` spans them, in bars of their
-    own length.
+    """Find all faults of raw bars, sorted by kind, symbol and day.
 
-    declared: splits and dividends that are known, see `nights`; now: seconds since 1970, for tests.
+    grid: spans the bars, in bars as long as theirs; declared: known splits and dividends, see
+    `nights`; now: seconds since 1970, for tests.
     """
-    found = list(row_faults(bars, days_of(bars, grid), now))
-    bars = bars.take(valid_rows(bars, now)).sorted()
+    found = list(find_row_faults(bars, date_rows(bars, grid), now))
+    bars = bars.take(mask_valid_rows(bars, now)).sorted()
+    bars = bars.take(~bars.repeats())
     if not len(bars):
         return sorted(found)
-    bars = bars.take(
-        np.concatenate([[True], (np.diff(bars.ts) != 0) | (np.diff(bars.symbol) != 0)])
-    )
-    certain = _day_faults(bars, grid, declared)
+    certain = _find_day_faults(bars, grid, declared)
     shifted = {(fault.symbol, fault.day) for fault in certain if fault.kind == "shifted_day"}
     found += certain
-    found += placement_faults(bars, grid, days_of(bars, grid), shifted)
+    found += find_placement_faults(bars, grid, date_rows(bars, grid), shifted)
     at = grid.locate(bars.ts)
     inside = at >= 0
     bars = bars.take(inside)
     at = at[inside]
     if len(bars):
-        found += price_faults(bars, at, grid)
-        found += coverage_faults(bars, at, grid)
+        found += find_price_faults(bars, at, grid)
+        found += find_coverage_faults(bars, at, grid)
     return sorted(found)
 
 
-def _day_faults(
+def _find_day_faults(
     bars: Bars, grid: SessionGrid, declared: Mapping[str, Declared] | None
 ) -> list[Fault]:
-    """What `days` and `nights` find in sorted bars."""
-    sessions = Sessions(grid)
+    """Find faults of whole days and of nights in sorted bars."""
     found = list[Fault]()
     days: list[Days] = []
-    edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
-    for start, stop in itertools.pairwise(edges.tolist()):
-        if stop > start:
-            seen, faults = look_at(bars.take(np.arange(start, stop)), sessions)
-            found += faults
-            days += [] if seen is None else [seen]
-    return found + look_across(days, grid.dates, declared)
+    for _, rows in bars.split_symbols():
+        summary, faults = check_days(bars.take(rows), grid)
+        found += faults
+        days += [] if summary is None else [summary]
+    return found + compare_days(days, grid.dates, declared)

@@ -1,8 +1,7 @@
-"""The gate of a build: bars that no market can have made stop it, unless `data.waive` lets them
-pass by name.
+"""The gate of a build: bars that no market can have made stop it, unless `data.waive` names them.
 
-It looks at each symbol while the build reads it anyway, keeps the symbol's days in short, and
-judges when all are read.
+It checks each symbol while the build reads it, keeps a summary of the symbol's days, and judges
+when all are read.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Array, Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.days import Days, Sessions, look_at
+from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING, Fault
-from fintrader.bars.checks.nights import look_across
-from fintrader.bars.corporate_actions import Action, bars_of_actions
+from fintrader.bars.checks.nights import compare_days
+from fintrader.bars.corporate_actions import Action, place_by_session
 from fintrader.errors import BarError
 
 log = logging.getLogger("fintrader.bars")
 
 _NAMED = 3
-"""A message names so many faults, and counts the others."""
+"""A message names this many faults, and counts the others."""
 
 
 @dataclass(frozen=True)
 class Waiver:
-    """What may pass: a kind everywhere, of one symbol, or of one symbol on one day."""
+    """Faults that may pass: a kind everywhere, of one symbol, or of one symbol on one day."""
 
     kind: str
     symbol: str = ""
     day: str = ""
 
     def covers(self, kind: str, symbol: str, day: str) -> bool:
-        """Whether such a fault may pass."""
+        """True where a fault of this kind, symbol and day may pass."""
         return self.kind == kind and self.symbol in ("", symbol) and self.day in ("", day)
 
 
 def read_waiver(text: str) -> Waiver:
-    """`kind`, `kind:SYMBOL` or `kind:SYMBOL:2016-01-04`. Raises ValueError for a kind that stops no
-    build."""
+    """Read `kind`, `kind:SYMBOL` or `kind:SYMBOL:2016-01-04`. Raises ValueError for a kind that
+    stops no build."""
     kind, _, rest = text.partition(":")
     if kind not in STOPPING:
         near = difflib.get_close_matches(kind, STOPPING, n=1)
@@ -61,8 +60,8 @@ def read_waiver(text: str) -> Waiver:
 
 
 class Gate:
-    """Sees the bars of every symbol of a build, one after the other, and says in the end whether it
-    may go on."""
+    """Checks the bars of every symbol of a build, one after the other, and judges in the end
+    whether the build may go on."""
 
     def __init__(
         self,
@@ -72,19 +71,18 @@ class Gate:
         *,
         closed: bool = True,
     ) -> None:
-        """actions: splits and dividends that are declared; closed: False lets everything pass, of a
-        made-up market."""
+        """actions: declared splits and dividends; closed: False lets everything pass, for a
+        synthetic market."""
         self.grid = grid
         self.actions = actions
         self.closed = closed
         self.waivers = [read_waiver(text) for text in waive]
-        self._sessions = Sessions(grid)
         self._days: dict[str, Days] = {}
         self._faults: dict[str, list[Fault]] = {}
 
     def settle(self, raw: Bars) -> Bars:
-        """One symbol's rows without those that contradict an earlier one of the same time, where
-        that is waived."""
+        """Drop one symbol's rows that contradict an earlier row of the same time, where that is
+        waived."""
         waived = [waiver for waiver in self.waivers if waiver.kind == "conflicting_duplicate"]
         if not waived or len(raw) == 0:
             return raw
@@ -97,7 +95,7 @@ class Gate:
             other |= values[order] != values[first]
         symbol = raw.symbols[raw.symbol[0]]
         rows = order[other]
-        days = self._day_names(raw.ts[rows])
+        days = self._name_days(raw.ts[rows])
         drop = [any(waiver.covers(waiver.kind, symbol, day) for waiver in waived) for day in days]
         counts = Counter(day for day, dropped in zip(days, drop, strict=True) if dropped)
         self._faults.setdefault(symbol, []).extend(
@@ -109,82 +107,74 @@ class Gate:
         return raw if keep.all() else raw.take(keep)
 
     def see(self, bars: Bars) -> None:
-        """One symbol's bars as traded, valid and sorted, those outside of the sessions among
-        them."""
+        """Check one symbol's bars as traded, valid and sorted, including those outside of the
+        sessions."""
         if not self.closed or len(bars) == 0:
             return
-        days, faults = look_at(bars, self._sessions)
+        days, faults = check_days(bars, self.grid)
         self._faults.setdefault(bars.symbols[bars.symbol[0]], []).extend(faults)
         if days is not None:
             self._days[days.symbol] = days
 
     def faults(self, symbols: Sequence[str]) -> list[Fault]:
-        """All that was found in the bars of these symbols, in order."""
+        """All faults of the bars of these symbols, in order."""
         days = [self._days[name] for name in symbols if name in self._days]
-        declared = {
-            day.symbol: {
-                int(self.grid.session[bar]): event
-                for bar, event in bars_of_actions(self.actions, day.symbol, self.grid).items()
-            }
-            for day in days
-        }
+        declared = place_by_session(self.actions, [day.symbol for day in days], self.grid)
         found = [fault for name in symbols for fault in self._faults.get(name, [])]
-        return sorted(found + look_across(days, self.grid.dates, declared))
+        return sorted(found + compare_days(days, self.grid.dates, declared))
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         """Return the waived faults of a market of these symbols, and the doubtful ones, which stop
         nothing.
 
-        Raises BarError naming the faults that stop the build: what they are, where, and how to let
-        them pass.
+        Raises BarError naming the faults that stop the build, their symbols and days, and the
+        waiver for them.
         """
         found = self.faults(symbols)
         stopping = [fault for fault in found if fault.kind in STOPPING]
         waived = [fault for fault in stopping if self._may_pass(fault)]
         standing = [fault for fault in stopping if not self._may_pass(fault)]
         if standing:
-            raise BarError(_refusal(standing))
+            raise BarError(_explain_refusal(standing))
         doubtful = [fault for fault in found if fault.kind in DOUBTFUL]
         if doubtful:
-            log.warning("kept, but doubtful: %s; see `fintrader data quality`", named(doubtful))
+            log.warning(
+                "kept, but doubtful: %s; see `fintrader data quality`", name_faults(doubtful)
+            )
         if waived:
-            log.warning("waived: %s", named(waived))
+            log.warning("waived: %s", name_faults(waived))
         return tuple(waived), tuple(doubtful)
 
     def _may_pass(self, fault: Fault) -> bool:
         return any(waiver.covers(fault.kind, fault.symbol, fault.day) for waiver in self.waivers)
 
-    def _day_names(self, ts: Array) -> list[str]:
+    def _name_days(self, ts: Array) -> list[str]:
         """The sessions' dates at or next to these moments, as text."""
-        at = np.searchsorted(self._sessions.borders, ts, side="right") - 1
+        at = np.searchsorted(self.grid.borders, ts, side="right") - 1
         return [str(day) for day in self.grid.dates[np.clip(at, 0, self.grid.num_sessions - 1)]]
 
 
-def named(faults: Sequence[Fault]) -> str:
-    """The first of them in words, and how many more there are."""
-    told = [
+def name_faults(faults: Sequence[Fault]) -> str:
+    """Name the first faults, and count the others."""
+    first = [
         f"{fault.kind} of {fault.symbol} on {fault.day}"
         + (f" ({fault.detail})" if fault.detail else "")
         for fault in faults[:_NAMED]
     ]
-    return ", ".join(told) + (f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else "")
+    return ", ".join(first) + (f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else "")
 
 
-def waivers_of(faults: Sequence[Fault]) -> list[str]:
-    """What `data.waive` would have to hold: a few faults each by itself, more by their kinds."""
+def suggest_waivers(faults: Sequence[Fault]) -> list[str]:
+    """Entries of `data.waive` for these faults: one for each of a few, else one for each kind."""
     exact = [f"{fault.kind}:{fault.symbol}:{fault.day}" for fault in faults]
     return exact if len(exact) <= _NAMED else sorted({fault.kind for fault in faults})
 
 
-def _refusal(faults: Sequence[Fault]) -> str:
+def _explain_refusal(faults: Sequence[Fault]) -> str:
     meaning = KINDS[faults[0].kind].partition(": stops")[0]
+    has_split = any(fault.kind == "split" for fault in faults)
     return (
-        f"bars that cannot be right: {named(faults)}; {faults[0].kind} means that {meaning}."
-        " Correct the bars"
-        + (
-            ", declare the action under data.adjust"
-            if any(fault.kind == "split" for fault in faults)
-            else ""
-        )
-        + f", or let them pass: data.waive: [{', '.join(waivers_of(faults))}]"
+        f"bars that cannot be right: {name_faults(faults)}; {faults[0].kind} means that {meaning}."
+        f" Correct the bars{', declare the action under data.adjust' if has_split else ''}, or let"
+        f" them pass: data.waive: [{', '.join(suggest_waivers(faults))}]"
     )

@@ -46,12 +46,12 @@ KINDS: dict[str, str] = {
     "repeated_day": "a day's closes are those of another day: stops the build; waived, kept",
     "foreign_day": "a day's prices are those of another symbol: stops the build; waived, kept",
     "excursion_day": (
-        "a whole day's prices lie away from the days before and after by one factor, and nobody"
-        " traded on it: stops the build; waived, kept"
+        "a whole day's prices lie away from the days before and after by one factor, without the"
+        " trading that such news brings: stops the build; waived, kept"
     ),
     "last_bar_jump": (
-        "the very last bar jumps as none before it, and nothing tells whether it returns: stops the"
-        " build; waived, kept"
+        "the very last bar jumps as none before it, and no later bar shows whether it returns:"
+        " stops the build; waived, kept"
     ),
     "scale_jump": (
         "prices change by a factor of 70 or more from one bar to the next: stops the build; waived,"
@@ -70,8 +70,9 @@ KINDS: dict[str, str] = {
         " log, declare it under data.adjust"
     ),
     "quiet_jump": (
-        "a night's move of 8 % or more stands, and nobody traded on it, as of a special dividend, a"
-        " spin-off or another unit: kept and named in the log, declare it under data.adjust"
+        "a night's move of 8 % or more stands without the trading that such news brings, as of a"
+        " special dividend, a spin-off or another unit: kept and named in the log, declare it under"
+        " data.adjust"
     ),
     "price_spike": "closes jump away and come back within half an hour's bars, both at once: kept",
     "wick": "a high or low reaches far beyond the bar's open and close: kept",
@@ -86,17 +87,17 @@ KINDS: dict[str, str] = {
         "a symbol has less than half its usual bars on a day: last past close, not tradable"
     ),
     "missing_session": "a symbol has no bar in a whole session: last past close, not tradable",
-    "market_hole": "minutes in which nobody traded: last past close, not tradable",
+    "market_hole": "minutes without a trade in any symbol: last past close, not tradable",
     "market_halt": "minutes of a market-wide halt: last past close, not tradable",
     "late_listing": "a symbol begins after the first session: no price before",
     "ended": "a symbol's bars end before the last session: no price after, sold at its last bar",
 }
-"""Kind -> what it means and what the build makes of it."""
+"""Kind -> its meaning and the build's answer to it."""
 
 STOPPING = tuple(kind for kind, meaning in KINDS.items() if "stops the build" in meaning)
-"""Kinds that are no market's doing: a build goes on only where `data.waive` names them."""
+"""Kinds that no market produces: a build goes on only where `data.waive` names them."""
 DOUBTFUL = ("small_split", "quiet_jump")
-"""Kinds that a market can bring about, too, if rarely: a build names them and goes on."""
+"""Kinds that a market rarely produces: a build names them and goes on."""
 
 
 @dataclass(frozen=True, order=True)

@@ -1,8 +1,8 @@
-"""What the days of all symbols tell together: nights after which prices or volumes are of another
-scale.
+"""Faults that show only across days or symbols: nights after which prices or volumes are of another
+scale, and days of another symbol.
 
-A night's move counts less that of the market, and by what is usual for the symbol. Real news moves
-a price and makes people trade on it; a wrong factor moves it and nobody does.
+A night's move is measured less that of the market, and against the symbol's usual moves. Real news
+moves a price and volume rises; a wrong factor moves a price and volume stays.
 """
 
 from __future__ import annotations
@@ -18,61 +18,41 @@ from fintrader.bars.checks.kinds import Fault
 Declared = Mapping[int, tuple[float, float]]
 """Session -> split and dividend of a symbol that are known."""
 
-_SPLITS = (
-    1.25,
-    1.5,
-    2.0,
-    3.0,
-    4.0,
-    5.0,
-    6.0,
-    7.0,
-    8.0,
-    10.0,
-    12.0,
-    15.0,
-    20.0,
-    25.0,
-    30.0,
-    40.0,
-    50.0,
-)
+_SPLITS = (1.25, 1.5, *map(float, range(2, 9)), 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
 _AROUND = 20
-"""Days on each side that say what is usual."""
+"""Days on each side from which the usual move and volume are taken."""
 _FEWEST = 5
-"""With fewer symbols nobody says what the market did."""
+"""With fewer symbols the market's move is unknown."""
 
 
-def look_across(
+def compare_days(
     days: Sequence[Days], dates: Array, declared: Mapping[str, Declared] | None = None
 ) -> list[Fault]:
-    """Faults that only several days, or several symbols, show. dates: `[S]` of the sessions,
+    """Find faults that show only across days or symbols. dates: `[S]` of the sessions,
     datetime64[D]."""
     at = [str(day) for day in dates]
     known = declared or {}
     moves = np.full((len(days), len(dates)), np.nan, dtype=np.float32)
     for row, one in enumerate(days):
-        moves[row, one.session] = _nights(one, known.get(one.symbol, {}))
+        moves[row, one.session] = _measure_nights(one, known.get(one.symbol, {}))
     market = np.zeros(len(dates))
     if len(days) >= _FEWEST:
         for number in range(len(dates)):
-            told = moves[:, number]
-            told = told[np.isfinite(told)]
-            market[number] = np.median(told) if len(told) >= _FEWEST else 0.0
-    found = list(_foreign(days, at))
+            finite = moves[np.isfinite(moves[:, number]), number]
+            market[number] = np.median(finite) if len(finite) >= _FEWEST else 0.0
+    found = list(_find_foreign(days, at))
     explained = {(fault.symbol, fault.day) for fault in found}
     for row, one in enumerate(days):
-        faults = _night_faults(
-            one, moves[row, one.session] - market[one.session], known.get(one.symbol, {}), at
-        )
+        night = moves[row, one.session] - market[one.session]
+        faults = _find_night_faults(one, night, known.get(one.symbol, {}), at)
         found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
-        found += _volume_scales(one, at)
+        found += _find_volume_scales(one, at)
     return found
 
 
-def _nights(days: Days, declared: Declared) -> Array:
-    """`[D]` log of the open over the last close, less what is declared; NaN where no session lies
-    right before it."""
+def _measure_nights(days: Days, declared: Declared) -> Array:
+    """`[D]` log of the open over the last close, less the declared actions; NaN where the session
+    before has no bar."""
     found = np.full(len(days.session), np.nan)
     worth = days.open[1:].copy()
     for session, (split, dividend) in declared.items():
@@ -83,8 +63,10 @@ def _nights(days: Days, declared: Declared) -> Array:
     return found
 
 
-def _night_faults(days: Days, night: Array, declared: Declared, at: list[str]) -> Iterator[Fault]:
-    """Excursions of one day, splits, and moves that stand without anybody having traded on them."""
+def _find_night_faults(
+    days: Days, night: Array, declared: Declared, at: list[str]
+) -> Iterator[Fault]:
+    """Find excursions of one day, splits, and moves that stand without more volume than usual."""
     size = np.abs(np.nan_to_num(night))
     returned = np.zeros(len(night), dtype=bool)
     for day in np.flatnonzero(size > 0.03).tolist():
@@ -94,48 +76,36 @@ def _night_faults(days: Days, night: Array, declared: Declared, at: list[str]) -
         move = float(night[day])
         if size[day] < 6 * usual or returned[day]:
             continue
-        quiet = _activity(days, day)
+        activity = _compare_activity(days, day)
         name = at[days.session[day]]
         back = float(night[day + 1]) if day + 1 < len(night) else np.nan
         if abs(move + back) < 0.35 * abs(move):
             returned[day + 1] = True
-            if quiet < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
-                yield Fault(
-                    "excursion_day",
-                    days.symbol,
-                    name,
-                    int(days.bars[day]),
-                    f"{np.expm1(move):+.1%}",
-                )
+            if activity < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
+                count = int(days.bars[day])
+                yield Fault("excursion_day", days.symbol, name, count, f"{np.expm1(move):+.1%}")
             continue
         within = float(np.log(days.close[day] / days.open[day]))
         if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
             continue
-        split = _split(move)
-        if split and quiet < 3:
+        split = _match_split(move)
+        if split and activity < 3:
             kind = "split" if max(split, 1 / split) >= 2 else "small_split"
-            yield Fault(
-                kind,
-                days.symbol,
-                name,
-                1,
-                _beside(split, declared.get(int(days.session[day]), (1.0, 0.0))[0]),
-            )
-        elif (
-            abs(move) > 0.08 and size[day] > 8 * usual and quiet < 1.8 and abs(move) < np.log(SCALE)
-        ):
+            known, _ = declared.get(int(days.session[day]), (1.0, 0.0))
+            yield Fault(kind, days.symbol, name, 1, _describe_split(split, known))
+        elif 0.08 < abs(move) < np.log(SCALE) and size[day] > 8 * usual and activity < 1.8:
             yield Fault("quiet_jump", days.symbol, name, 1, f"{np.expm1(move):+.1%}")
 
 
-def _beside(split: float, declared: float) -> str:
-    """A split that the prices show beyond the one that is declared, in words."""
+def _describe_split(split: float, declared: float) -> str:
+    """Name the split that the prices show, and the declared one."""
     seen = split * declared
     shown = f"{seen:g} to 1" if abs(np.log(seen)) > 0.2 else "no split"
     return f"{shown}, and {'none' if declared == 1 else f'{declared:g} to 1'} is declared"
 
 
-def _activity(days: Days, day: int) -> float:
-    """How much more than usual was traded on a day, in shares or in money, whichever is less."""
+def _compare_activity(days: Days, day: int) -> float:
+    """A day's volume over the usual one, in shares or in money, whichever is less."""
     around = np.r_[max(0, day - _AROUND) : day, day + 1 : min(len(days.session), day + _AROUND + 1)]
     if len(around) == 0:
         return np.inf
@@ -143,19 +113,18 @@ def _activity(days: Days, day: int) -> float:
     return min(float(days.volume[day]) / usual[0], float(days.turnover[day]) / usual[1])
 
 
-def _split(move: float) -> float:
-    """The split that a night's log return looks like, 0 for none."""
+def _match_split(move: float) -> float:
+    """The split that would explain a night's log return, 0 for none."""
     for known in _SPLITS:
-        for target in (
-            (known, 1 / known) if known > 1.25 else (known,)
-        ):  # nobody merges five shares into four
+        # five shares are never merged into four
+        for target in (known, 1 / known) if known > 1.25 else (known,):
             if abs(move + np.log(target)) < (0.05 if known > 1.25 else 0.02):
                 return target
     return 0.0
 
 
-def _volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
-    """Days from which on 30 times as much is traded as before, or a thirtieth, in shares and in
+def _find_volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
+    """Find days from which on volume is 30 times that of before, or a thirtieth, in shares and in
     money alike."""
     levels = [
         np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)
@@ -172,17 +141,12 @@ def _volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
         if abs(change) > np.log(30):
             factor = np.exp(abs(change))
             detail = f"{factor:,.0f} times as much" if change > 0 else f"one {factor:,.0f}th"
-            yield Fault(
-                "volume_scale",
-                days.symbol,
-                at[days.session[day]],
-                int(days.bars[day:].sum()),
-                detail,
-            )
+            count = int(days.bars[day:].sum())
+            yield Fault("volume_scale", days.symbol, at[days.session[day]], count, detail)
 
 
-def _foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
-    """Days on which a symbol has another one's content, of pairs that differ on other days."""
+def _find_foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
+    """Find days on which a symbol has another one's content, in pairs that differ on other days."""
     session = np.concatenate([one.session for one in days]) if days else np.empty(0, dtype=np.int64)
     content = np.concatenate([one.content for one in days]) if days else np.empty(0, dtype=np.int64)
     owner = np.repeat(np.arange(len(days)), [len(one.session) for one in days])
@@ -198,18 +162,17 @@ def _foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
         common = len(np.intersect1d(days[one].session, days[other].session))
         if 2 * len(sessions) < common:  # a company under its old and its new name is no fault
             for number in sessions:
-                stranger, donor = _stranger(days[one], days[other], number)
+                stranger, donor = _order_by_fit(days[one], days[other], number)
                 count = int(stranger.bars[np.searchsorted(stranger.session, number)])
                 yield Fault(
                     "foreign_day", stranger.symbol, at[number], count, f"same as {donor.symbol}"
                 )
 
 
-def _stranger(one: Days, other: Days, number: int) -> tuple[Days, Days]:
-    """Of two symbols with the same bars in a session, whose own they are not, and whose they
-    are."""
+def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
+    """Put the symbol first to which a session's bars fit less: it borrowed them from the other."""
 
-    def off(days: Days) -> float:
+    def distance(days: Days) -> float:
         day = int(np.searchsorted(days.session, number))
         near: Iterable[int] = (day - 1, day + 1)
         moves = [
@@ -217,4 +180,4 @@ def _stranger(one: Days, other: Days, number: int) -> tuple[Days, Days]:
         ]
         return max(moves, default=0.0)
 
-    return (one, other) if off(one) > off(other) else (other, one)
+    return (one, other) if distance(one) > distance(other) else (other, one)

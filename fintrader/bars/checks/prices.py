@@ -15,47 +15,44 @@ from fintrader.bars.checks.kinds import Fault, runs
 _EXCURSION_BARS = 30
 
 
-def price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
-    """Of valid bars sorted by symbol and time, each inside bar `at` `[R]` of the grid."""
-    edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
-    for name, (start, stop) in zip(bars.symbols, itertools.pairwise(edges), strict=True):
-        if stop - start >= 2:
-            rows = slice(int(start), int(stop))
-            yield from _one_symbols_prices(bars, rows, name, grid.session[at[rows]], grid)
+def find_price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
+    """Find odd prices and volumes in valid bars sorted by symbol and time, each inside bar `at`
+    `[R]` of the grid."""
+    for name, rows in bars.split_symbols():
+        if rows.stop - rows.start >= 2:
+            yield from _check_symbol(bars.take(rows), name, grid.session[at[rows]], grid)
 
 
-def _one_symbols_prices(
-    bars: Bars, rows: slice, name: str, session: Array, grid: SessionGrid
-) -> Iterator[Fault]:
-    open_, high, low, close = (getattr(bars, column)[rows] for column in PRICES)
-    volume = bars.volume[rows]
+def _check_symbol(bars: Bars, name: str, session: Array, grid: SessionGrid) -> Iterator[Fault]:
+    open_, high, low, close = (getattr(bars, column) for column in PRICES)
+    volume = bars.volume
     step = np.diff(np.log(close))
     usual = 1.4826 * float(np.median(np.abs(step))) or 1e-4
-    today = 1.4826 * _daily_median(
-        np.abs(step), session[1:], grid.num_sessions
-    )  # `[S]`: some days are wild
+    # `[S]`: some days are wild
+    today = 1.4826 * _daily_median(np.abs(step), session[1:], grid.num_sessions)
 
-    def faults(kind: str, mask: Array) -> Iterator[Fault]:
+    def group(kind: str, mask: Array) -> Iterator[Fault]:
         for day, count in zip(*np.unique(session[mask], return_counts=True), strict=True):
             yield Fault(kind, name, str(grid.dates[day]), int(count))
 
     far = np.maximum(0.05, 20 * np.maximum(usual, today))
-    scale = np.concatenate([[False], np.abs(step) > np.log(SCALE)])  # counted as such
-    yield from faults("price_spike", _excursions(np.log(close), session, far) & ~scale)
+    # such a jump is a fault of scale, see `days`
+    scale = np.concatenate([[False], np.abs(step) > np.log(SCALE)])
+    yield from group("price_spike", _find_excursions(np.log(close), session, far) & ~scale)
     top = np.maximum(open_, close)
     bottom = np.minimum(open_, close)
     reach = np.maximum(high / top - 1, 1 - low / bottom)
-    yield from faults("wick", reach > max(0.1, 50 * float(np.median(high / low - 1))))
-    yield from faults("zero_volume", (volume == 0) & (high > low))
+    yield from group("wick", reach > max(0.1, 50 * float(np.median(high / low - 1))))
+    yield from group("zero_volume", (volume == 0) & (high > low))
     typical = float(np.median(volume))
-    yield from faults("volume_outlier", volume > 20_000 * max(typical, 1.0))
+    yield from group("volume_outlier", volume > 20_000 * max(typical, 1.0))
     same = np.diff(session, prepend=-1) == 0
     for values in (open_, high, low, close, volume):
         same[1:] &= np.diff(values) == 0
     stale = np.zeros(len(close), dtype=bool)
     for start, stop in runs(same):
         stale[start:stop] = stop - start >= 9  # ten bars alike
-    yield from faults("stale_run", stale)
+    yield from group("stale_run", stale)
 
 
 def _daily_median(values: Array, session: Array, sessions: int) -> Array:
@@ -66,13 +63,13 @@ def _daily_median(values: Array, session: Array, sessions: int) -> Array:
     return result
 
 
-def _excursions(level: Array, session: Array, far: Array) -> Array:
+def _find_excursions(level: Array, session: Array, far: Array) -> Array:
     """`[R]` bool: bars whose log close has left by more than the session's `far` `[S]` and comes
     back, each in one bar.
 
     Back means within 30 % of the move, by a bar that takes as much back to within 30 %, at most 30
-    bars later and in the same session (or the very next bar). What leaves or returns step by step
-    is a market that moves.
+    bars later and in the same session (or the very next bar). A price that leaves or returns step
+    by step is a market that moves.
     """
     step = np.diff(level)
     away = np.zeros(len(level), dtype=bool)

@@ -27,7 +27,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from fintrader.bars.bars import COLUMNS, Bars
+from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.vendor import Busy, Refused
 from fintrader.bars.sources.vendor_settings import AlpacaSettings
@@ -185,16 +185,10 @@ class Alpaca:
         if self.daily:  # a day's bar carries midnight of New York in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
         # Alpaca calls columns by their first letters.
-        columns: dict[str, Any] = {
+        columns = {
             name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS
         }
-        return Bars(
-            ts=ts.astype(np.int64),
-            symbol=np.zeros(len(rows), dtype=np.int32),
-            symbols=(symbol,),
-            origin="alpaca",
-            **columns,
-        )
+        return wrap_columns(symbol, ts.astype(np.int64), columns, "alpaca")
 
 
 class RedirectError(OSError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.bars.bars import COLUMNS, Bars
+from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
 from fintrader.bars.sources.vendor import Busy
@@ -135,14 +135,8 @@ def pair_bars(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bars:
     """Rows of [milliseconds, open, high, low, close, volume] as bars; no volume counts as none
     traded."""
     table = np.array([[value or 0.0 for value in row[1:6]] for row in rows], dtype=np.float64)
-    columns: dict[str, Any] = dict(zip(COLUMNS, table.T, strict=True))
-    return Bars(
-        ts=np.array([row[0] for row in rows], dtype=np.int64) * _NS,
-        symbol=np.zeros(len(rows), dtype=np.int32),
-        symbols=(symbol,),
-        origin=origin,
-        **columns,
-    )
+    ts = np.array([row[0] for row in rows], dtype=np.int64) * _NS
+    return wrap_columns(symbol, ts, dict(zip(COLUMNS, table.T, strict=True)), origin)
 
 
 def _midnight(day: dt.date) -> int:

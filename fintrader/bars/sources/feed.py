@@ -80,18 +80,17 @@ class MemoryFeed(Feed):
     ) -> None:
         self.inputs = inputs
         self.actions = actions
-        self._bars = bars if bars.is_sorted() else bars.sorted()
+        self._bars = bars.sorted()
         self._level = level
         self._minutes = minutes
-        self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
-        self.symbols = sorted(bars.symbols[code] for code in np.flatnonzero(np.diff(self._edges)))
+        self._rows = dict(self._bars.split_symbols())
+        self.symbols = sorted(self._rows)
 
     def span(self) -> tuple[int, int]:
         return int(self._bars.ts.min()), int(self._bars.ts.max())
 
     def bars(self, symbol: str) -> Bars:
-        code = self._bars.symbols.index(symbol)
-        return self._bars.take(np.arange(self._edges[code], self._edges[code + 1])).without_unused()
+        return self._bars.take(self._rows[symbol]).without_unused()
 
     def index(self, grid: SessionGrid) -> Array | None:
         if self._level is None or self._minutes is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.bars.bars import Bars
+from fintrader.bars.bars import COLUMNS, PRICES, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
 from fintrader.bars.sources.vendor import Busy
@@ -69,23 +69,16 @@ class Yahoo:
         if not any(map(len, frames)):
             return None
         table = pd.concat([frame for frame in frames if len(frame)])
-        table = table[~table.index.duplicated()].dropna(subset=["Open", "High", "Low", "Close"])
+        table = table[~table.index.duplicated()].dropna(subset=[name.title() for name in PRICES])
         index = table.index
         # a day's bar carries midnight of the exchange; its date is what counts
         stamps = (
             index.tz_localize(None) if self.daily else index.tz_convert("UTC").tz_localize(None)
         )
-        return Bars(
-            ts=stamps.to_numpy().astype("datetime64[ns]").astype(np.int64),
-            symbol=np.zeros(len(table), dtype=np.int32),
-            symbols=(symbol,),
-            volume=table["Volume"].fillna(0).to_numpy(dtype=np.float64),
-            origin="yahoo",
-            **{
-                name.lower(): table[name].to_numpy(dtype=np.float64)
-                for name in ("Open", "High", "Low", "Close")
-            },
-        )
+        ts = stamps.to_numpy().astype("datetime64[ns]").astype(np.int64)
+        table = table.fillna({"Volume": 0})
+        columns = {name: table[name.title()].to_numpy(dtype=np.float64) for name in COLUMNS}
+        return wrap_columns(symbol, ts, columns, "yahoo")
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
         found = []
