@@ -30,11 +30,13 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import finish, milliseconds, read_arguments
+from fintrader.records import from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.settings import Range, TournamentSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.thread_launcher import ThreadLauncher
 
@@ -60,14 +62,14 @@ class FarmLauncher(ThreadLauncher):
         future = self.futures[spec.pod] = Future()
         farm = self.farms[spec.index % len(self.farms)]
         assert farm.stdin is not None
-        farm.stdin.write(json.dumps(spec.model_dump(mode="json")) + "\n")
+        farm.stdin.write(json.dumps(to_json(spec)) + "\n")
         farm.stdin.flush()
         return future
 
     def _read(self, farm: subprocess.Popen[str]) -> None:
         assert farm.stdout is not None
         for line in farm.stdout:
-            result = PodResult.model_validate_json(line)
+            result = from_json(PodResult, json.loads(line))
             self.futures.pop(result.pod).set_result(result)
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ def serve_farm(root: str, seconds: float) -> None:
         return stub_result(spec, RunStore(context.run).put(spec.pod.encode()))
 
     def work(spec: PodSpec) -> None:
-        out.put(json.dumps(run_pod(spec, PodContext(run, run.root), body).model_dump(mode="json")))
+        out.put(json.dumps(to_json(run_pod(spec, PodContext(run, run.root), body))))
 
     def write() -> None:
         while True:
@@ -110,7 +112,7 @@ def serve_farm(root: str, seconds: float) -> None:
     threading.Thread(target=write, daemon=True).start()
     threads = []
     for line in sys.stdin:
-        threads.append(threading.Thread(target=work, args=(PodSpec.model_validate_json(line),)))
+        threads.append(threading.Thread(target=work, args=(from_json(PodSpec, json.loads(line)),)))
         threads[-1].start()
     for thread in threads:
         thread.join()

@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,16 +84,15 @@ def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
         score, first, second = random.random(3).tolist()
         returns, active = (tuple(row) for row in random.normal(size=(2, SESSIONS)).tolist())
         snapshot = write_snapshot(store, random.bytes(20_000))
-        result = stub_result(spec, snapshot).model_copy(
-            update={
-                "spec": spec.digest,
-                "score": score,
-                "policy": hashlib.sha256(policy).hexdigest(),
-                "rung_scores": {"0.25": first, "0.5": second},
-                "returns": returns,
-                "active_returns": active,
-                "metrics": dict.fromkeys(("sharpe", "calmar", "return", "volatility"), score),
-            }
+        result = replace(
+            stub_result(spec, snapshot),
+            spec=spec.digest,
+            score=score,
+            policy=hashlib.sha256(policy).hexdigest(),
+            rung_scores={"0.25": first, "0.5": second},
+            returns=returns,
+            active_returns=active,
+            metrics=dict.fromkeys(("sharpe", "calmar", "return", "volatility"), score),
         )
         store.locate_result(spec.pod).write_text(result.to_json())
         entry = FinishedPod(spec, result)

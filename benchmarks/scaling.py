@@ -49,8 +49,9 @@ from benchmarks._bench import ROOT, finish, milliseconds, read_arguments
 from benchmarks._cluster import Simulated, World, check, make_settings, simulate
 from fintrader.runs import RunFolder
 from fintrader.storage.objects import ObjectStore
+from fintrader.tournament.pod_context import BODY, PodContext
 from fintrader.tournament.process import build_environment
-from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import object_stores
 

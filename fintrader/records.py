@@ -1,8 +1,9 @@
 """Convert frozen dataclasses to JSON values and back.
 
 A record's fields hold booleans, numbers, text, None, other records, tuples, mappings by text, and
-literals. The only conversion is from a whole number to a float. A missing or an unknown field is an error.
-This module needs the standard library alone, so that reading a run stays fast.
+literals, and settings. A union of records is told apart by a field with one literal in each. The only
+conversion is from a whole number to a float. A missing or an unknown field is an error. This module
+needs the standard library alone, so that reading a run stays fast.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 else:
     JsonValue = object
 Reader: TypeAlias = Callable[[Any], Any]
+_PLAIN = frozenset((bool, int, float, str, NoneType))
 
 
 class RecordError(RunError):
@@ -52,7 +54,21 @@ class RecordError(RunError):
 
 def to_json(record: object) -> dict[str, JsonValue]:
     """Return the fields of a record by name, ready for `files.write_json`."""
-    return dataclasses.asdict(record)  # type: ignore[call-overload, no-any-return]
+    names = (field.name for field in dataclasses.fields(cast(Any, record)))
+    return {name: _to_plain(getattr(record, name)) for name in names}
+
+
+def _to_plain(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, dict):
+        return {name: _to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_to_plain(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if dataclasses.is_dataclass(value):
+        return to_json(value)
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
 def from_json(kind: type[T], value: object) -> T:
@@ -81,6 +97,8 @@ def _reader_of(kind: Any) -> Reader:
         return _exact_reader(kind)
     if kind is JsonValue:
         return lambda value: value
+    if hasattr(kind, "model_validate"):
+        return _settings_reader(kind.model_validate)
     raise TypeError(f"{kind} has no place in a stored record")
 
 
@@ -111,9 +129,54 @@ def _record_reader(kind: type[Any]) -> Reader:
     return read
 
 
+def _settings_reader(validate: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        try:
+            return validate(value)
+        except ValueError as error:
+            raise RecordError(f"is no such settings ({str(error).splitlines()[0]})") from None
+
+    return read
+
+
+def _find_tag(kinds: Sequence[Any]) -> str | None:
+    """Find the field whose one literal tells records apart; None where there is none."""
+    if len(kinds) < 2 or not all(map(dataclasses.is_dataclass, kinds)):
+        return None
+    hints = [get_type_hints(kind) for kind in kinds]
+    return next(
+        (name for name in hints[0] if all(_find_word(own.get(name)) for own in hints)), None
+    )
+
+
+def _find_word(hint: Any) -> str:
+    """Find the only word of a literal; empty for another type."""
+    words = get_args(hint) if get_origin(hint) is Literal else ()
+    return str(words[0]) if len(words) == 1 else ""
+
+
+def _tagged_reader(tag: str, kinds: Sequence[Any]) -> Reader:
+    readers = {_find_word(get_type_hints(kind)[tag]): _reader_of(kind) for kind in kinds}
+    read_word = _literal_reader(tuple(readers))
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong(value, "an object")
+        try:
+            word = read_word(value.get(tag))
+        except RecordError as error:
+            raise error.within(tag) from None
+        return readers[word](value)
+
+    return read
+
+
 def _union_reader(kinds: tuple[Any, ...]) -> Reader:
-    """Build a reader that takes the first kind that fits; an error is that of the last kind."""
-    readers = [_reader_of(kind) for kind in kinds if kind is not NoneType]
+    """Build a reader that takes the kind with the value's tag; without tags the first kind that
+    fits, and an error is that of the last kind."""
+    present = [kind for kind in kinds if kind is not NoneType]
+    tag = _find_tag(present)
+    readers = [_tagged_reader(tag, present)] if tag else [_reader_of(kind) for kind in present]
     is_optional = NoneType in kinds
 
     def read(value: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fintrader.agents.settings import Budget
 from fintrader.records import JsonValue, RecordError, from_json, to_json
 
 
@@ -73,6 +74,39 @@ def test_what_is_wrong_is_named(change, problem):
     with pytest.raises(RecordError) as refused:
         from_json(Journey, json.loads(json.dumps(to_json(WHOLE) | change)))
     assert problem in str(refused.value)
+
+
+@dataclass(frozen=True)
+class Boat:
+    length: float
+    kind: Literal["boat"] = "boat"
+
+
+@dataclass(frozen=True)
+class Cart:
+    wheels: int
+    kind: Literal["cart"] = "cart"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    vehicles: tuple[Boat | Cart, ...]
+    budget: Budget | None
+
+
+def test_records_of_a_union_are_told_apart_by_their_literal():
+    fleet = Fleet((Cart(2), Boat(3.0)), Budget(env_steps=5))
+    stored = json.loads(json.dumps(to_json(fleet)))
+    assert stored["budget"] == {"env_steps": 5, "seconds": None}
+    assert from_json(Fleet, stored) == fleet
+    for change, problem in (
+        ({"kind": "sled"}, "vehicles.0.kind is 'sled', not one of boat, cart"),
+        ({"kind": "boat"}, "vehicles.0.length is missing"),
+    ):
+        with pytest.raises(RecordError, match=problem):
+            from_json(Fleet, stored | {"vehicles": [{"wheels": 2} | change]})
+    with pytest.raises(RecordError, match="budget is no such settings"):
+        from_json(Fleet, stored | {"budget": {"env_steps": 0}})
 
 
 def test_a_whole_number_is_a_float_and_nan_stays_one():

@@ -33,7 +33,8 @@ from fintrader.storage.lease import ProcessIdentity, describe_process
 from fintrader.system import is_locked, signal_process, try_lock
 from fintrader.tournament import lease as leases
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.spec import OrphanLost, PodContext, PodSpec, Reason
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import OrphanLost, PodSpec, Reason
 from fintrader.tournament.state_sync import save_all
 
 LOCK = ".lock"

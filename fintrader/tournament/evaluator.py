@@ -15,10 +15,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,6 +36,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import is_too_short, min_sessions
 from fintrader.progress import Progress
 from fintrader.tournament.settings import Metric
+from fintrader.tournament.spec import EvaluationTerms
 
 Array = NDArray[np.float64]
 Part = tuple[Policy, MarketTensors]
@@ -64,10 +65,8 @@ class Evaluation:
 def evaluate(
     parts: Sequence[Part],
     env: EnvSettings,
+    terms: EvaluationTerms = EvaluationTerms(),  # noqa: B008 (frozen)
     *,
-    metric: Metric = "sharpe",
-    windows: int = 1,
-    spread_penalty: float = 0.0,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Trade each part once, one account in float64, and score the days of all parts together.
@@ -86,21 +85,29 @@ def evaluate(
         np.asarray(one.daily_returns, dtype=np.float64) for one in (result, reference)
     )
     year = result.sessions_a_year
-    check_windows(len(returns), metric, windows, year)
+    windows = terms.windows
+    check_windows(len(returns), terms.metric, windows, year)
 
     def score_parts(returns: Array) -> tuple[float | None, tuple[float | None, ...]]:
         cut = zip(np.array_split(returns, windows), np.array_split(benchmark, windows), strict=True)
-        scores = tuple(score(own, metric, other, year, env.risk_aversion) for own, other in cut)
+        scores = tuple(
+            score(own, terms.metric, other, year, env.risk_aversion) for own, other in cut
+        )
         known = [value for value in scores if value is not None]
         whole = len(known) == windows  # a part without a score leaves none for the whole
-        return (float(np.mean(known) - spread_penalty * np.std(known)) if whole else None), scores
+        if not whole:
+            return None, scores
+        return float(np.mean(known) - terms.spread_penalty * np.std(known)), scores
 
     own, by_part = score_parts(returns)
     active = tuple((returns - benchmark).tolist())
     return Evaluation(
         own,
         by_part,
-        result.metrics.by_key(),
+        {
+            name: None if value is None else float(value)
+            for name, value in result.metrics.by_key().items()
+        },
         tuple(returns.tolist()),
         active,
         score_parts(benchmark)[0],
@@ -129,17 +136,17 @@ class ValidationCurve:
         self,
         folder: Path,
         env: EnvSettings,
-        settings: Mapping[str, Any],
+        terms: EvaluationTerms,
         alive: Callable[[float, int], Progress],
     ) -> None:
-        """`settings`: metric, windows and penalty of the pod's score; `alive(share, env_steps)`
-        makes the progress that gives signs of life.
+        """`terms`: those of the pod's score; `alive(share, env_steps)` makes the progress that
+        gives signs of life.
 
         Scores of earlier attempts at the pod are kept.
         """
         self.path = folder / self.FILE
         self.env = env
-        self.settings = settings
+        self.terms = terms
         self.alive = alive
         self.seen = {
             (str(record.get("fold")), str(record.get("share"))) for record in read_jsonl(self.path)
@@ -162,12 +169,10 @@ class ValidationCurve:
             found = evaluate(
                 [(copy_to_cpu(part[0]), part[1])],
                 self.env,
+                self.terms,
                 progress=self.alive(share, env_steps),
-                **self.settings,
             )
-        except (
-            ConfigError
-        ):  # a fold by itself is shorter than the metric needs: only all of them are scored
+        except ConfigError:  # one fold is too short for the metric: only all of them are scored
             self.next = math.inf
             return
         self.add(found, mark, env_steps, fold)

@@ -37,7 +37,8 @@ from fintrader.tournament.fusion.learners import (
     read_agent_settings,
     read_env_settings,
 )
-from fintrader.tournament.spec import PodContext, PodSpec
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodSpec
 
 WHOLE = "whole"
 """Name of the last learner's folder and state."""

@@ -13,8 +13,6 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,7 @@ from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import import_optuna, propose
 from fintrader.tournament.settings import HALVING_RUNGS, Range, TournamentSettings
-from fintrader.tournament.spec import PodSpec, StopRule
+from fintrader.tournament.spec import EvaluationTerms, Origin, PodSpec, SettingsValues, StopRule
 
 Random = np.random.Generator
 MIN_PEERS = 4
@@ -40,7 +38,7 @@ class Generator:
     settings: TournamentSettings
     agents: tuple[Settings, ...]
     """Base settings, one for each algorithm that takes part."""
-    env: dict[str, Any]
+    env: SettingsValues
     seed: int
     data_hash: str
     inherited: tuple[FinishedPod, ...] = ()
@@ -103,7 +101,7 @@ class Generator:
     ) -> PodSpec:
         """Derive a pod that continues from `parent`'s snapshot, with moved hyper-parameters if
         `explore`."""
-        values = copy.deepcopy(parent.spec.agent)
+        values = copy.deepcopy(dict(parent.spec.agent))
         algo = values.get("algo")
         base = next(
             (agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0]
@@ -113,7 +111,7 @@ class Generator:
             for name, space in self.settings.search.items():
                 if has_value(values, name) and not space.structural:
                     set_value(values, name, self._explore(space, find_value(values, name), random))
-        origin = "exploit" if explore else "survivor"
+        origin: Origin = "exploit" if explore else "survivor"
         return self._build_spec(
             index, leaderboard, base, values, origin=origin, generation=generation, parent=parent
         )
@@ -162,9 +160,9 @@ class Generator:
         index: int,
         leaderboard: Leaderboard,
         base: Settings,
-        values: dict[str, Any],
+        values: SettingsValues,
         *,
-        origin: Any,
+        origin: Origin,
         generation: int,
         parent: FinishedPod | None = None,
     ) -> PodSpec:
@@ -189,12 +187,10 @@ class Generator:
             hyper={
                 name: find_value(agent, name) for name in settings.search if has_value(agent, name)
             },
-            budget=settings.budget.model_dump(mode="json"),
-            evaluation={
-                "metric": settings.metric,
-                "windows": settings.validation_windows,
-                "spread_penalty": settings.spread_penalty,
-            },
+            budget=settings.budget,
+            evaluation=EvaluationTerms(
+                settings.metric, settings.validation_windows, settings.spread_penalty
+            ),
             rungs=HALVING_RUNGS if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
             looks=settings.looks,
@@ -320,7 +316,7 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
                     ) from None
 
 
-def has_value(values: Mapping[str, Any], name: str) -> bool:
+def has_value(values: SettingsValues, name: str) -> bool:
     """Check that dotted `name` leads to a value."""
     try:
         find_value(values, name)
@@ -329,12 +325,16 @@ def has_value(values: Mapping[str, Any], name: str) -> bool:
     return True
 
 
-def find_value(values: Mapping[str, Any], name: str) -> Any:
+def find_value(values: SettingsValues, name: str) -> Any:
     """Find the value at dotted `name`."""
-    return reduce(getitem, name.split("."), values)
+    value: Any = values
+    for part in name.split("."):
+        value = value[part]
+    return value
 
 
-def set_value(values: dict[str, Any], name: str, value: Any) -> None:
+def set_value(values: SettingsValues, name: str, value: Any) -> None:
     """Set the value at dotted `name`, in place."""
-    *path, last = name.split(".")
-    reduce(getitem, path, values)[last] = value
+    path, _, last = name.rpartition(".")
+    group: Any = find_value(values, path) if path else values
+    group[last] = value

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.files import make_folder, move, refuse_link, refuse_unsafe_database, remove
+from fintrader.records import to_json
 from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import move_aside
@@ -199,15 +200,13 @@ class LeaderboardIndex:
 
     def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
         for spec in specs:
-            own = {
+            values = {
+                **to_json(spec),
                 "idx": spec.index,
                 "parent_snapshot": spec.snapshot,
                 "algo": spec.agent.get("algo"),
             }
-            self._insert(
-                "pods",
-                {**{name: getattr(spec, name) for name in _POD_NAMES if name not in own}, **own},
-            )
+            self._insert("pods", {name: values[name] for name in _POD_NAMES})
 
     def _insert_entries(self, entries: Sequence[FinishedPod], first: int) -> None:
         for applied, entry in enumerate(entries, first):

@@ -130,7 +130,7 @@ class MirroredStore(RunStore):
             publish(path, text.encode(), sync=False)
 
     def _locate_unpublished(self, pod: str) -> Path:
-        return self.run.pod(pod) / ".read_unpublished.json"
+        return self.run.pod(pod) / ".unpublished.json"
 
     def keep_unpublished(self, result: PodResult) -> None:
         write_text(self._locate_unpublished(result.pod), result.to_json())

@@ -332,15 +332,16 @@ class Orchestrator:
             self._put_back(spec, failure.reason)
             return
         self.lease.check(ask_store=True)  # a verdict is final: one who only slept may not speak it
-        why = {
-            "reason": failure.reason,
-            "detail": failure.detail,
-            "spec": spec.digest,
-            "attempts": lost,
-        }
         now = time.time()
-        result = PodResult.model_validate(
-            {"pod": pod, "status": "failed", "started": now, "finished": now, **why}
+        result = PodResult(
+            pod=pod,
+            status="failed",
+            reason=failure.reason,
+            detail=failure.detail,
+            spec=spec.digest,
+            started=now,
+            finished=now,
+            attempts=lost,
         )
         self.pending.add(self.store.write_result(result))
         self.store.delete_training_state(pod)

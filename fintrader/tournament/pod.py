@@ -24,28 +24,27 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 from fintrader import logs, reproducible
 from fintrader.config import load_object
 from fintrader.errors import FintraderError, StorageError
 from fintrader.files import hash_file
+from fintrader.records import from_json
 from fintrader.storage.outages import allow_outages
 from fintrader.tournament.at_work import lock_pod, wait_for_takeover
-from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.process import Channel, describe_location
-from fintrader.tournament.spec import (
-    BODY,
-    Body,
-    Fenced,
-    Message,
-    OrphanLost,
-    PodContext,
-    PodResult,
-    PodSpec,
-    Reason,
-    TrainedPod,
+from fintrader.tournament.messages import (
+    FailureMessage,
+    PodTask,
+    ProgressMessage,
+    ReadyMessage,
+    ResultMessage,
 )
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.pod_context import BODY, Body, PodContext
+from fintrader.tournament.process import Channel, describe_location
+from fintrader.tournament.spec import Fenced, OrphanLost, PodResult, PodSpec, Reason, TrainedPod
 from fintrader.tournament.state_sync import save_all
 from fintrader.tournament.store import RunStore
 
@@ -72,18 +71,22 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
     ):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
-        if (
-            read_unpublished := store.read_unpublished(spec)
-        ) is not None:  # trained in an earlier attempt, which could not store it
-            return _store_result(store, spec, context, read_unpublished)
+        unpublished = store.read_unpublished(spec)
+        if unpublished is not None:  # an earlier attempt trained it and could not store it
+            return _store_result(store, spec, context, unpublished)
         context.market = store.fetch_market(spec.data_hash, context.market)
         started = time.time()
         location = describe_location(context.device)
         call: Body = load_object(body) if isinstance(body, str) else body
         with store.keep_training(spec, context.folder, context.operations.store_seconds):
             learned = call(spec, context)
-        here = {"device": context.device, "location": location, "attempts": context.attempt}
-        outcome = learned.model_copy(update={"started": started, **here})
+        outcome = replace(
+            learned,
+            started=started,
+            device=context.device,
+            location=location,
+            attempts=context.attempt,
+        )
         return (
             outcome if isinstance(outcome, TrainedPod) else _publish(store, spec, context, outcome)
         )
@@ -111,14 +114,15 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
     """Complete the result and store it after its files."""
     policy = context.folder / "policy.safetensors"
     finished = time.time()
-    known = {
-        "reason": "stopped_early" if result.status == "stopped" else "",
-        "spec": spec.digest,
-        "policy": hash_file(policy) if policy.exists() else None,
-        "finished": finished,
-        "seconds": result.seconds or finished - result.started,
-    }
-    return _store_result(store, spec, context, result.model_copy(update=known))
+    complete = replace(
+        result,
+        reason="stopped_early" if result.status == "stopped" else "",
+        spec=spec.digest,
+        policy=hash_file(policy) if policy.exists() else None,
+        finished=finished,
+        seconds=result.seconds or finished - result.started,
+    )
+    return _store_result(store, spec, context, complete)
 
 
 def _store_result(
@@ -180,13 +184,12 @@ def _wait_out_outages(context: PodContext) -> Iterator[None]:
         context.report = report
 
 
-def describe_failure(error: BaseException) -> Message:
+def describe_failure(error: BaseException, pod: str = "") -> FailureMessage:
     """Build the message that reports a pod's failure."""
-    name = (
-        "" if isinstance(error, OrphanLost) else f"{type(error).__name__}: "
-    )  # which was said already
-    detail = f"{name}{error}"[:2000]
-    return {"kind": "failed", "reason": find_reason(error), "detail": detail}
+    name = "" if isinstance(error, OrphanLost) else f"{type(error).__name__}: "
+    reason = find_reason(error)
+    is_last = reason in ("oom", "fenced") or not isinstance(error, Exception)
+    return FailureMessage(reason, f"{name}{error}"[:2000], pod, is_last)
 
 
 def find_reason(error: BaseException) -> Reason:
@@ -228,17 +231,17 @@ def serve() -> None:
     for module in sys.argv[2:]:
         load_object(module)
     reproducible.settle()
-    channel.send(kind="ready")
-    tasks: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+    channel.send(ReadyMessage())
+    tasks: queue.SimpleQueue[PodTask | None] = queue.SimpleQueue()
 
     def read_tasks() -> None:
         task = None
         for line in channel.inbox:
-            task = json.loads(line)
+            task = from_json(PodTask, json.loads(line))
             tasks.put(task)
         tasks.put(None)  # the launcher closed the pipe, or is gone: this pod is the last one
         if task is not None:
-            wait_for_takeover(task["spec"]["pod"], PodContext.from_task(task))
+            wait_for_takeover(task.spec.pod, PodContext.from_task(task))
             os._exit(1)
 
     threading.Thread(target=read_tasks, daemon=True).start()
@@ -254,25 +257,24 @@ def _save_and_end(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run_task(task: Message, channel: Channel) -> bool:
+def _run_task(task: PodTask, channel: Channel) -> bool:
     """Run one pod and answer; False if this process should not be used again."""
-    spec = PodSpec.model_validate(task["spec"])
+    pod = task.spec.pod
 
     def report(share: float, env_steps: int, note: str) -> None:
-        channel.send(kind="progress", pod=spec.pod, share=share, env_steps=env_steps, note=note)
+        channel.send(ProgressMessage(pod, share, env_steps, note))
 
     try:
-        result = run_pod(spec, PodContext.from_task(task, report=report), task["body"])
+        result = run_pod(task.spec, PodContext.from_task(task, report=report), task.body)
     except BaseException as error:
         if isinstance(error, StorageError):
             print(error, file=sys.stderr)  # says all there is to say
         elif not logs.is_structured():  # then the pod's own log has it
             traceback.print_exc(file=sys.stderr)
-        message = describe_failure(error)
-        last = message["reason"] in ("oom", "fenced") or not isinstance(error, Exception)
-        channel.send(**message, pod=spec.pod, last=last)
-        return not last
-    channel.send(kind="done", pod=spec.pod, result=result.model_dump(mode="json"))
+        failure = describe_failure(error, pod)
+        channel.send(failure)
+        return not failure.is_last
+    channel.send(ResultMessage(result))
     return True
 
 

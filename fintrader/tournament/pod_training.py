@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fintrader.agents import Budget, TrainProgress, TrainResult, save_policy
+from fintrader.agents import TrainProgress, TrainResult, save_policy
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.policy import ActorPolicy, PolicyModule
 from fintrader.market.tensors import BarSpan, MarketTensors, Split
 from fintrader.progress import Progress, Task
+from fintrader.records import from_json, to_json
 from fintrader.seeding import seed_everything
 from fintrader.tournament.evaluator import Evaluation, ValidationCurve, copy_to_cpu, evaluate
 from fintrader.tournament.folds import FoldLearners
@@ -37,7 +38,8 @@ from fintrader.tournament.fusion.learners import (
     read_snapshot,
 )
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodResult, PodSpec, TrainedPod
 
 EVALUATE = "fintrader.tournament.pod_training:evaluate_trained"
 LOOKS_FORMAT = "fintrader-looks-1"
@@ -75,7 +77,7 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
             curve.offer((learner.policy, split.validation), progress.fraction, progress.env_steps)
 
     for share in sorted({*spec.rungs, *spec.looks, 1.0}):
-        learned = learner.advance(Budget.model_validate(spec.budget), share, report)
+        learned = learner.advance(spec.budget, share, report)
         if share == 1.0 and context.evaluate_elsewhere and not spec.looks:
             return _store_trained(spec, context, learner.state(), learned, looks.evaluations, share)
         if share not in looks.evaluations:
@@ -93,7 +95,7 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
         learner.take(state)
     trained = _store_trained(spec, context, state, learned, looks.evaluations, chosen)
     result = _store_scored(spec, context, trained, looks.evaluations[chosen], learner.policy, split)
-    return result.model_copy(update={"status": "stopped"}) if stopped else result
+    return replace(result, status="stopped") if stopped else result
 
 
 class Looks:
@@ -112,12 +114,8 @@ class Looks:
         """By share of the budget."""
         if path.exists():
             self.state, header = read_tensors(path, LOOKS_FORMAT)
-            for share, stored in header["evaluations"].items():
-                series = {
-                    name: tuple(stored[name])
-                    for name in ("window_scores", "returns", "active_returns")
-                }
-                self.evaluations[float(share)] = Evaluation(**{**stored, **series})
+            stored = from_json(dict[str, Evaluation], header["evaluations"])
+            self.evaluations = {float(share): found for share, found in stored.items()}
 
     @property
     def best(self) -> float:
@@ -139,7 +137,7 @@ class Looks:
                 name: tensor for name, tensor in state().items() if _INHERITED.search(name)
             }
         if not last:
-            known = {str(at): asdict(one) for at, one in self.evaluations.items()}
+            known = {str(at): to_json(one) for at, one in self.evaluations.items()}
             write_tensors(self.path, self.state, {"format": LOOKS_FORMAT, "evaluations": known})
 
 
@@ -205,7 +203,7 @@ def _evaluate(
     """Score the current policies, with a sign of life every second or so."""
     alive = _EvaluationProgress(context, share, env_steps)
     here = [(copy_to_cpu(policy), window) for policy, window in parts]
-    return evaluate(here, read_env_settings(spec), progress=alive, **spec.evaluation)
+    return evaluate(here, read_env_settings(spec), spec.evaluation, progress=alive)
 
 
 def _store_scored(
@@ -225,7 +223,7 @@ def _store_scored(
         "seed": spec.seed,
         "score": final.score,
         "seen_until": seen_until,
-        **spec.evaluation,
+        **to_json(spec.evaluation),
     }
     bars = BarSpan(split.train.symbols, split.train.span.first, seen_until)
     save_policy(

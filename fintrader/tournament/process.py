@@ -12,10 +12,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from fintrader.files import open_file
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.system import end_with_parent
+from fintrader.tournament.messages import Message, PodTask, RankTask
 
 
 def describe_location(device: str) -> str:
@@ -47,20 +49,21 @@ def spawn(
         )
 
 
-def tell(process: subprocess.Popen[str], message: Mapping[str, Any]) -> None:
-    """Send a spawned process one message."""
+def send_task(process: subprocess.Popen[str], task: PodTask | RankTask) -> None:
+    """Send a spawned process a task."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has just died: its reader will say so
-        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.write(json.dumps(to_json(task)) + "\n")
         process.stdin.flush()
 
 
-def read_messages(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+def read_messages(process: subprocess.Popen[str]) -> Iterator[Message]:
     """Read a spawned process's messages until it ends."""
     assert process.stdout is not None
     for line in process.stdout:
-        with suppress(ValueError):  # half a message: the process was killed in the middle of it
-            yield json.loads(line)
+        # Half a message: the process was killed in the middle of it.
+        with suppress(ValueError, RecordError):
+            yield from_json(Message, json.loads(line))  # type: ignore[arg-type]
 
 
 class Channel:
@@ -82,13 +85,13 @@ class Channel:
         self._lock = threading.Lock()
         self._heard = True
 
-    def send(self, **message: Any) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; dropped when the parent is gone."""
         with self._lock:
             if not self._heard:
                 return
             try:
-                self._stream.write(json.dumps(message) + "\n")
+                self._stream.write(json.dumps(to_json(message)) + "\n")
                 self._stream.flush()
             except BrokenPipeError:
                 self._heard = False

@@ -41,10 +41,10 @@ from fintrader.tournament.launchers.local import LocalLauncher, find_slots
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
+from fintrader.tournament.pod_context import BODY, PodContext
 from fintrader.tournament.recount import has_specs_of
 from fintrader.tournament.schedulers import Replay, Scheduler, make_scheduler
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
-from fintrader.tournament.spec import BODY, PodContext
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, copy_warm_start

@@ -1,79 +1,55 @@
-"""What flows between the parts of a tournament: a pod's spec and result, and the context it works
-in."""
+"""Records of a pod: its spec, its result, and the reasons by which it may fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import Field, ValidationError
-
-from fintrader.config import Settings
+from fintrader import records
+from fintrader.agents.settings import Budget
 from fintrader.errors import TournamentError
 from fintrader.files import find_seal, read_bytes, seal, unseal
-from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror, open_mirror
-from fintrader.tournament.settings import OperationsSettings
+from fintrader.records import JsonValue, RecordError
+from fintrader.tournament.settings import Metric
 
-Message = dict[str, Any]
-"""What processes of a pod send each other: one JSON object."""
-OnMessage = Callable[[int, Message], None]
-"""Takes a rank and its message; the last is of the kind `ended`, with its exit `code` or why it has
-none."""
-
-
-class Host(Protocol):
-    """A machine on which ranks run."""
-
-    address: str
-    """Where the ranks of other machines reach it."""
-
-    def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
-        """Start a rank for each task."""
-
-    def stop(self) -> None:
-        """Kill what is left, and return when it is gone."""
-
-
-BODY = "fintrader.tournament.pod_training:train_and_evaluate"
-WALL_CLOCK = ("started", "finished", "seconds", "device", "location", "attempts")
-"""Fields of a result that no seed can fix."""
 _Lost = Literal["killed", "rank", "node", "drained", "hung", "oom"]
 _Raised = Literal["nan", "disk_full", "storage", "snapshot", "error", "fenced"]
 Reason = Literal["", "stopped_early", _Lost, _Raised]
+Origin = Literal["fresh", "exploit", "survivor"]
+SettingsValues: TypeAlias = Mapping[str, JsonValue]
+"""Complete settings as plain values; whoever uses them knows their model."""
 
 
-class _Record(Settings):
-    """A settings-like record that lives in a sealed JSON file."""
+class _SealedRecord:
+    """Base of records that lie in a sealed JSON file each."""
 
     def to_json(self) -> str:
-        """Equal records give equal bytes."""
-        return seal(self.model_dump(mode="json"), indent=2).decode()
+        """Return the file's text. Equal records give equal texts."""
+        return seal(records.to_json(self), indent=2).decode()
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Raises TournamentError when the file is missing, not as it was written, or of another
-        version."""
+        """Read a file. Raises TournamentError when it is missing, not as it was written, or of
+        another version."""
         mend = (
             f"`fintrader verify {path.parents[2]} --repair` makes again what can be, and sets aside"
             " what cannot"
         )
         try:
-            return cls.model_validate(
-                unseal(read_bytes(path), TournamentError(f"{path} is damaged: {mend}"))
-            )
+            values = unseal(read_bytes(path), TournamentError(f"{path} is damaged: {mend}"))
+            return records.from_json(cls, values)
         except FileNotFoundError:
             raise TournamentError(f"{path} does not exist: {mend}") from None
-        except ValidationError as error:
-            problem = str(error).splitlines()[0]
-            raise TournamentError(f"{path} is of another version ({problem}): {mend}") from None
+        except RecordError as error:
+            raise TournamentError(f"{path} is of another version ({error}): {mend}") from None
         except OSError as error:
             raise TournamentError(f"{path} cannot be read ({error.strerror}): {mend}") from None
 
 
-class StopRule(Settings):
+@dataclass(frozen=True)
+class StopRule:
     """At `share` of the budget, stop when the score lies below `score` (what the peers had at that
     age)."""
 
@@ -81,7 +57,18 @@ class StopRule(Settings):
     score: float
 
 
-class PodSpec(_Record):
+@dataclass(frozen=True)
+class EvaluationTerms:
+    """The score of a pod: a metric, its windows, and the penalty on their spread."""
+
+    metric: Metric = "sharpe"
+    windows: int = 1
+    """Equal parts of the sessions that are scored separately."""
+    spread_penalty: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSpec(_SealedRecord):
     """What to train. A pure function of the root seed, the pod's number and the results seen before
     it."""
 
@@ -89,7 +76,7 @@ class PodSpec(_Record):
     """Identifier, `p0007`."""
     index: int
     seed: int
-    origin: Literal["fresh", "exploit", "survivor"]
+    origin: Origin
     parent: str | None = None
     """Pod whose networks and optimiser it starts from; `run:pod` where that is one of an earlier
     run."""
@@ -99,15 +86,12 @@ class PodSpec(_Record):
     """Results that had been applied to the leaderboard when this spec was made."""
     generation: int = 0
     """Generation (generational scheduler), else distance from the founders."""
-    agent: dict[str, Any]
-    """Settings of the agent, complete."""
-    hyper: dict[str, Any] = Field(default_factory=dict)
-    """The searched settings among them, by dotted name."""
-    env: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the environment, complete."""
-    budget: dict[str, Any]
-    evaluation: dict[str, Any] = Field(default_factory=dict)
-    """Metric, windows and penalty of the evaluator."""
+    agent: SettingsValues
+    hyper: SettingsValues = field(default_factory=dict)
+    """The searched settings of the agent, by dotted name."""
+    env: SettingsValues = field(default_factory=dict)
+    budget: Budget
+    evaluation: EvaluationTerms = EvaluationTerms()
     stops: tuple[StopRule, ...] = ()
     """Successive halving; empty unless asked for."""
     rungs: tuple[float, ...] = ()
@@ -135,7 +119,8 @@ class PodSpec(_Record):
         return find_seal(self.to_json().encode())
 
 
-class PodResult(_Record):
+@dataclass(frozen=True, kw_only=True)
+class PodResult(_SealedRecord):
     """What came out of a pod. The body fills in what it learned, the shell (`pod`) the rest.
     Written once, last."""
 
@@ -150,13 +135,13 @@ class PodResult(_Record):
     score: float | None = None
     """What the leaderboard sorts by; None ranks last."""
     window_scores: tuple[float | None, ...] = ()
-    rung_scores: dict[str, float | None] = Field(default_factory=dict)
+    rung_scores: dict[str, float | None] = field(default_factory=dict)
     """Score on the way, by share of the budget."""
     looks: int = 1
     """Times that the validation window was looked at to choose what the pod publishes."""
     chosen_at: float = 1.0
     """Share of the budget after which what it publishes was learned."""
-    metrics: dict[str, float | None] = Field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     """All of the validation window's metrics."""
     returns: tuple[float, ...] = ()
     """Daily returns on the validation window, or out of fold."""
@@ -180,12 +165,15 @@ class PodResult(_Record):
     """Where it was trained: `process.describe_location`."""
     attempts: int = 1
 
-    def select_reproducible(self) -> dict[str, Any]:
-        """All that must be equal between two runs of one spec: everything but times and
-        machines."""
-        return self.model_dump(mode="json", exclude=set(WALL_CLOCK))
+    @property
+    def reproducible(self) -> PodResult:
+        """The result without its times and machines, which no seed can fix."""
+        return replace(
+            self, started=0.0, finished=0.0, seconds=0.0, device="", location="", attempts=1
+        )
 
 
+@dataclass(frozen=True, kw_only=True)
 class TrainedPod(PodResult):
     """A pod that is trained and stored but has no score yet: an evaluator elsewhere completes
     it."""
@@ -193,62 +181,10 @@ class TrainedPod(PodResult):
     evaluate: str
     """`package.module:function` that does so; it takes the spec, a context and this."""
 
-    def add_evaluation(self, **fields: Any) -> PodResult:
-        """The result, with what the evaluation came to."""
-        return PodResult.model_validate({**self.model_dump(exclude={"evaluate"}), **fields})
-
-
-WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_seconds=0.0)
-"""Operations of a pod that runs in its caller's process."""
-
-
-@dataclass
-class PodContext:
-    """What a body needs besides its spec: where things lie, and how to give a sign of life."""
-
-    run: RunFolder
-    market: Path
-    mirror: Mirror | None = None
-    """The run's side in an object store, if it has one."""
-    device: str = "cpu"
-    """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
-    token: int | None = None
-    """The orchestrator's fencing token; once the run has gone elsewhere, its pods publish
-    nothing."""
-    attempt: int = 1
-    report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
-    """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for
-    hung."""
-    folder: Path = Path()
-    hosts: Sequence[Host] = ()
-    """The machines of a pod that spans several, this one first; the devices are then theirs, one
-    after another."""
-    operations: OperationsSettings = WITHOUT_WAITING
-    slot: str = ""
-    """Where its launcher put it."""
-    evaluate_elsewhere: bool = False
-    """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
-
-    def build_task(self, spec: PodSpec, **more: Any) -> Message:
-        """What another process is sent to work on a pod, as plain JSON; `from_task` reads it."""
-        return {
-            "spec": spec.model_dump(mode="json"),
-            "run": str(self.run.root.resolve()),
-            "market": str(self.market),
-            "mirror": None if self.mirror is None else self.mirror.address,
-            "token": self.token,
-            "operations": self.operations.model_dump(mode="json"),
-            **more,
-        }
-
-    @classmethod
-    def from_task(cls, task: Message, **more: Any) -> Self:
-        """The context in the process that was sent `task`."""
-        run = Path(task["run"])
-        given = ("device", "token", "attempt", "slot")
-        more |= {name: task[name] for name in given if name in task}
-        more["operations"] = OperationsSettings(**task["operations"])
-        return cls(RunFolder(run), Path(task["market"]), open_mirror(run, task["mirror"]), **more)
+    def add_evaluation(self, **scored: Any) -> PodResult:
+        """Complete the result with the fields that an evaluation makes."""
+        trained = {one.name: getattr(self, one.name) for one in fields(PodResult)}
+        return PodResult(**{**trained, **scored})
 
 
 class Fenced(TournamentError):
@@ -272,8 +208,3 @@ class RankLost(TournamentError):
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-
-
-Body = Callable[[PodSpec, PodContext], PodResult]
-"""What trains a pod. It stores snapshot and policy, and returns what it learned: a result, or a
-`TrainedPod`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 
@@ -213,11 +213,11 @@ def compare(one: RunFolder, other: RunFolder) -> list[str]:
         a = specs_a[pod]
         b = specs_b[pod]
         if a != b:
-            fields = [name for name in PodSpec.model_fields if getattr(a, name) != getattr(b, name)]
-            differences.append(f"{pod}: spec ({', '.join(fields)})")
+            names = [one.name for one in fields(a) if getattr(a, one.name) != getattr(b, one.name)]
+            differences.append(f"{pod}: spec ({', '.join(names)})")
         left = results_a.get(pod)
         right = results_b.get(pod)
-        if (left and left.select_reproducible()) != (right and right.select_reproducible()):
+        if (left and left.reproducible) != (right and right.reproducible):
             differences.append(f"{pod}: result")
     if canonical(one.leaderboard) != canonical(other.leaderboard):
         differences.append("leaderboard")

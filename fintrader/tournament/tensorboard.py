@@ -110,7 +110,7 @@ def _list_pod_scalars(
                 yield f"training/{name}", value, int(record.get("env_steps", 0)), wall
     if result is None:
         return
-    budget = float(spec.budget.get("env_steps") or result.env_steps)
+    budget = float(spec.budget.env_steps or result.env_steps)
     for share, score in sorted(result.rung_scores.items()):
         if score is not None:
             yield "validation/score", score, int(budget * float(share)), result.finished

@@ -12,7 +12,7 @@ The earlier run must not have seen, in training or selection, any bar of the new
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from fintrader.envs.observation import ObservationLayout, layout_from_json, num_
 from fintrader.errors import CheckpointError, ConfigError, TournamentError
 from fintrader.files import read_json, write_json
 from fintrader.market.tensors import MarketTensors
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.folds import WHOLE
@@ -40,7 +41,7 @@ from fintrader.tournament.generator import find_value, has_value, set_value
 from fintrader.tournament.leaderboard import FinishedPod
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.spec import SettingsValues
 from fintrader.tournament.store import RunStore
 
 FILE = "inherited.json"
@@ -75,14 +76,8 @@ class WarmStart:
         if not path.is_file():
             return None
         try:
-            values = read_json(path)
-            pairs = values.pop("entries")
-            entries = (
-                FinishedPod(PodSpec.model_validate(one), PodResult.model_validate(two))
-                for one, two in pairs
-            )
-            return cls(**values, entries=tuple(entries))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return from_json(cls, read_json(path))
+        except RecordError as error:
             raise TournamentError(
                 f"{path} is damaged ({error}); delete it and run the same command again, with the"
                 " earlier run at hand"
@@ -90,11 +85,7 @@ class WarmStart:
 
     def write(self, folder: RunFolder) -> None:
         """Store it atomically."""
-        pairs = [
-            [one.spec.model_dump(mode="json"), one.result.model_dump(mode="json")]
-            for one in self.entries
-        ]
-        write_json(folder.root / FILE, {**vars(self), "entries": pairs})
+        write_json(folder.root / FILE, to_json(self))
 
 
 @dataclass(frozen=True)
@@ -203,11 +194,8 @@ def _take_over(
         seen.append(int(header["meta"][_SEEN]))
         policies[pod] = str(entry.result.policy)
         snapshot = store.put(save(dict(sorted(state.items()))))
-        spec = entry.spec.model_copy(
-            update={"pod": f"{folder.label}:{pod}", "agent": agent, "folds": 0}
-        )
-        result = entry.result.model_copy(update={"snapshot": snapshot})
-        entries.append(FinishedPod(spec, result))
+        spec = replace(entry.spec, pod=f"{folder.label}:{pod}", agent=agent, folds=0)
+        entries.append(FinishedPod(spec, replace(entry.result, snapshot=snapshot)))
     if not entries:
         raise TournamentError(f"{address}: none of its pods can start one here; {problems[0]}")
     first = int(split.test.minutes[0])
@@ -229,7 +217,7 @@ def _transfer_pod(
     heirs: WarmStartTarget,
     layout: Any,
     here: MarketIdentity,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[SettingsValues, dict[str, Tensor]]:
     """Transfer a pod's settings, networks, optimiser and statistics to this run's market.
 
     Settings are this run's, except those that both runs searched. Raises CheckpointError or
@@ -270,7 +258,7 @@ def _transfer_pod(
     raise TournamentError(problem)
 
 
-def _merge_settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSettings) -> Any:
+def _merge_settings(base: Settings, theirs: SettingsValues, settings: TournamentSettings) -> Any:
     """Merge this run's settings with the values that the earlier search found for the same
     names."""
     values = base.model_dump(mode="json")

@@ -241,7 +241,7 @@ def everything(run: RunFolder) -> Any:
         assert result.snapshot is not None
         assert store.has_snapshot(result.snapshot), f"{spec.pod}: half a snapshot"
         assert result.spec == spec.digest
-    results = {pod: result.select_reproducible() for pod, result in store.read_results().items()}
+    results = {pod: result.reproducible for pod, result in store.read_results().items()}
     return canonical(run.leaderboard), results, (run.ensemble / "policy.safetensors").read_bytes()
 
 

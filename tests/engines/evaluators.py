@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fintrader.records import from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.pod import begin_pod, evaluate_pod, find_reason
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodResult, PodSpec, TrainedPod
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.thread_launcher import ThreadLauncher
@@ -105,9 +107,8 @@ def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
         evaluate_elsewhere=True,
     )
     try:
-        evaluate_pod(
-            PodSpec.model_validate(task["spec"]), context, TrainedPod.model_validate(task["draft"])
-        )
+        spec = from_json(PodSpec, task["spec"])
+        evaluate_pod(spec, context, from_json(TrainedPod, task["draft"]))
     except BaseException as error:
         write(said, json.dumps([find_reason(error), f"{type(error).__name__}: {error}"]).encode())
         return 1
@@ -143,8 +144,8 @@ class ApartLauncher(ThreadLauncher):
             run=str(self.run.root),
             market=str(self.market),
             token=self.token,
-            spec=spec.model_dump(mode="json"),
-            draft=outcome.model_dump(mode="json"),
+            spec=to_json(spec),
+            draft=to_json(outcome),
         )
         if ended["failure"] is not None:
             raise PodFailure(*ended["failure"])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fintrader.agents.settings import Budget
 from fintrader.backtesting import simulate, simulate_all_baselines, write_backtest
 from fintrader.backtesting.baselines import benchmark
 from fintrader.backtesting.explain import OWN
@@ -273,7 +274,7 @@ def _spec(index: int, rate: float, parent: PodSpec | None, **more: Any) -> PodSp
     if parent:
         more |= {"origin": "exploit", "parent": parent.pod, "generation": parent.generation + 1}
     agent = {"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]}
-    budget = {"env_steps": 20_000, "seconds": None}
+    budget = Budget(env_steps=20_000)
     return stubs.spec(index, agent=agent, hyper={"learning_rate": rate}, budget=budget, **more)
 
 

@@ -9,7 +9,8 @@ import time
 from fintrader.errors import TrainingError
 from fintrader.files import write_bytes
 from fintrader.runs import RunFolder
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
 
 

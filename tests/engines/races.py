@@ -11,10 +11,11 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.run_tournament import TournamentResult, run_tournament
 from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
 from tests.factories import make_market
 

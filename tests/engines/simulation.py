@@ -37,9 +37,10 @@ from fintrader.tournament.lease import Lease
 from fintrader.tournament.mirrored_store import MirroredStore
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.pod import find_reason, run_pod
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.schedulers import Asynchronous
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
 
 STEPS = 20_000

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from fintrader.agents.settings import Budget
 from fintrader.config import Settings
 from fintrader.errors import TrainingError
 from fintrader.files import write_bytes, write_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodResult, PodSpec, TrainedPod
 
 if TYPE_CHECKING:  # keeps torch out of the stub pods' processes
     from fintrader.tournament.settings import TournamentSettings
@@ -45,7 +47,7 @@ def spec(index: int, **changes: Any) -> PodSpec:
     """The pod of that number; whatever a test does not care for is given."""
     usual = {"pod": f"p{index:04d}", "index": index, "seed": index, "origin": "fresh"}
     return PodSpec(
-        **{**usual, "agent": StubAgent().model_dump(), "budget": {"env_steps": 100}, **changes}
+        **{**usual, "agent": StubAgent().model_dump(), "budget": Budget(env_steps=100), **changes}
     )
 
 
@@ -143,15 +145,16 @@ def _linger(seconds: float) -> None:
     """Have the Ray task of this pod go on for a while after its last message."""
     from fintrader.tournament.launchers.ray import tasks as task
 
-    class Slow(tuple[str, ...]):
-        def __contains__(self, kind: object) -> bool:
-            if not super().__contains__(kind):
-                return False
-            task.LAST_MESSAGES = tuple(self)
-            time.sleep(seconds)
-            return True
+    is_last = task.is_last
 
-    task.LAST_MESSAGES = Slow(task.LAST_MESSAGES)  # type: ignore[assignment]
+    def linger(message: Any) -> bool:
+        if not is_last(message):
+            return False
+        task.is_last = is_last
+        time.sleep(seconds)
+        return True
+
+    task.is_last = linger
 
 
 def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:

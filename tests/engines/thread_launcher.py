@@ -8,8 +8,9 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.launchers import PodFailure, PodProgress
 from fintrader.tournament.pod import find_reason, run_pod
+from fintrader.tournament.pod_context import WITHOUT_WAITING, Body, PodContext
 from fintrader.tournament.settings import OperationsSettings
-from fintrader.tournament.spec import WITHOUT_WAITING, Body, PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec
 
 
 class ThreadLauncher:

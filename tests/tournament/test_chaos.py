@@ -169,7 +169,7 @@ def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path):
     """A pod that an earlier orchestrator started is one of the next one's: the first to come to
     something stands."""
     from fintrader.tournament.pod import run_pod
-    from fintrader.tournament.spec import PodContext
+    from fintrader.tournament.pod_context import PodContext
 
     run = RunFolder(tmp_path / "run")
     with lease.acquire(run, None) as old:

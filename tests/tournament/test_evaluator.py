@@ -10,6 +10,7 @@ from fintrader.files import read_jsonl
 from fintrader.progress import SILENT
 from fintrader.tournament import evaluator
 from fintrader.tournament.evaluator import ValidationCurve, evaluate
+from fintrader.tournament.spec import EvaluationTerms
 from tests.factories import make_market
 
 ENV = EnvSettings(benchmark="equal_weight", cost_bps=10.0)
@@ -35,7 +36,7 @@ def test_the_benchmark_is_traded_once_and_stands_beside_every_score(windows, mon
         for one in (simulate(cautious, market, ENV), benchmark_portfolio(market, ENV))
     )
     found = {
-        metric: evaluate([(cautious, market)], ENV, metric=metric, windows=windows)
+        metric: evaluate([(cautious, market)], ENV, EvaluationTerms(metric, windows))
         for metric in ("information_ratio", "sharpe")
     }
     assert len(traded) == 1
@@ -63,7 +64,9 @@ def test_blocks_are_scored_as_one_series_and_who_holds_the_benchmark_scores_noth
     def nothing(obs):
         return torch.zeros(len(obs), 3)
 
-    held = evaluate([(nothing, block) for block in blocks], env, metric="information_ratio")
+    held = evaluate(
+        [(nothing, block) for block in blocks], env, EvaluationTerms("information_ratio")
+    )
     assert held.score == held.benchmark_score == 0.0
     assert held.active_returns == (0.0,) * 10
     mixed = evaluate([(cautious, blocks[0]), (nothing, blocks[1])], env)
@@ -79,7 +82,7 @@ def test_active_utility_has_the_environments_risk_aversion():
     scores = {}
     for aversion in (0.0, 10.0):
         env = ENV.model_copy(update={"benchmark": "equal_weight", "risk_aversion": aversion})
-        found = evaluate([(cautious, market)], env, metric="active_utility")
+        found = evaluate([(cautious, market)], env, EvaluationTerms("active_utility"))
         assert found.benchmark_score == 0.0
         scores[aversion] = found.score
         days = np.array(found.active_returns)
@@ -97,7 +100,7 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
         return SILENT
 
     def curve():
-        made = ValidationCurve(tmp_path, ENV, {"metric": "return"}, alive)
+        made = ValidationCurve(tmp_path, ENV, EvaluationTerms("return"), alive)
         made.TIME = 1.0  # no look has to wait for time to pass
         return made
 
@@ -113,8 +116,8 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
         killed.offer((policy, market), percent / 100, 10 * percent)
     killed.offer((policy, market), 0.3, 300, fold=1)
     assert asked == [(0.13, 130), (0.26, 260), (0.4, 400), (0.3, 300)]
-    killed.add(evaluate([(policy, market)], ENV, metric="return"), 1.0, 1000)
-    killed.add(evaluate([(policy, market)], ENV, metric="return"), 1.0, 1000)
+    killed.add(evaluate([(policy, market)], ENV, EvaluationTerms("return")), 1.0, 1000)
+    killed.add(evaluate([(policy, market)], ENV, EvaluationTerms("return")), 1.0, 1000)
     rows = read_jsonl(tmp_path / "validation.jsonl")
     assert rows.pop(2)["share"] == [0.375]
     assert [(row["share"], row["fold"]) for row in rows] == [
@@ -128,7 +131,7 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
 
 
 def test_a_fold_too_short_for_its_metric_has_no_curve_and_stops_nobody(tmp_path):
-    curve = ValidationCurve(tmp_path, ENV, {"metric": "calmar"}, lambda *_: SILENT)
+    curve = ValidationCurve(tmp_path, ENV, EvaluationTerms("calmar"), lambda *_: SILENT)
     for share in (0.2, 0.9):
         curve.offer((_Idle(), make_market(100, 3, session_bars=10)), share, 1, fold=0)
     assert read_jsonl(tmp_path / "validation.jsonl") == []

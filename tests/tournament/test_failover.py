@@ -20,9 +20,10 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.settings import OperationsSettings
-from fintrader.tournament.spec import Fenced, PodContext
+from fintrader.tournament.spec import Fenced
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, everything, fork

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,10 +35,13 @@ from fintrader.tournament.fusion.coordinator import (
 from fintrader.tournament.fusion.learners import average, build_maker, locate_replica, read_round
 from fintrader.tournament.launchers.local import list_cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
+from fintrader.tournament.messages import EndMessage, PodTask
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import find_reason, run_pod
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.spec import PodContext, RankLost
+from fintrader.tournament.settings import OperationsSettings
+from fintrader.tournament.spec import RankLost
 from fintrader.tournament.store import RunStore
 from tests.engines.chaos import events_of
 from tests.engines.killing import dies_at
@@ -160,12 +164,8 @@ def test_who_ended_a_rank_is_told_apart(tmp_path, codes, reason, said):
 
         def start(self, tasks, on_message):
             for task, code in zip(tasks, codes, strict=True):
-                lost = (
-                    {"reason": "rank", "detail": "its node died"}
-                    if code is None
-                    else {"log": "log"}
-                )
-                on_message(task["rank"], {"kind": "ended", "code": code, **lost})
+                lost = {"reason": "rank", "detail": "its node died"} if code is None else {}
+                on_message(task.rank, EndMessage(code, "log", **lost))
 
         def stop(self): ...
 
@@ -204,7 +204,7 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path):
     spec = stored.read_spec("p0000")
     assert found.attempts == 2
     alone = run_pod(spec, PodContext(RunFolder(tmp_path / "alone"), market_file(tmp_path)))
-    assert found.select_reproducible() == alone.select_reproducible()
+    assert found.reproducible == alone.reproducible
 
 
 MANY_ROUNDS = 24
@@ -253,7 +253,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "find_address", lambda: LOOPBACK)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     url = f"file://{tmp_path}/store/run"
-    spec = fused_spec().model_copy(update={"data_hash": "digest"})
+    spec = replace(fused_spec(), data_hash="digest")
     here = RunFolder(tmp_path / "run")
     mirror = attach(here.root, url)
     alone, _ = train_pod(tmp_path / "alone", spec)
@@ -263,9 +263,9 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path, monkeypatch):
 
         def start(self, ranks, on_message):
             def carry():
-                for message in nodes.serve_ranks(task, ranks):
-                    if "rank" in message:
-                        on_message(message.pop("rank"), message)
+                for news in nodes.serve_ranks(task, ranks):
+                    if isinstance(news, tuple):
+                        on_message(*news)
 
             self.thread = threading.Thread(target=carry, daemon=True)
             self.thread.start()
@@ -275,13 +275,15 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path, monkeypatch):
 
     with hold(ObjectStore(url)) as lease:
         open_store(here, mirror).keep_market("digest", market_file(tmp_path))
-        task = {
-            "spec": spec.model_dump(mode="json"),
-            "run": "/nowhere/run",
-            "market": "/nowhere/market.safetensors",
-            "mirror": mirror.address,
-            "token": lease.token,
-        }
+        task = PodTask(
+            spec=spec,
+            run="/nowhere/run",
+            market="/nowhere/market.safetensors",
+            mirror=mirror.address,
+            token=lease.token,
+            operations=OperationsSettings(),
+            body="",
+        )
         context = PodContext(here, market_file(tmp_path), mirror=mirror, device="cpu/cpu")
         context.hosts = [LocalHost(), Elsewhere()]
         context.folder = here.pod(spec.pod)
@@ -333,7 +335,7 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path):
     context.folder.mkdir(parents=True)
     learner = ranks.ProcessFusion(spec, context, devices, build_maker(spec, context))
     try:
-        learner.advance(Budget.model_validate(spec.budget), 1.0, lambda progress: None)
+        learner.advance(spec.budget, 1.0, lambda progress: None)
     finally:
         learner.close()
     fused = learner.state()

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
@@ -19,11 +20,13 @@ from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, find_mirror, open_working_copy
 from fintrader.storage.objects import ObjectStore
+from fintrader.tournament.messages import FailureMessage, PodTask, ResultMessage
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.repair import repair
 from fintrader.tournament.settings import OperationsSettings
-from fintrader.tournament.spec import Fenced, PodContext
+from fintrader.tournament.spec import Fenced
 from fintrader.tournament.status import compare, make_index, read_status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
@@ -210,7 +213,7 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path, run, url, race)
     )
     race("run", pods=2)
     told = [event["event"] for event in read_jsonl(run.events)]
-    spec = RunStore(run).read_spec("p0000").model_copy(update={"pod": "p0002", "index": 2})
+    spec = replace(RunStore(run).read_spec("p0000"), pod="p0002", index=2)
     elsewhere = RunFolder(tmp_path / "elsewhere" / "run")
     attach(elsewhere.root, url)
     with pytest.raises(Fenced):  # its machine is not the one that drives the run now
@@ -334,30 +337,25 @@ def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch
     attach(tmp_path / "run", url)
     run = RunFolder(tmp_path / "run" / "null_model")
     race("run/null_model", pods=3)
-    spec = RunStore(run).read_spec("p0002").model_copy(update={"pod": "p0003", "index": 3})
-    task = {
-        "spec": spec.model_dump(mode="json"),
-        "run": str(tmp_path / "another" / "machine"),
-        "market": str(tmp_path / "another" / "market.safetensors"),
-        "device": "cpu",
-        "token": leases.find_newest_token(ObjectStore(url)),
-        "attempt": 1,
-        "body": "tests.engines.stubs:body",
-        "evaluate_elsewhere": False,
-        "trained": None,
-        "inside": "null_model/",
-        "operations": OperationsSettings(store_seconds=60.0).model_dump(),
-    }
+    task = PodTask(
+        spec=replace(RunStore(run).read_spec("p0002"), pod="p0003", index=3),
+        run=str(tmp_path / "another" / "machine"),
+        market=str(tmp_path / "another" / "market.safetensors"),
+        mirror=None,
+        token=leases.find_newest_token(ObjectStore(url)),
+        body="tests.engines.stubs:body",
+        operations=OperationsSettings(store_seconds=60.0),
+    )
     said = queue.SimpleQueue()
-    node._run_pod({**task, "mirror": None}, said)
+    node._run_pod(task, said)
     word = said.get()
-    assert word["kind"] == "failed"
-    assert "or the run in a store" in word["detail"]
-    node._run_pod({**task, "mirror": {"url": url, "inside": "null_model/"}}, said)
+    assert isinstance(word, FailureMessage)
+    assert "or the run in a store" in word.detail
+    node._run_pod(replace(task, mirror={"url": url, "inside": "null_model/"}), said)
     words = [said.get() for _ in range(said.qsize())]
-    assert words[-1]["kind"] == "done", words[-1]
+    assert isinstance(words[-1], ResultMessage), words[-1]
     assert open_store(run, find_mirror(run.root)).has_result("p0003")
-    assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
+    assert RunStore(run).read_result("p0003").score == words[-1].result.score
 
 
 def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path, run, url, race):

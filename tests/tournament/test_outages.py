@@ -14,7 +14,7 @@ from fintrader.storage.objects import ObjectStore
 from fintrader.storage.outages import allow_outages
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.spec import PodContext
+from fintrader.tournament.pod_context import PodContext
 from tests.engines import emptied, outages, stubs
 from tests.engines.chaos import events_of, everything
 

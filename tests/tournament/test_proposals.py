@@ -1,6 +1,7 @@
 """Tree-structured Parzen estimates of where to try next."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_children_do_not_count():
     generator = breeder(search=SEARCH, proposals="tpe")
     board = Leaderboard(16)
     for index in range(12):
-        spec = generator.draw_fresh(index, Leaderboard(16)).model_copy(update={"origin": "exploit"})
+        spec = replace(generator.draw_fresh(index, Leaderboard(16)), origin="exploit")
         submit(
             board,
             FinishedPod(

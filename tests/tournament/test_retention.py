@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -188,7 +189,7 @@ def test_what_others_have_too_stays(race):
     def twins(spec, context):
         learned = stubs.body(spec, context)
         same = open_store(context.run, context.mirror).put(b"snapshot of all")
-        return learned.model_copy(update={"snapshot": same})
+        return replace(learned, snapshot=same)
 
     run = race("a", keep="leaders", body=twins, **MANY).folder
     store = RunStore(run)

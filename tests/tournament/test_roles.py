@@ -1,6 +1,7 @@
 import math
 import socket
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,11 @@ from fintrader.tournament.evaluator import LEAST_TRACKING_ERROR, check_windows, 
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.process import describe_location
 from fintrader.tournament.schedulers import Generational
 from fintrader.tournament.settings import Range, TournamentSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.updater import submit
 from tests.engines import stubs
 from tests.engines.races import settings
@@ -304,7 +306,7 @@ def test_at_most_half_of_an_ensemble_has_one_founder():
         [(9, None), (8, 0), (7, 1), (6, None), (5, 3), (-9, None)]
     ):
         one = entry(index, float(value))
-        spec = one.spec.model_copy(update={"parent": None if parent is None else f"p{parent:04d}"})
+        spec = replace(one.spec, parent=None if parent is None else f"p{parent:04d}")
         submit(board, FinishedPod(spec, one.result))
     assert [board.find_founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + [
         "p0005"
@@ -405,7 +407,7 @@ def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path, monkeyp
     result = run_pod(spec, PodContext(run, tmp_path, device="cuda:0"), stubs.body)
     assert result.location == f"{socket.gethostname()} cuda:0 (GPU 3)"
     assert describe_location("cpu") == f"{socket.gethostname()} cpu"
-    assert "place" not in result.select_reproducible()
+    assert result.reproducible.location == ""
 
 
 @pytest.mark.parametrize(

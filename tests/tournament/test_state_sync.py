@@ -16,8 +16,8 @@ from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.settings import OperationsSettings
-from fintrader.tournament.spec import PodContext
 from fintrader.tournament.state_sync import TrainingState
 from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
@@ -94,7 +94,7 @@ def test_another_machine_goes_on_in_the_middle(tmp_path, kind, changes, state, m
         )
         assert begin < 0.1
         assert told[0][0] > 0.5  # it did not start over
-        assert result.select_reproducible() == undisturbed.select_reproducible()
+        assert result.reproducible == undisturbed.reproducible
         assert open_store(second, find_mirror(second.root)).get(str(result.snapshot))
         records = read_jsonl(
             second.pod(spec.pod) / state.replace("state.safetensors", "metrics.jsonl")

@@ -12,13 +12,14 @@ cluster reach each other.
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +29,20 @@ import torch
 from fintrader.agents import Budget, TrainProgress
 from fintrader.system import KILL, SENT_BY_OTHERS, count_oom_kills, find_interface
 from fintrader.tournament.fusion.learners import Maker, State, ThreadFusion
-from fintrader.tournament.process import read_messages, spawn, tell
-from fintrader.tournament.spec import (
+from fintrader.tournament.messages import (
+    EndMessage,
+    FailureMessage,
     Host,
     Message,
     OnMessage,
-    PodContext,
-    PodSpec,
-    RankLost,
-    Reason,
+    RankMessage,
+    RankProgressMessage,
+    RankTask,
+    RoundMessage,
 )
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.process import read_messages, send_task, spawn
+from fintrader.tournament.spec import PodSpec, RankLost, Reason
 
 GRACE_SECONDS = 2.0
 """Seconds to collect further messages after the first failure, since the first rank to report one
@@ -76,7 +81,7 @@ class LocalHost:
         self.address = address
         self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
+    def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
         interface = find_interface(self.address)
         bound = {
             f"{library}_SOCKET_IFNAME": interface
@@ -85,11 +90,11 @@ class LocalHost:
         }
         variables = {name: value for name, value in bound.items() if name not in os.environ}
         for task in tasks:
-            log = Path(task["folder"]) / f"rank-{task['rank']}.log"
+            log = Path(task.folder) / f"rank-{task.rank}.log"
             process = spawn("fintrader.tournament.fusion.worker", log=log, variables=variables)
             self._processes.append(process)
-            tell(process, task)
-            watched = (process, task["rank"], str(log), on_message)
+            send_task(process, task)
+            watched = (process, task.rank, str(log), on_message)
             threading.Thread(target=self._read, args=watched, daemon=True).start()
 
     def _read(
@@ -97,7 +102,7 @@ class LocalHost:
     ) -> None:
         for message in read_messages(process):
             on_message(rank, message)
-        on_message(rank, {"kind": "ended", "code": process.wait(), "log": log})
+        on_message(rank, EndMessage(process.wait(), log))
 
     def stop(self) -> None:
         for process in self._processes:
@@ -124,7 +129,7 @@ class RankGroup:
 
         self.ranks = list(ranks)
         self.hosts = hosts
-        self.inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         listener = socket.create_server(
             (hosts[0].address, 0), backlog=128
         )  # torch itself would listen everywhere
@@ -138,13 +143,18 @@ class RankGroup:
         )
         self._orders = 0
         self._oom_kills = count_oom_kills()
-        meeting = {
-            "rendezvous": f"{hosts[0].address}:{port}",
-            "backend": backend,
-            "patience": PATIENCE_SECONDS,
-        }
-        common = context.build_task(spec, folder=str(context.folder), world=len(ranks), **meeting)
-        tasks = [{**common, "rank": rank, "device": at.device} for rank, at in enumerate(ranks)]
+        tasks = [
+            RankTask(
+                pod=context.build_task(spec, device=at.device),
+                folder=str(context.folder),
+                rank=rank,
+                world=len(ranks),
+                rendezvous=f"{hosts[0].address}:{port}",
+                backend=backend,
+                patience_seconds=PATIENCE_SECONDS,
+            )
+            for rank, at in enumerate(ranks)
+        ]
         for number, host in enumerate(hosts):
             mine = [task for task, at in zip(tasks, ranks, strict=True) if at.host == number]
             if mine:
@@ -155,51 +165,52 @@ class RankGroup:
         self.store.set(f"order-{self._orders}", str(rounds))
         self._orders += 1
 
-    def receive(self) -> tuple[int, Message]:
+    def receive(self) -> RankMessage:
         """Return the next message of a rank. Raises RankLost for the first that fails or ends."""
         rank, message = self.inbox.get()
-        if message["kind"] not in ("failed", "ended"):
+        if not isinstance(message, FailureMessage | EndMessage):
             return rank, message
         raise self._find_first_failure(rank, message)
 
-    def _find_first_failure(self, rank: int, message: Message) -> RankLost:
+    def _find_first_failure(self, rank: int, first: Message) -> RankLost:
         """Find the rank that failed first: others that lost it may report before it."""
-        failed: dict[int, Message] = {}
-        ended: dict[int, Message] = {}
-        kinds = {"failed": failed, "ended": ended}
-        kinds[message["kind"]][rank] = message
+        failed: dict[int, FailureMessage] = {}
+        ended: dict[int, EndMessage] = {}
         deadline = time.monotonic() + GRACE_SECONDS
-        while len(ended) < len(self.ranks) and time.monotonic() < deadline:
-            with suppress(queue.Empty):
-                other, message = self.inbox.get(timeout=0.05)
-                if message["kind"] in kinds:
-                    kinds[message["kind"]].setdefault(other, message)
+        for other, message in itertools.chain([(rank, first)], self._list_until(deadline)):
+            if isinstance(message, FailureMessage):
+                failed.setdefault(other, message)
+            elif isinstance(message, EndMessage):
+                ended.setdefault(other, message)
+            if len(ended) == len(self.ranks):
+                break
         self.stop()
+        codes = {number: ended[number].code for number in sorted(ended)}
         killed = [
-            (number, -one["code"])
-            for number, one in sorted(ended.items())
-            if (one["code"] or 0) < 0
+            (number, -code) for number, code in codes.items() if code is not None and code < 0
         ]
         if killed:
-            number, by = min(
-                killed, key=lambda one: one[1] in SENT_BY_OTHERS
-            )  # who fell by itself took the others
+            # A rank that fell by itself took the others with it.
+            number, by = min(killed, key=lambda one: one[1] in SENT_BY_OTHERS)
             return self._build_loss(number, self._explain_signal(by), f"killed by signal {by}")
-        reasons = [(number, one) for number, one in sorted(ended.items()) if one["code"] is None]
-        reasons += sorted(failed.items())
-        if reasons:  # those who only lost the others come last
-            number, one = min(
-                reasons,
-                key=lambda item: item[1]["reason"] == "rank" and item[1]["kind"] == "failed",
-            )
-            gone = (
-                one["kind"] == "ended" and one["reason"] == "rank"
-            )  # its machine, or the process above it
-            return self._build_loss(number, "node" if gone else one["reason"], one["detail"])
-        number, one = min(ended.items())
+        for number, code in codes.items():
+            if code is None:  # lost with its machine, or with the process above it
+                reason = ended[number].reason
+                lost: Reason = "node" if reason == "rank" else reason
+                return self._build_loss(number, lost, ended[number].detail)
+        if failed:  # those that only lost the others come last
+            number = min(sorted(failed), key=lambda one: failed[one].reason == "rank")
+            return self._build_loss(number, failed[number].reason, failed[number].detail)
+        number = min(ended)
         return self._build_loss(
-            number, "rank", f"exited with status {one['code']}; see {one['log']}"
+            number, "rank", f"exited with status {codes[number]}; see {ended[number].log}"
         )
+
+    def _list_until(self, deadline: float) -> Iterator[RankMessage]:
+        """List the messages that arrive until then (monotonic seconds)."""
+        while time.monotonic() < deadline:
+            with suppress(queue.Empty):
+                yield self.inbox.get(timeout=0.05)
 
     def _explain_signal(self, by: int) -> Reason:
         """Translate a signal to a reason: a rank that was ended from outside is retried without
@@ -269,13 +280,13 @@ class ProcessFusion(ThreadFusion):
         at = [(0.0, 0)] * len(self.ranks)
         while self.done < due:
             rank, message = self._group.receive()
-            if message["kind"] == "round" and rank == 0:
+            if isinstance(message, RoundMessage) and rank == 0:
                 self.take_finished_rounds()
-            elif message["kind"] == "progress":
-                at[rank] = message["fraction"], message["env_steps"]
-                slowest = min(fraction for fraction, _ in at)
+            elif isinstance(message, RankProgressMessage):
+                at[rank] = message.share, message.env_steps
+                slowest = min(share for share, _ in at)
                 steps = sum(one.env_steps for one in self.totals) + sum(steps for _, steps in at)
-                rate = message["rate"] * len(self.ranks)
+                rate = message.steps_per_second * len(self.ranks)
                 report(
                     TrainProgress(
                         max(slowest, self.done / self.rounds), steps, self.done, 0.0, rate, {}

@@ -45,7 +45,8 @@ from fintrader.files import remove
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.seeding import derive
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.spec import PodContext, PodSpec
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodSpec
 
 CPU = torch.device("cpu")
 FORMAT = "fintrader-fusion-1"

@@ -28,8 +28,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fintrader import reproducible
-from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
+from fintrader.agents import TrainProgress, TrainResult, read_agent_state, train
 from fintrader.agents.parallel import INHERITED_PREFIXES, average
+from fintrader.records import from_json
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.learners import (
     Maker,
@@ -41,9 +42,16 @@ from fintrader.tournament.fusion.learners import (
     split_budget,
     write_round,
 )
+from fintrader.tournament.messages import (
+    RankProgressMessage,
+    RankTask,
+    ReadyMessage,
+    RoundMessage,
+)
 from fintrader.tournament.pod import describe_failure
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.process import Channel
-from fintrader.tournament.spec import PodContext, PodSpec, RankLost
+from fintrader.tournament.spec import PodSpec, RankLost
 
 REPORT_SECONDS = 0.2
 """Least seconds between two reports."""
@@ -118,12 +126,8 @@ class Rank:
 
     def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
         """Train one round and fuse it."""
-        part = split_budget(
-            Budget.model_validate(self.spec.budget),
-            self.spec.replicas,
-            self.spec.fusions,
-            self.exchange.world,
-        )
+        spec = self.spec
+        part = split_budget(spec.budget, spec.replicas, spec.fusions, self.exchange.world)
         totals = []
         states = []
         for replica in self.mine:
@@ -168,45 +172,43 @@ class Rank:
 
 def main() -> None:
     channel = Channel()
-    task = json.loads(channel.inbox.readline())
+    task = from_json(RankTask, json.loads(channel.inbox.readline()))
     try:
         run_rank(task, channel)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
         with suppress(BrokenPipeError):
-            channel.send(**describe_failure(error))
-        os._exit(
-            1
-        )  # other ranks may wait in a collective that will never be whole: no tidy end is possible
+            channel.send(describe_failure(error))
+        # Other ranks may wait in a collective that will never be whole: no tidy end is possible.
+        os._exit(1)
     os._exit(0)
 
 
-def run_rank(task: dict[str, Any], channel: Channel) -> None:
+def run_rank(task: RankTask, channel: Channel) -> None:
     """Join the group and train as many rounds as ordered, until the last order.
 
     Raises RankLost when the pod's process is gone.
     """
     reproducible.settle()
-    spec = PodSpec.model_validate(task["spec"])
-    context = PodContext.from_task(task, folder=Path(task["folder"]))
+    spec = task.pod.spec
+    context = PodContext.from_task(task.pod, folder=Path(task.folder))
     device = torch.device(context.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    patience = timedelta(seconds=task["patience"])
+    patience = timedelta(seconds=task.patience_seconds)
     with translate_errors():
         dist.init_process_group(
-            task["backend"],
-            store=connect(task["rendezvous"], patience),
-            rank=task["rank"],
-            world_size=task["world"],
+            task.backend,
+            store=connect(task.rendezvous, patience),
+            rank=task.rank,
+            world_size=task.world,
             timeout=patience,
         )
-        orders = connect(
-            task["rendezvous"], FOR_EVER
-        )  # its own connection: nothing else may have to wait for it
+        # A connection for the orders alone: nothing else may have to wait for it.
+        orders = connect(task.rendezvous, FOR_EVER)
     rank = Rank(spec, context.folder, device, build_maker(spec, context), Exchange(device))
-    rank.begin(read_parent_state(spec, context) if task["rank"] == 0 else None)
-    channel.send(kind="ready", round=rank.number)
+    rank.begin(read_parent_state(spec, context) if task.rank == 0 else None)
+    channel.send(ReadyMessage())
     last = 0.0
 
     def on_progress(progress: TrainProgress) -> None:
@@ -214,8 +216,7 @@ def run_rank(task: dict[str, Any], channel: Channel) -> None:
         if time.monotonic() - last >= REPORT_SECONDS:
             last = time.monotonic()
             share = (rank.number + progress.fraction) / spec.fusions
-            rate = progress.steps_per_second
-            channel.send(kind="progress", fraction=share, env_steps=progress.env_steps, rate=rate)
+            channel.send(RankProgressMessage(share, progress.env_steps, progress.steps_per_second))
 
     for number in itertools.count():
         due = order(orders, number)
@@ -223,7 +224,7 @@ def run_rank(task: dict[str, Any], channel: Channel) -> None:
             return
         while rank.number < due:
             rank.round(on_progress)
-            channel.send(kind="round", number=rank.number)
+            channel.send(RoundMessage(rank.number))
 
 
 def connect(address: str, patience: timedelta) -> Any:

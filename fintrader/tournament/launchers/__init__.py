@@ -10,8 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from fintrader.tournament.messages import ProgressMessage
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import Message, PodContext, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import PodResult, PodSpec, Reason
 
 LEAVE_SECONDS = 10.0
 """Seconds that an ending pod has to store its state, and a failed task to end."""
@@ -38,11 +40,11 @@ class PodProgress:
     since: float = 0.0
     device: str = ""
 
-    def update(self, message: Message) -> None:
+    def update(self, message: ProgressMessage) -> None:
         """Copy the numbers from a pod's message."""
-        self.share = message["share"]
-        self.env_steps = message["env_steps"]
-        self.note = message["note"]
+        self.share = message.share
+        self.env_steps = message.env_steps
+        self.note = message.note
 
 
 class Launcher(Protocol):

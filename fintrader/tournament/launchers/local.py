@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fintrader.errors import ConfigError, RunError, TournamentError
 from fintrader.files import make_folder, read_bytes
@@ -26,8 +25,16 @@ from fintrader.system import (
 )
 from fintrader.tournament.at_work import end, list_at_work, read_holder
 from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
-from fintrader.tournament.process import read_messages, spawn, tell
-from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reason
+from fintrader.tournament.messages import (
+    FailureMessage,
+    Message,
+    ProgressMessage,
+    ReadyMessage,
+    ResultMessage,
+)
+from fintrader.tournament.pod_context import BODY, PodContext
+from fintrader.tournament.process import read_messages, send_task, spawn
+from fintrader.tournament.spec import PodResult, PodSpec, Reason
 
 
 @dataclass(frozen=True)
@@ -139,9 +146,14 @@ class LocalLauncher:
             worker.lost_by = None
             worker.last_message = time.monotonic()
             worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
-            here = {"device": worker.slot.device, "slot": worker.slot.name}
-            task = self.access.build_task(spec, attempt=attempt, body=self.body, **here)
-            tell(worker.process, task)
+            task = self.access.build_task(
+                spec,
+                self.body,
+                attempt=attempt,
+                device=worker.slot.device,
+                slot=worker.slot.name,
+            )
+            send_task(worker.process, task)
             return future
 
     def report_progress(self) -> dict[str, PodProgress]:
@@ -246,30 +258,28 @@ class LocalLauncher:
             )
             future.set_exception(PodFailure(reason, detail))
 
-    def _receive(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _receive(self, worker: _Worker, message: Message) -> None:
         with self._lock:
             worker.last_message = time.monotonic()
-            kind = message.get("kind")
-            if kind == "ready":
-                worker.is_ready = (
-                    True  # from here on the pod's own silence counts, not that of the imports
-                )
-                return
-            if worker.spec is None or message.get("pod") != worker.spec.pod:
-                return
-            if kind == "progress":
-                worker.progress.update(message)
-                return
-            future = worker.future
-            worker.future = None
-            worker.spec = None
-            worker.is_retired = worker.is_retired or message.get("last", False)
-        if future is None:
-            return
-        if kind == "done":
-            future.set_result(PodResult.model_validate(message["result"]))
-        else:
-            future.set_exception(PodFailure(message["reason"], message["detail"]))
+            pod = "" if worker.spec is None else worker.spec.pod
+            match message:
+                case ReadyMessage():
+                    worker.is_ready = True
+                case ProgressMessage() if message.pod == pod:
+                    worker.progress.update(message)
+                case ResultMessage() if message.result.pod == pod:
+                    self._free(worker).set_result(message.result)
+                case FailureMessage() if message.pod == pod:
+                    worker.is_retired = worker.is_retired or message.is_last
+                    self._free(worker).set_exception(PodFailure(message.reason, message.detail))
+
+    def _free(self, worker: _Worker) -> Future[PodResult]:
+        """Take the ended pod's future out of a worker."""
+        future = worker.future
+        assert future is not None
+        worker.future = None
+        worker.spec = None
+        return future
 
 
 def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:

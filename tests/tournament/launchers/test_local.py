@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot, find_slots, list_cuda_devices
-from fintrader.tournament.spec import PodContext
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.stubs import spec
@@ -30,7 +31,7 @@ def which(spec, context):
     threads = os.environ["OMP_NUM_THREADS"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     (context.folder / "where.txt").write_text(f"{threads} {visible} {context.device}")
-    return result.model_copy(update={"metrics": {"pid": float(os.getpid())}})
+    return replace(result, metrics={"pid": float(os.getpid())})
 
 
 def launcher(run, slots=None, **more):

@@ -18,8 +18,8 @@ from fintrader.tournament.launchers.ray.cluster import (
 )
 from fintrader.tournament.launchers.ray.launcher import run_on_ray
 from fintrader.tournament.launchers.ray.settings import RaySettings
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.spec import PodContext
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs

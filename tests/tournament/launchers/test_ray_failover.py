@@ -11,7 +11,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import claim
 from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers.ray.actors import PodActor
-from fintrader.tournament.spec import PodContext
+from fintrader.tournament.pod_context import PodContext
 from tests.engines import chaos, stubs
 from tests.engines.orphans import trainings
 from tests.engines.ray_race import Racer, generational

@@ -19,22 +19,29 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from fintrader import reproducible
-from fintrader.config import load_object
-from fintrader.files import dump_json
 from fintrader.tournament.at_work import wait_for_checkpoint
 from fintrader.tournament.launchers.ray.cluster import Resources, build_options, import_ray
 from fintrader.tournament.launchers.ray.tasks import (
-    LAST_MESSAGES,
-    REPORT_SECONDS,
+    build_context,
+    find_run,
     follow_node,
+    is_last,
     log_traceback,
-    run_of,
+    settle_body,
+    train_or_evaluate,
+)
+from fintrader.tournament.messages import (
+    Message,
+    PodTask,
+    ProgressMessage,
+    ResultMessage,
+    StartMessage,
+    TrainedMessage,
 )
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod import begin_pod, describe_failure, evaluate_pod
-from fintrader.tournament.settings import OperationsSettings
-from fintrader.tournament.spec import Fenced, Message, PodContext, PodResult, PodSpec, TrainedPod
+from fintrader.tournament.pod import describe_failure, evaluate_pod
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import Fenced, PodResult, TrainedPod
 
 LISTEN_SECONDS = 2.0
 """Longest wait of one `listen` call."""
@@ -47,29 +54,26 @@ EVALUATION = "-evaluation"
 class PodActor:
     """One pod at work. Messages are numbered from 1; of progress only the last is kept."""
 
-    def __init__(self, task: Message) -> None:
-        """`task`: message from `PodContext.build_task`."""
+    def __init__(self, task: PodTask) -> None:
         import ray
 
         os.environ.update(
             dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         )
         self.task = task
-        self.patience = OperationsSettings(**task["operations"]).orphan_seconds
-        self.token: int | None = task["token"]
+        self.patience = task.operations.orphan_seconds
+        self.token = task.token
         self.node = ray.get_runtime_context().get_node_id()
         self._messages: list[tuple[int, Message]] = []
         self._number = self._taken = 0
         self._change = threading.Condition()
         self._heard = time.monotonic()
         self._over = threading.Event()
-        self._send(
-            {"kind": "started", "node": self.node, "pid": os.getpid(), "host": socket.gethostname()}
-        )
-        threading.Thread(target=self._run_pod, daemon=True, name=task["spec"]["pod"]).start()
+        self._send(StartMessage(self.node, socket.gethostname(), os.getpid()))
+        threading.Thread(target=self._run_pod, daemon=True, name=task.spec.pod).start()
         if self.patience:
             threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
-        if task["mirror"] is not None and task["operations"]["store_seconds"]:
+        if task.mirror is not None and task.operations.store_seconds:
             threading.Thread(
                 target=follow_node, args=(self.node, self._over), daemon=True, name="node"
             ).start()
@@ -88,10 +92,10 @@ class PodActor:
 
     def _send(self, message: Message) -> None:
         with self._change:
-            kind = message["kind"]
-            self._messages = [
-                one for one in self._messages if kind != "progress" or one[1]["kind"] != "progress"
-            ]
+            if isinstance(message, ProgressMessage):
+                self._messages = [
+                    one for one in self._messages if not isinstance(one[1], ProgressMessage)
+                ]
             self._number += 1
             self._messages.append((self._number, message))
             self._change.notify_all()
@@ -108,30 +112,17 @@ class PodActor:
             if self._over.is_set() and self._measure_silence() > ALONE_SECONDS:
                 os._exit(0)
         with suppress(Exception):  # whatever is wrong here, nobody else ends this process
-            wait_for_checkpoint(run_of(self.task)[0].pod(self.task["spec"]["pod"]))
+            wait_for_checkpoint(find_run(self.task)[0].pod(self.task.spec.pod))
         os._exit(1)
 
     def _run_pod(self) -> None:
         """Train or evaluate the pod."""
-        spec = PodSpec.model_validate(self.task["spec"])
-        last_report = 0.0
-
-        def report(share: float, env_steps: int, note: str) -> None:
-            nonlocal last_report
-            if time.monotonic() - last_report >= REPORT_SECONDS:
-                last_report = time.monotonic()
-                self._send(
-                    {"kind": "progress", "share": share, "env_steps": env_steps, "note": note}
-                )
-
-        elsewhere = self.task["evaluate_elsewhere"]
-        context = PodContext.from_task(self.task, report=report, evaluate_elsewhere=elsewhere)
+        spec = self.task.spec
+        context = build_context(self.task, self._send)
         try:
-            context.run, context.mirror = run_of(self.task)
-            load_object(self.task["body"])
-            reproducible.settle()  # as in a local worker: results depend on the number of threads
-            report(0.0, 0, "ready")
-            outcome = self._train_or_evaluate(spec, context)
+            context.run, context.mirror = find_run(self.task)
+            settle_body(self.task, context)
+            outcome = self._train_or_evaluate(context)
             if isinstance(outcome, TrainedPod):
                 if self._offer_evaluation(outcome):
                     return
@@ -141,19 +132,15 @@ class PodActor:
             self._send(describe_failure(error))
             return
         self._over.set()
-        self._send({"kind": "done", "outcome": outcome.model_dump(mode="json")})
+        self._send(ResultMessage(outcome))
 
-    def _train_or_evaluate(self, spec: PodSpec, context: PodContext) -> PodResult:
+    def _train_or_evaluate(self, context: PodContext) -> PodResult:
         """Make the pod's result, stored under the newest token. Raises Fenced when the run's holder
         never calls."""
         while True:
             context.token = self.token
             try:
-                if self.task["trained"] is not None:
-                    return evaluate_pod(
-                        spec, context, TrainedPod.model_validate(self.task["trained"])
-                    )
-                return begin_pod(spec, context, self.task["body"])
+                return train_or_evaluate(self.task, context)
             except Fenced:  # by the head that is about to take this pod over, or by one elsewhere
                 with self._change:
                     if not self._change.wait_for(
@@ -164,7 +151,7 @@ class PodActor:
     def _offer_evaluation(self, outcome: TrainedPod) -> bool:
         """Leave the evaluation to the orchestrator; False without one, when this process has to do
         it."""
-        self._send({"kind": "trained", "outcome": outcome.model_dump(mode="json")})
+        self._send(TrainedMessage(outcome))
         with self._change:
             number = self._number
             while not self._change.wait_for(lambda: self._taken >= number, timeout=1.0):
@@ -182,8 +169,8 @@ def name_namespace(access: PodContext) -> str:
         if access.mirror is None
         else json.dumps(access.mirror.address)
     )
-    identity = open_store(access.run, access.mirror).read_identity()
-    return f"fintrader-{hashlib.sha256(f'{where} {dump_json(identity)}'.encode()).hexdigest()[:16]}"
+    identity = open_store(access.run, access.mirror).read_identity_digest()
+    return f"fintrader-{hashlib.sha256(f'{where} {identity}'.encode()).hexdigest()[:16]}"
 
 
 def list_actors(namespace: str, access: PodContext) -> set[str]:
@@ -200,7 +187,7 @@ def list_actors(namespace: str, access: PodContext) -> set[str]:
     return {name for name in names if not store.has_result(name.removesuffix(EVALUATION))}
 
 
-def start(task: Message, need: Resources, name: str, namespace: str) -> Any:
+def start(task: PodTask, need: Resources, name: str, namespace: str) -> Any:
     """Find the actor of that name, or start one for `task`."""
     ray = import_ray()
     named = {"name": name, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
@@ -242,7 +229,7 @@ class ActorSource:
         self._taken = max([self._taken, *(number for number, _ in found)])
         self.pending = self.actor.listen.remote(self._taken, self.token)
         messages = [message for _, message in found]
-        if any(message["kind"] in LAST_MESSAGES for message in messages):
+        if any(map(is_last, messages)):
             self.kill()
         return messages
 

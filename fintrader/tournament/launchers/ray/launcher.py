@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fintrader.errors import ConfigError, StorageError, TournamentError
@@ -45,9 +45,19 @@ from fintrader.tournament.launchers.ray.tasks import (
     run_task,
 )
 from fintrader.tournament.lease import read_token
+from fintrader.tournament.messages import (
+    FailureMessage,
+    Message,
+    PodTask,
+    ProgressMessage,
+    ResultMessage,
+    StartMessage,
+    TrainedMessage,
+)
 from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.pod_context import BODY, PodContext
 from fintrader.tournament.settings import TournamentSettings, count_spanned
-from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import PodResult, PodSpec, Reason
 
 
 @dataclass(eq=False)
@@ -55,7 +65,7 @@ class _Pod:
     """A pod that was submitted to Ray."""
 
     spec: PodSpec
-    task: dict[str, Any]
+    task: PodTask
     future: Future[PodResult]
     stream: Stream | None = None
     last: Message | None = None
@@ -154,12 +164,15 @@ class RayLauncher:
             self._cluster.request([dict(self.need)] * (pods * self.settings.nodes))
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        here = {"nodes": self.settings.nodes, "need": dict(self.need), "trained": None}
-        here |= {
-            "device": name_devices(self.gpus, self.settings.nodes),
-            "evaluate_elsewhere": self.settings.evaluators,
-        }
-        task = self.access.build_task(spec, attempt=attempt, body=self.body, **here)
+        task = self.access.build_task(
+            spec,
+            self.body,
+            attempt=attempt,
+            device=name_devices(self.gpus, self.settings.nodes),
+            nodes=self.settings.nodes,
+            need=dict(self.need),
+            evaluate_elsewhere=self.settings.evaluators,
+        )
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
         if self.gpus > 1 or self.settings.nodes > 1:
@@ -318,15 +331,15 @@ class RayLauncher:
     def _receive(self, pod: _Pod, message: Message) -> None:
         """Act on one message; the last one waits for the end of its task."""
         pod.last_message = time.monotonic()
-        match message["kind"]:
-            case "started":
-                pod.node = message["node"]
-                pod.pid = message["pid"]
+        match message:
+            case StartMessage(joined=True):
+                pod.others.append(message.node)
+            case StartMessage():
+                pod.node = message.node
+                pod.pid = message.pid
                 pod.others.clear()
-                pod.progress.device = f"{message['host']} {pod.task['device']}"
-            case "joined":
-                pod.others.append(message["node"])
-            case "progress":
+                pod.progress.device = f"{message.host} {pod.task.device}"
+            case ProgressMessage():
                 pod.ready = True
                 pod.progress.update(message)
             case _:
@@ -345,17 +358,12 @@ class RayLauncher:
             self._end(pod, PodFailure("error", f"{type(problem).__name__}: {problem}"))
 
     def _act(self, pod: _Pod, message: Message) -> None:
-        match message["kind"]:
-            case "trained":
+        match message:
+            case TrainedMessage():
                 with self._lock:
                     if self._pods.get(pod.spec.pod) is not pod:
                         return  # stopped a moment ago
-                    pod.task = {
-                        **pod.task,
-                        "device": "cpu",
-                        "nodes": 1,
-                        "trained": message["outcome"],
-                    }
+                    pod.task = replace(pod.task, device="cpu", nodes=1, trained=message.trained)
                     pod.others.clear()
                     pod.node = ""
                     pod.pid = 0
@@ -364,8 +372,7 @@ class RayLauncher:
                     pod.progress.note = "evaluating"
                     pod.progress.share = 1.0
                     self._start(pod, self.evaluator)
-            case "done":
-                result = PodResult.model_validate(message["outcome"])
+            case ResultMessage(result=result):
                 if open_store(self.access.run, self.access.mirror).has_result(result.pod):
                     self._end(pod, result)
                 else:
@@ -374,8 +381,8 @@ class RayLauncher:
                         pod,
                         PodFailure("error", f"{where}; runs_dir must lie where all nodes see it"),
                     )
-            case "failed":
-                self._end(pod, PodFailure(message["reason"], message["detail"]))
+            case FailureMessage():
+                self._end(pod, PodFailure(message.reason, message.detail))
 
     def _explain_loss(self, pod: _Pod, error: Exception) -> PodFailure:
         """Translate the error of a pod's process to a failure."""

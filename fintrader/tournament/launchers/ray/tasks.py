@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,21 +32,32 @@ from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
 from fintrader.tournament.launchers import LEAVE_SECONDS
 from fintrader.tournament.launchers.ray.cluster import import_ray, wrap_remote
 from fintrader.tournament.lease import read_token
-from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod import begin_pod, describe_failure, evaluate_pod
-from fintrader.tournament.spec import (
+from fintrader.tournament.messages import (
+    EndMessage,
+    FailureMessage,
     Host,
     Message,
     OnMessage,
-    PodContext,
-    PodSpec,
-    Reason,
-    TrainedPod,
+    PodTask,
+    ProgressMessage,
+    RankMessage,
+    RankTask,
+    ResultMessage,
+    StartMessage,
+    TrainedMessage,
 )
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.pod import begin_pod, describe_failure, evaluate_pod
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodResult, Reason, TrainedPod
 from fintrader.tournament.state_sync import save_all
 
-LAST_MESSAGES = ("done", "trained", "failed")
 WAIT_SECONDS = 0.2
+
+
+def is_last(message: Message) -> bool:
+    """Check that a pod's task sends nothing after this message."""
+    return isinstance(message, ResultMessage | TrainedMessage | FailureMessage)
 
 
 class Source(Protocol):
@@ -86,7 +98,7 @@ class Stream:
         self,
         source: Source,
         group: Any,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[Any], None],
         ended: Callable[[Exception | None], None],
     ) -> None:
         self.source = source
@@ -119,7 +131,7 @@ class Streams:
     def start(
         self,
         source: Source,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[Any], None],
         ended: Callable[[Exception | None], None],
         *,
         group: Any = None,
@@ -182,7 +194,7 @@ class Streams:
             stream.set_deadline()
         else:
             for message in messages:
-                if message["kind"] in LAST_MESSAGES:
+                if is_last(message):
                     stream.set_deadline()
                 if not stream.silent:
                     stream.on_message(message)
@@ -202,21 +214,21 @@ class Streams:
         stream.over.set()
 
 
-def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
+def find_run(task: PodTask) -> tuple[RunFolder, Mirror | None]:
     """Find the run on this node: its folder, or a working copy of the run in the store.
 
     Raises TournamentError when there is neither.
     """
-    run = RunFolder(Path(task["run"]))
-    if task["token"] is None or read_token(run) != 0:
-        return run, open_mirror(run.root, task["mirror"])
-    if task["mirror"] is None:
+    run = RunFolder(Path(task.run))
+    if task.token is None or read_token(run) != 0:
+        return run, open_mirror(run.root, task.mirror)
+    if task.mirror is None:
         raise TournamentError(
             f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all"
             " nodes see them, or the run in a store"
         )
-    copy = open_working_copy(task["mirror"]["url"], locate_cache("pods")) / task["mirror"]["inside"]
-    return RunFolder(copy), open_mirror(copy, task["mirror"])
+    copy = open_working_copy(task.mirror["url"], locate_cache("pods")) / task.mirror["inside"]
+    return RunFolder(copy), open_mirror(copy, task.mirror)
 
 
 def find_address() -> str:
@@ -226,31 +238,36 @@ def find_address() -> str:
     return str(get_node_ip_address())
 
 
-def serve_ranks(task: Message, ranks: list[Message]) -> Iterator[Message]:
+def serve_ranks(task: PodTask, ranks: list[RankTask]) -> Iterator[StartMessage | RankMessage]:
     """Run `ranks` on this node for the pod of `task`, and yield their messages, each with its
     rank."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    run, mirror = run_of(task)
-    spec = PodSpec.model_validate(task["spec"])
-    folder = run.pod(spec.pod)
+    run, mirror = find_run(task)
+    folder = run.pod(task.spec.pod)
     make_folder(folder)
-    market = open_store(run, mirror).fetch_market(spec.data_hash, Path(task["market"]))
-    here = {"run": str(run.root), "market": str(market), "folder": str(folder)}
-    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    market = open_store(run, mirror).fetch_market(task.spec.data_hash, Path(task.market))
+    messages: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
     host = LocalHost(find_address())
-    yield {"kind": "joined", "node": node, "host": socket.gethostname(), "pid": os.getpid()}
+    yield StartMessage(node, socket.gethostname(), os.getpid(), joined=True)
     try:
         host.start(
-            [{**rank, **here} for rank in ranks],
-            lambda rank, message: messages.put({**message, "rank": rank}),
+            [
+                replace(
+                    rank,
+                    pod=replace(rank.pod, run=str(run.root), market=str(market)),
+                    folder=str(folder),
+                )
+                for rank in ranks
+            ],
+            lambda rank, message: messages.put((rank, message)),
         )
         ended = 0
         while ended < len(ranks):
-            message = messages.get()
-            ended += message["kind"] == "ended"
-            yield message
+            rank, message = messages.get()
+            ended += isinstance(message, EndMessage)
+            yield rank, message
     finally:
         host.stop()
 
@@ -260,11 +277,11 @@ class RayHost:
 
     def __init__(
         self,
-        task: Message,
+        task: PodTask,
         group: Any,
         bundle: int,
         streams: Streams,
-        joined: Callable[[Message], None],
+        joined: Callable[[StartMessage], None],
     ) -> None:
         """`task`: the pod's; `joined` is called with the place where the ranks have begun."""
         self.address = ""  # known to its ranks only: they go to the first host
@@ -275,21 +292,21 @@ class RayHost:
         self._joined = joined
         self._stream: Stream | None = None
 
-    def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
+    def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
         from ray.exceptions import RayTaskError
 
-        name = f"{self._task['spec']['pod']} ranks"
+        name = f"{self._task.spec.pod} ranks"
         serve = wrap_remote(
-            serve_ranks, self._task["need"], name, group=self._group, bundle=self._bundle
+            serve_ranks, self._task.need, name, group=self._group, bundle=self._bundle
         )
-        ranks = {task["rank"] for task in tasks}
+        ranks = {task.rank for task in tasks}
 
-        def receive(message: Message) -> None:
-            if message["kind"] == "joined":
-                self._joined(message)
+        def receive(news: StartMessage | RankMessage) -> None:
+            if isinstance(news, StartMessage):
+                self._joined(news)
                 return
-            rank = message.pop("rank")
-            if message["kind"] == "ended":
+            rank, message = news
+            if isinstance(message, EndMessage):
                 ranks.discard(rank)
             on_message(rank, message)
 
@@ -305,9 +322,7 @@ class RayHost:
                 reason = "rank"
                 detail = f"its node, or the process above it, died ({detail})"
             for rank in sorted(ranks):
-                on_message(
-                    rank, {"kind": "ended", "code": None, "reason": reason, "detail": detail}
-                )
+                on_message(rank, EndMessage(None, "", reason, detail))
 
         self._stream = self._streams.start(
             TaskSource(serve(self._task, list(tasks))), receive, ended
@@ -345,36 +360,35 @@ REPORT_SECONDS = 0.5
 """Least seconds between two reports of progress."""
 
 
-def run_task(task: dict[str, Any]) -> Iterator[Message]:
-    """Run `task` in a thread and yield its messages; the last one is one of LAST_MESSAGES."""
+def run_task(task: PodTask) -> Iterator[Message]:
+    """Run `task` in a thread and yield its messages, until one `is_last`."""
     import ray
 
     os.environ.update(
         dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     )
     node = ray.get_runtime_context().get_node_id()
-    yield {"kind": "started", "node": node, "pid": os.getpid(), "host": socket.gethostname()}
+    yield StartMessage(node, socket.gethostname(), os.getpid())
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     hosts: list[Host] = []
-    streams = Streams() if task["nodes"] > 1 else None
+    streams = Streams() if task.nodes > 1 else None
     if streams is not None:
         group = ray.util.get_current_placement_group()  # known to this thread only
         others = [
-            RayHost(task, group, bundle, streams, messages.put)
-            for bundle in range(1, task["nodes"])
+            RayHost(task, group, bundle, streams, messages.put) for bundle in range(1, task.nodes)
         ]
         hosts = [LocalHost(find_address()), *others]
     threading.Thread(
-        target=_run_pod, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]
+        target=_run_pod, args=(task, messages, hosts), daemon=True, name=task.spec.pod
     ).start()
     over = threading.Event()
-    if task["mirror"] is not None and task["operations"]["store_seconds"]:
+    if task.mirror is not None and task.operations.store_seconds:
         threading.Thread(target=follow_node, args=(node, over), daemon=True, name="node").start()
     try:
         while True:
             message = messages.get()
             yield message
-            if message["kind"] in LAST_MESSAGES:
+            if is_last(message):
                 return
     finally:
         over.set()
@@ -396,37 +410,52 @@ def follow_node(node: str, over: threading.Event) -> None:
 
 
 def _run_pod(
-    task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[Host] = ()
+    task: PodTask, messages: queue.SimpleQueue[Message], hosts: Sequence[Host] = ()
 ) -> None:
     """Train or evaluate the pod of `task`, and put its messages into the queue."""
-    spec = PodSpec.model_validate(task["spec"])
+    context = build_context(task, messages.put, hosts)
+    try:
+        context.run, context.mirror = find_run(task)
+        settle_body(task, context)
+        outcome = train_or_evaluate(task, context)
+    except BaseException as error:
+        log_traceback(context.run, task.spec.pod)
+        messages.put(describe_failure(error))
+        return
+    if isinstance(outcome, TrainedPod):
+        messages.put(TrainedMessage(outcome))
+    else:
+        messages.put(ResultMessage(outcome))
+
+
+def build_context(
+    task: PodTask, send: Callable[[Message], None], hosts: Sequence[Host] = ()
+) -> PodContext:
+    """Build a pod's context, which sends a sign of life at most every REPORT_SECONDS."""
     last_report = 0.0
 
     def report(share: float, env_steps: int, note: str) -> None:
         nonlocal last_report
         if time.monotonic() - last_report >= REPORT_SECONDS:
             last_report = time.monotonic()
-            messages.put({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
+            send(ProgressMessage(task.spec.pod, share, env_steps, note))
 
-    context = PodContext.from_task(
-        task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"]
-    )
-    try:
-        context.run, context.mirror = run_of(task)
-        load_object(task["body"])
-        # as in a local worker, whatever Ray has set: results depend on the number of threads
-        reproducible.settle()
-        report(0.0, 0, "ready")
-        if task["trained"] is not None:
-            outcome = evaluate_pod(spec, context, TrainedPod.model_validate(task["trained"]))
-        else:
-            outcome = begin_pod(spec, context, task["body"])
-    except BaseException as error:
-        log_traceback(context.run, spec.pod)
-        messages.put(describe_failure(error))
-        return
-    kind = "trained" if isinstance(outcome, TrainedPod) else "done"
-    messages.put({"kind": kind, "outcome": outcome.model_dump(mode="json")})
+    return PodContext.from_task(task, report=report, hosts=hosts)
+
+
+def settle_body(task: PodTask, context: PodContext) -> None:
+    """Import the body and set the threads as in a local worker, since results depend on their
+    number; then give the first sign of life."""
+    load_object(task.body)
+    reproducible.settle()
+    context.report(0.0, 0, "ready")
+
+
+def train_or_evaluate(task: PodTask, context: PodContext) -> PodResult:
+    """Do what the task asks for."""
+    if task.trained is not None:
+        return evaluate_pod(task.spec, context, task.trained)
+    return begin_pod(task.spec, context, task.body)
 
 
 def log_traceback(run: RunFolder, pod: str) -> None:

@@ -1,0 +1,168 @@
+"""Messages between the processes of a tournament: tasks down, news up.
+
+Over a pipe each is a line of JSON (`fintrader.records`); Ray carries them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from fintrader.tournament.settings import OperationsSettings
+from fintrader.tournament.spec import PodResult, PodSpec, Reason, TrainedPod
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodTask:
+    """A pod for another process to train or evaluate."""
+
+    spec: PodSpec
+    run: str
+    """The run's folder."""
+    market: str
+    mirror: dict[str, str] | None
+    """Address of the run's side in an object store."""
+    token: int | None
+    """The orchestrator's fencing token."""
+    operations: OperationsSettings
+    body: str
+    attempt: int = 1
+    device: str = "cpu"
+    slot: str = ""
+    nodes: int = 1
+    """Nodes of a cluster that it spans."""
+    need: dict[str, float] = field(default_factory=dict)
+    """Resources that it takes on each node of a cluster."""
+    evaluate_elsewhere: bool = False
+    trained: TrainedPod | None = None
+    """What is to be evaluated; None: train."""
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """One rank of a pod that spans devices. `pod` names the rank's own device."""
+
+    pod: PodTask
+    folder: str
+    rank: int
+    world: int
+    rendezvous: str
+    backend: str
+    patience_seconds: float
+
+
+@dataclass(frozen=True)
+class ReadyMessage:
+    """The process has done its imports: from here on its own silence counts."""
+
+    kind: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True)
+class StartMessage:
+    """A task of a cluster runs, or with `joined` the ranks of another node."""
+
+    node: str
+    host: str
+    pid: int
+    joined: bool = False
+    kind: Literal["started"] = "started"
+
+
+@dataclass(frozen=True)
+class ProgressMessage:
+    """A pod's sign of life."""
+
+    pod: str
+    share: float
+    env_steps: int
+    note: str
+    kind: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True)
+class TrainedMessage:
+    """A pod is trained, and its evaluation is left to others."""
+
+    trained: TrainedPod
+    kind: Literal["trained"] = "trained"
+
+
+@dataclass(frozen=True)
+class ResultMessage:
+    """A pod has its result."""
+
+    result: PodResult
+    kind: Literal["done"] = "done"
+
+
+@dataclass(frozen=True)
+class FailureMessage:
+    """A pod, or a rank of it, came to nothing."""
+
+    reason: Reason
+    detail: str
+    pod: str = ""
+    is_last: bool = False
+    """The process should not be used again."""
+    kind: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True)
+class RankProgressMessage:
+    """A rank's sign of life."""
+
+    share: float
+    env_steps: int
+    steps_per_second: float
+    kind: Literal["rank_progress"] = "rank_progress"
+
+
+@dataclass(frozen=True)
+class RoundMessage:
+    """A rank has finished that many rounds."""
+
+    rounds: int
+    kind: Literal["round"] = "round"
+
+
+@dataclass(frozen=True)
+class EndMessage:
+    """A rank's process has ended: by an exit status (or minus a signal), else for a reason."""
+
+    code: int | None
+    log: str = ""
+    reason: Reason = ""
+    detail: str = ""
+    kind: Literal["ended"] = "ended"
+
+
+Message: TypeAlias = (
+    ReadyMessage
+    | StartMessage
+    | ProgressMessage
+    | TrainedMessage
+    | ResultMessage
+    | FailureMessage
+    | RankProgressMessage
+    | RoundMessage
+    | EndMessage
+)
+RankMessage: TypeAlias = tuple[int, Message]
+"""A rank and its message; the last is an `EndMessage`."""
+OnMessage: TypeAlias = Callable[[int, Message], None]
+"""Takes a rank and its message."""
+
+
+class Host(Protocol):
+    """A machine on which ranks run."""
+
+    address: str
+    """Where the ranks of other machines reach it."""
+
+    def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
+        """Start a rank for each task."""
+
+    def stop(self) -> None:
+        """Kill what is left, and return when it is gone."""

@@ -1,0 +1,81 @@
+"""The surroundings of a pod's body: where things lie, and how to give a sign of life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fintrader.runs import RunFolder
+from fintrader.storage.mirror import Mirror, open_mirror
+from fintrader.tournament.messages import Host, PodTask
+from fintrader.tournament.settings import OperationsSettings
+from fintrader.tournament.spec import PodResult, PodSpec
+
+BODY = "fintrader.tournament.pod_training:train_and_evaluate"
+WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_seconds=0.0)
+"""Operations of a pod that runs in its caller's process."""
+
+
+@dataclass
+class PodContext:
+    """What a body needs besides its spec: where things lie, and how to give a sign of life."""
+
+    run: RunFolder
+    market: Path
+    mirror: Mirror | None = None
+    """The run's side in an object store, if it has one."""
+    device: str = "cpu"
+    """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
+    token: int | None = None
+    """The orchestrator's fencing token; once the run has gone elsewhere, its pods publish
+    nothing."""
+    attempt: int = 1
+    report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
+    """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for
+    hung."""
+    folder: Path = Path()
+    hosts: Sequence[Host] = ()
+    """The machines of a pod that spans several, this one first; the devices are then theirs, one
+    after another."""
+    operations: OperationsSettings = WITHOUT_WAITING
+    slot: str = ""
+    """Where its launcher put it."""
+    evaluate_elsewhere: bool = False
+    """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
+
+    def build_task(self, spec: PodSpec, body: str = BODY, **more: Any) -> PodTask:
+        """Build what another process is sent to work on a pod; `from_task` reads it."""
+        return PodTask(
+            spec=spec,
+            run=str(self.run.root.resolve()),
+            market=str(self.market),
+            mirror=None if self.mirror is None else self.mirror.address,
+            token=self.token,
+            operations=self.operations,
+            body=body,
+            **more,
+        )
+
+    @classmethod
+    def from_task(cls, task: PodTask, **more: Any) -> Self:
+        """Build the context in the process that was sent `task`."""
+        run = Path(task.run)
+        return cls(
+            RunFolder(run),
+            Path(task.market),
+            open_mirror(run, task.mirror),
+            device=task.device,
+            token=task.token,
+            attempt=task.attempt,
+            operations=task.operations,
+            slot=task.slot,
+            evaluate_elsewhere=task.evaluate_elsewhere,
+            **more,
+        )
+
+
+Body = Callable[[PodSpec, PodContext], PodResult]
+"""What trains a pod. It stores snapshot and policy, and returns what it learned: a result, or a
+`TrainedPod`."""
