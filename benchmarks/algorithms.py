@@ -108,7 +108,7 @@ _OFF: dict[str, Any] = {
     "saturation_coef": 1e-3,
     "report_every": 25,
 }
-_SOFT: dict[str, Any] = {**_OFF, "target_entropy": -1.0, "alpha": 0.2, "initial_noise": 0.5}
+_SOFT: dict[str, Any] = {**_OFF, "target_entropy": -1.0, "noise": 0.5}
 _SURE: dict[str, Any] = {**_OFF, "anneal": True}
 _TWIN: dict[str, Any] = {**_SURE, "noise": 0.3, "updates_per_step": 8.0}
 _ON: dict[str, Any] = {
@@ -129,7 +129,7 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
             "num_steps": 128,
             "num_minibatches": 16,
             "noise": 1.0,
-            "normalise_observations": False,
+            "normalise": ["rewards"],
         },
         "sac": {**_SOFT, "gamma": 0.95},
         "td3": _TWIN,

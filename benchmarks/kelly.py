@@ -133,7 +133,7 @@ OFF: dict[str, Any] = {
     "learning_rate": 3e-3,
     "saturation_coef": 5e-3,
 }
-SOFT: dict[str, Any] = {**OFF, "initial_noise": 0.5, "alpha": 0.001, "tune_alpha": False}
+SOFT: dict[str, Any] = {**OFF, "noise": 0.5, "alpha": 0.001}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {**ON, "update_epochs": 2, "num_minibatches": 2, "learning_rate": 4e-3},
     "a2c": {**ON, "learning_rate": 5e-3},

@@ -64,9 +64,8 @@ def make_mlp_settings() -> PPO:
             "max_grad_norm": SAME.max_grad_norm,
             "noise": SAME.noise,
             "noise_persistence": 0.0,
-            "learn_noise": True,
-            "normalise_observations": False,
-            "normalise_rewards": False,
+            "noise_decay": "learned",
+            "normalise": [],
         }
     )
 

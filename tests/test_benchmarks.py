@@ -140,7 +140,7 @@ def test_reproducible_orders_do_not_depend_on_the_weather(tmp_path, scheduler):
     if scheduler == "submission":
         asked = make_settings(80, 16, order="submission", pool_size=16)
     else:
-        asked = make_settings(72, 16, scheduler="generational", population=24, survivors=4)
+        asked = make_settings(72, 16, order="generations", pool_size=24, survivors=4)
 
     def run(name, world, **more):
         outcome = simulate(tmp_path / name, asked, world, **more)

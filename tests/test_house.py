@@ -35,3 +35,8 @@ def test_ppo_is_read_in_seven_files():
     figures = house.walk_ppo()
     assert figures["ppo_walk_files"] == 7
     assert 1000 < figures["ppo_walk_lines"] <= 1500
+
+
+def test_a_configuration_has_at_most_so_many_settings():
+    """Distinct dotted names of all members of its unions."""
+    assert 150 < house.count_settings()["settings"] <= 250

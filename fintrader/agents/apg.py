@@ -80,7 +80,7 @@ class APGAgent(BaseAgent):
     def act(self, obs: Tensor) -> Tensor:
         """Choose actions `[B, N]`, connected to the actor's weights and to `obs`."""
         is_first = not self.steps and not bool(self.normaliser.count[0])
-        if self.settings.normalise_observations and is_first:
+        if "observations" in self.settings.normalise and is_first:
             self.normaliser.update(obs.detach())
         (latent,) = self.actor(self.normalise(obs, acting=True))
         if self.settings.noise > 0:
@@ -111,7 +111,7 @@ class APGAgent(BaseAgent):
             *(torch.stack([part.detach() for part in column]) for column in columns)
         )
         reward = torch.stack([step.reward for step in self.steps])
-        if settings.normalise_rewards:
+        if "rewards" in settings.normalise:
             self.rewards.update(rollout.reward, rollout.terminated | rollout.truncated)
             reward = self.rewards(reward)
 
@@ -125,7 +125,7 @@ class APGAgent(BaseAgent):
         }
         if settings.bootstrap:
             metrics |= self._fit_value(rollout._replace(reward=reward.detach()))
-        if settings.normalise_observations:
+        if "observations" in settings.normalise:
             self.normaliser.update(rollout.obs)
         self.steps = []
         self.redraw_perturbation()

@@ -91,7 +91,7 @@ class BaseAgent(Resumable):
         env = to_training_env(env, self.seed)
         self.table = env.market_rows
         self.decision_interval = env.settings.decision_interval
-        if self.settings.normalise_observations and not self.normaliser.has_market_statistics:
+        if "observations" in self.settings.normalise and not self.normaliser.has_market_statistics:
             self.normaliser.update_market(self.table)
         return env
 

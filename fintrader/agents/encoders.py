@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fintrader.agents.networks import Dense
-from fintrader.agents.settings import NetworkSettings
+from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import ConfigError
 
@@ -98,5 +98,5 @@ def make_encoder(
             " more, e.g. 30"
         )
     return ENCODERS[settings.encoder](
-        width_in, settings.encoder_width, layout.lookback, batch_shape=batch_shape
+        width_in, ENCODER_WIDTH, layout.lookback, batch_shape=batch_shape
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.networks import Actor, Dense, Hidden, join, linear
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.settings import NetworkSettings
+from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
 from fintrader.envs.observation import FlatLayout, Layout, num_actions
 
 
@@ -37,7 +37,7 @@ class Mlp(nn.Module):
             self.row = layout.row_width
             market = layout.market_width
         self.encoder = encoder
-        self.market = market if encoder is None else self.row + settings.encoder_width
+        self.market = market if encoder is None else self.row + ENCODER_WIDTH
         widths = [self.private + self.market + latents, *settings.hidden]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fintrader.agents.fast import fast_on_cpu
 from fintrader.agents.heads import EXTRA_LATENT_SCALE
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.settings import NetworkSettings
+from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
 from fintrader.envs.observation import ObservationLayout, split_market, window_of
 
 
@@ -176,7 +176,7 @@ class AssetInput(nn.Module):
         self.encoder = encoder
         past = (layout.lookback - 1) * (layout.num_features + 1)
         now = layout.num_features + 1 + 2 * layout.benchmark
-        self.width = now + (past if encoder is None else settings.encoder_width)
+        self.width = now + (past if encoder is None else ENCODER_WIDTH)
         """P"""
         # One column at least: without any, the first layer would have no matrix.
         self.common_width = layout.num_context or 1

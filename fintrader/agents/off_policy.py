@@ -92,9 +92,9 @@ class OffPolicyAgent(BaseAgent):
         if self.replay is None:
             self.replay = self._make_replay(*transition.obs.shape)
         assert self.latent is not None
-        if self.is_warming_up and self.settings.normalise_observations:
+        if self.is_warming_up and "observations" in self.settings.normalise:
             self.normaliser.update(transition.obs)
-        if self.settings.normalise_rewards:
+        if "rewards" in self.settings.normalise:
             done = transition.terminated | transition.truncated
             self.rewards.update(transition.reward.unsqueeze(0), done.unsqueeze(0))
         self.replay.add(transition, self.latent)
@@ -146,7 +146,7 @@ class OffPolicyAgent(BaseAgent):
         """Draw a batch from the replay buffer."""
         settings = self.settings
         batch = replay.sample(settings.batch_size, settings.n_steps, self.generator)
-        rewards = self.rewards(batch.reward) if settings.normalise_rewards else batch.reward
+        rewards = self.rewards(batch.reward) if "rewards" in settings.normalise else batch.reward
         reward, discount, last = sum_n_steps(
             rewards, batch.terminated, batch.truncated, settings.gamma
         )

@@ -103,7 +103,7 @@ class OnPolicyAgent(BaseAgent):
         super().__init__(settings, layout, device=device, seed=seed)
         log_std = torch.full((self.head.latents,), math.log(settings.noise))
         self.noise = nn.ParameterDict({"log_std": log_std})
-        self.noise.requires_grad_(settings.learn_noise)
+        self.noise.requires_grad_(settings.noise_decay == "learned")
         self.modules["noise"] = self.noise.to(self.device)
         parameters = itertools.chain(
             self.actor.parameters(), self.critic.parameters(), self.noise.parameters()
@@ -128,7 +128,7 @@ class OnPolicyAgent(BaseAgent):
         """Draw actions `[B, N]` for `obs [B, D]`."""
         if not self.has_statistics:
             self.has_statistics = True
-            if self.settings.normalise_observations and not bool(self.normaliser.count[0]):
+            if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
                 self.normaliser.update(obs)
         mean = predict_acting_mean(obs, self)
         # Each draw is N(0, 1) by itself: ratios are made of the density of one decision.
@@ -164,7 +164,7 @@ class OnPolicyAgent(BaseAgent):
         metrics["reward_mean"] = buffer.reward.mean()
         # Statistics move only between rollouts, so that the ratios of a policy compare like with
         # like.
-        if self.settings.normalise_observations:
+        if "observations" in self.settings.normalise:
             self.normaliser.update(buffer.obs)
         buffer.clear()
         self.decay_noise()
@@ -177,7 +177,7 @@ class OnPolicyAgent(BaseAgent):
         settings = self.settings
         done = buffer.terminated | buffer.truncated
         reward = buffer.reward
-        if settings.normalise_rewards:
+        if "rewards" in settings.normalise:
             self.rewards.update(reward, done)
             reward = self.rewards(reward)
 
@@ -273,10 +273,10 @@ class OnPolicyAgent(BaseAgent):
     @torch.no_grad()
     def decay_noise(self) -> None:
         """Lessen a fixed noise by `noise_decay`, down to NOISE_FLOOR."""
-        settings = self.settings
-        if settings.noise_decay and not settings.learn_noise:
+        decay = self.settings.noise_decay
+        if decay != "learned" and decay > 0:
             floor = self.log_std.clamp_max(math.log(NOISE_FLOOR))
-            lessened = self.log_std + math.log1p(-settings.noise_decay)
+            lessened = self.log_std + math.log1p(-decay)
             self.log_std.copy_(torch.maximum(lessened, floor))
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:

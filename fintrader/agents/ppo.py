@@ -13,7 +13,7 @@ where all are 1, the gradient is the same. Details follow "The 37 implementation
 (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/): orthogonal
 initialisation, small last layer, Adam ε = 1e-5, advantages normalised in each minibatch, gradient
 clipping, observation and reward normalisation. Differences from the paper: exploration noise begins
-large and becomes less by a fixed rule (`noise_decay`) unless `learn_noise`, and lasts from one
+large and becomes less by a fixed rule (`noise_decay`) unless that is `learned`, and lasts from one
 decision to the next on markets (`noise_persistence`); the value is not clipped, which did not help
 there.
 """

@@ -34,10 +34,11 @@ class REDQAgent(SACAgent):
         super().__init__(settings, layout, device=device, seed=seed)
 
     def combine_for_target(self, values: Tensor) -> Tensor:
-        if self.settings.target != "subset":
-            return combine_critics(values, self.settings.target)
+        target = self.settings.target
+        if not isinstance(target, int):
+            return combine_critics(values, target)
         order = torch.randperm(self.members, generator=self.generator, device=self.device)
-        return combine_critics(values[order[: self.settings.subset_size]], "min")
+        return combine_critics(values[order[:target]], "min")
 
     def combine_for_policy(self, values: Tensor) -> Tensor:
         return combine_critics(values, "mean")

@@ -27,6 +27,9 @@ from fintrader.agents.on_policy import gaussian_log_prob
 from fintrader.agents.settings import SACBase
 from fintrader.envs.observation import Layout
 
+FIRST_ALPHA = 0.1
+"""Temperature at which `alpha: auto` begins: small, since scaled rewards are of order 1."""
+
 
 class SACAgent(OffPolicyAgent):
     """Two critics and a stochastic actor that is paid for its entropy."""
@@ -40,7 +43,8 @@ class SACAgent(OffPolicyAgent):
     ) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
         del self.modules["actor_target"]  # the next latent is drawn from the actor itself
-        start = torch.tensor(math.log(settings.alpha))
+        alpha = FIRST_ALPHA if settings.alpha == "auto" else settings.alpha
+        start = torch.tensor(math.log(alpha))
         self.temperature = nn.ParameterDict({"log_alpha": start}).to(self.device)
         self.modules["temperature"] = self.temperature
         self.add_optimiser("temperature", self.temperature.parameters(), settings.learning_rate)
@@ -55,7 +59,7 @@ class SACAgent(OffPolicyAgent):
         """Draw latents `[R, L]` by reparametrisation; also returns their log density `[R]` and the
         means before tanh."""
         mean, raw = self.actor(batch)
-        log_std = bound_log_std(raw, self.settings.initial_noise)
+        log_std = bound_log_std(raw, self.settings.noise)
         u = mean + log_std.exp() * (draw_noise or self.draw_normal)(mean.shape)
         # log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u)), which does not overflow
         squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
@@ -95,7 +99,7 @@ class SACAgent(OffPolicyAgent):
         policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
         norm = self.descend("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
         entropy = -log_prob.detach().mean()
-        if settings.tune_alpha:
+        if settings.alpha == "auto":
             surplus = entropy - settings.target_entropy * self.head.latents
             self.descend("temperature", log_alpha.exp() * surplus)
         return {

@@ -14,6 +14,10 @@ from fintrader.config import Settings
 MAX_TILT_SCALE = 4.0
 """Largest multiple of a learned tilt: a portfolio further out is no longer what was learned."""
 
+ENCODER_WIDTH = 16
+"""Width of an encoder's summary of the last bars: half of a hidden layer's, so that they do not
+drown the newest one."""
+
 
 class NetworkSettings(Settings):
     """Shape of actor and critic."""
@@ -42,8 +46,6 @@ class NetworkSettings(Settings):
     encoder: Literal["none", "gru", "attention"] = "none"
     """Summary of the bars that `env.lookback` shows: a gated recurrent unit, attention, or none
     (then they are plain inputs)."""
-    encoder_width: int = Field(default=16, ge=1)
-    """Width of the encoder's summary of a window."""
 
 
 class ActionHeadSettings(Settings):
@@ -100,10 +102,9 @@ class BaseSettings(Settings):
     """Chance of each feature to be hidden until the next update (`regularisation.py`)."""
     feature_noise: float = Field(default=0.0, ge=0)
     """Standard deviation of the noise on standardised features while learning."""
-    normalise_observations: bool = True
-    """Standardise observations with running statistics."""
-    normalise_rewards: bool = True
-    """Divide rewards by the deviation of the discounted return."""
+    normalise: tuple[Literal["observations", "rewards"], ...] = ("observations", "rewards")
+    """Standardise observations with running statistics (of a replay buffer, they freeze when
+    learning begins); divide rewards by the deviation of the discounted return."""
     learners: int = Field(default=1, ge=1)
     """K learners on one device, each learning from its own share of the accounts; after every
     update their networks and optimiser moments are averaged. For ppo and a2c; `env.num_envs` must
@@ -148,17 +149,15 @@ class OnPolicySettings(BaseSettings):
     Under trading costs a deviation that lasts is cheaper and tells more than one that is taken back
     at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
     heads `aim` and `tilt`, else 0."""
-    noise_decay: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the noise's deviation that goes with every update, down to 0.2; without
-    effect on a learned one. Much noise finds the profitable actions soon. But it costs: the account
-    holds cash to pay less, the longer the more assets there are."""
+    noise_decay: Annotated[float, Field(ge=0, lt=1)] | Literal["learned"] = 0.0
+    """Share of the noise's deviation that goes with every update, down to 0.2. Much noise finds the
+    profitable actions soon. But it costs: the account holds cash to pay less, the longer the more
+    assets there are. `learned`: the noise moves by gradient. Under market noise a fixed rule learns
+    better; classic environments gain from a learned one."""
     group_baseline: bool = True
     """Judge an action by how it did against the other accounts at the same bar (see
     `env.start_groups`), not only against the critic: prices move all of them alike, and no critic
     foresees them."""
-    learn_noise: bool = False
-    """Adapt the noise by gradient. Under market noise a fixed one learns better; classic
-    environments gain from it."""
 
 
 class PPO(OnPolicySettings):
@@ -169,9 +168,9 @@ class PPO(OnPolicySettings):
     """Steps of every account between updates."""
     noise: float = Field(default=1.0, gt=0)
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
-    noise_decay: float = Field(default=0.02, ge=0, lt=1)
-    """Share of the noise's deviation that goes with every update, down to 0.2; without
-    effect on a learned one."""
+    noise_decay: Annotated[float, Field(ge=0, lt=1)] | Literal["learned"] = 0.02
+    """Share of the noise's deviation that goes with every update, down to 0.2; `learned`: the noise
+    moves by gradient."""
     update_epochs: int = Field(default=3, ge=1)
     """Passes over each rollout."""
     num_minibatches: int = Field(default=2, ge=1)
@@ -217,8 +216,6 @@ class OffPolicySettings(BaseSettings):
     """LayerNorm keeps the critics' values from running away (https://arxiv.org/abs/2302.02948)."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Step size of Adam, of the actor and of the critics."""
-    normalise_observations: bool = True
-    """Standardise observations with running statistics, which freeze when learning begins."""
     n_steps: int = Field(default=1, ge=1)
     """Steps summed before a critic's value is used."""
     tau: float = Field(default=0.01, gt=0, le=1)
@@ -266,15 +263,14 @@ class TD3(OffPolicySettings):
 class SACBase(OffPolicySettings):
     """Settings that SAC and REDQ share."""
 
-    alpha: float = Field(default=0.1, gt=0)
-    """Temperature at the start: the price of a nat of entropy, in scaled rewards."""
-    tune_alpha: bool = True
-    """Move the temperature so that the entropy meets its target."""
+    noise: float = Field(default=0.3, gt=0)
+    """Standard deviation of the policy at the start."""
+    alpha: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """Temperature: the price of a nat of entropy, in scaled rewards. `auto`: 0.1 at the start, then
+    moved so that the entropy meets its target."""
     target_entropy: float = -1.5
     """Entropy aimed at, per latent, in nats; -1.5 is a deviation of about 0.05 around the middle of
     [-1, 1]."""
-    initial_noise: float = Field(default=0.3, gt=0)
-    """Deviation at the start."""
 
 
 class SAC(SACBase):
@@ -289,11 +285,9 @@ class REDQ(SACBase):
     algo: Literal["redq"] = "redq"
     num_critics: int = Field(default=5, ge=1)
     """K."""
-    subset_size: int = Field(default=2, ge=1)
-    """M: critics drawn for each target (`target: subset`)."""
-    target: Literal["subset", "min", "mean"] = "subset"
-    """The target's value: the minimum over a random subset, or the minimum or mean over all
-    critics."""
+    target: Annotated[int, Field(ge=1)] | Literal["min", "mean"] = 2
+    """The target's value: the minimum over M critics, drawn anew for each update, or the minimum or
+    mean over all of them."""
     updates_per_step: float = Field(default=2.0, gt=0)
     """Updates for each step of the vector environment."""
     policy_delay: int = Field(default=2, ge=1)
@@ -301,8 +295,8 @@ class REDQ(SACBase):
 
     @model_validator(mode="after")
     def _check_subset(self) -> Self:
-        if self.subset_size > self.num_critics:
-            raise ValueError("subset_size must not exceed num_critics")
+        if isinstance(self.target, int) and self.target > self.num_critics:
+            raise ValueError("a target drawn from more critics than num_critics; lower target")
         return self
 
 

@@ -218,7 +218,7 @@ def _agent(decisions: int) -> list[str]:
         "  gamma: 1.0",
         "  bootstrap: false",
         "  noise: 0.0",
-        "  normalise_rewards: false",
+        "  normalise: [observations]",
         "  weight_decay: 1.0e-2",
         "  feature_dropout: 0.25",
         "  feature_noise: 1.0",

@@ -100,7 +100,6 @@ def build_ensemble(
     )
     weights = [1.0 / len(members)] * len(members)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
-    mode = settings.ensemble_mode
     names = [member.spec.pod for member in members]
     shrinkage = estimate_shrinkage(members, weights, settings)
     meta = {
@@ -114,12 +113,12 @@ def build_ensemble(
         policies = [_scale_tilt(policy, shrinkage["tilt_scale"]) for policy in policies]
     save_policy(
         folder / "policy.safetensors",
-        EnsemblePolicy(policies, weights, mode),
+        EnsemblePolicy(policies, weights),
         {**meta, **({"market": market} if market else {})},
     )
     description = {
         **meta,
-        "mode": mode,
+        "mode": "mean",
         "founders": [founders[member.key] for member in members],
         "scores": [member.score for member in members],
         "correlations": measure_correlations(members),

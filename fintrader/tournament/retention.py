@@ -78,14 +78,14 @@ class Retention:
         self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, FinishedPod]
     ) -> set[str]:
         """Choose the pods to keep: rows, elites, unfinished pods and their parents, failed pods,
-        the newest two generations (generational scheduler), and with `keep: lineage` all
+        the newest two generations (`order: generations`), and with `keep: lineage` all
         ancestors."""
         waiting = [spec for spec in specs if spec.pod not in over]
         kept = {row.spec.pod for row in (*board.rows, *board.elites)} | {
             spec.pod for spec in waiting
         }
-        if self.settings.scheduler == "generational":
-            kept |= {spec.pod for spec in specs[-2 * self.settings.population :]}
+        if self.settings.order == "generations":
+            kept |= {spec.pod for spec in specs[-2 * self.settings.pool_size :]}
         parents = [spec.parent_here for spec in waiting]
         if self.settings.keep == "lineage":
             parents += [over[pod].spec.parent_here for pod in kept if pod in over]

@@ -51,8 +51,7 @@ from fintrader.tournament.warm_start import WarmStart, copy_warm_start
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "keep"}
-    | {"ensemble_size", "ensemble_mode", "ensemble_shrinkage", "diversity"}
-    | {"ensemble_tracking_error"}
+    | {"ensemble_size", "ensemble_shrinkage", "ensemble_tracking_error", "diversity"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[str, Any]]

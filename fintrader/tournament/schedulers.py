@@ -136,8 +136,8 @@ class Replay:
 
 def make_scheduler(settings: TournamentSettings) -> Scheduler:
     """Make the scheduler of the settings."""
-    if settings.scheduler == "generational":
-        return Generational(settings.population, settings.survivors)
+    if settings.order == "generations":
+        return Generational(settings.pool_size, settings.survivors)
     return Submission(settings.pool_size) if settings.order == "submission" else Asynchronous()
 
 

@@ -136,21 +136,16 @@ class TournamentSettings(Settings):
     fusions: int = Field(8, ge=1)
     """Times the learners of a pod are averaged."""
 
-    scheduler: Literal["tournament", "generational"] = "tournament"
-    """`tournament`: pods are replaced one by one; `generational`: whole generations, the best
-    copied over the rest."""
-    order: Literal["arrival", "submission"] = "arrival"
-    """`arrival`: results count as they arrive, and nobody waits for anybody; `submission`: pod k
+    order: Literal["arrival", "submission", "generations"] = "arrival"
+    """`arrival`: results count as they arrive, and no pod waits for another; `submission`: pod k
     sees those of pods <= k - pool_size and waits for them, so that one seed always gives one
-    leaderboard."""
+    leaderboard; `generations`: the best of each generation are copied over the rest of it."""
     pool_size: int = Field(2, ge=1)
-    """Only with `order: submission`: pods under way at once. More workers than this find no
-    work."""
-    population: int = Field(8, ge=2)
-    """Pods of a generation (generational scheduler)."""
-    survivors: int = Field(2, ge=1)
-    """Pods of a generation that continue and are copied over the others (generational
-    scheduler)."""
+    """Not with `order: arrival`: pods under way at once, which are one generation. More workers
+    than this find no work."""
+    survivors: int = Field(1, ge=1)
+    """Only with `order: generations`: pods of a generation that continue and are copied over the
+    others."""
 
     leaderboard_size: int = Field(16, ge=1)
     """Rows of the leaderboard, hence the number of possible parents."""
@@ -209,8 +204,6 @@ class TournamentSettings(Settings):
     """Members of the final ensemble, at most half of them from one founder: fewer where there are
     not enough others. An even number leaves the best lineage most room; of three, each has a
     founder of its own."""
-    ensemble_mode: Literal["mean", "vote"] = "mean"
-    """How the members' actions become one."""
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt`
     heads), t being the t-statistic of their pooled validation returns in excess of it; 0 where that
@@ -240,9 +233,7 @@ class TournamentSettings(Settings):
     def at_once(self) -> int | None:
         """Pods that the scheduler lets work at once, whatever the capacity; None: as many as there
         is room for."""
-        if self.scheduler == "generational":
-            return self.population
-        return self.pool_size if self.order == "submission" else None
+        return None if self.order == "arrival" else self.pool_size
 
     @property
     def looks(self) -> tuple[float, ...]:
@@ -302,19 +293,18 @@ class TournamentSettings(Settings):
 
     @model_validator(mode="after")
     def _niches_of_the_tournament(self) -> TournamentSettings:
-        if self.scheduler == "generational" and (self.niche != "none" or self.unchanged):
+        if self.order == "generations" and (self.niche != "none" or self.unchanged):
             raise ValueError(
-                "niche and unchanged are of the asynchronous tournament; the generational scheduler"
-                " copies the best `survivors` and carries each on unchanged as it is; leave them"
-                " out, or set scheduler: tournament"
+                "generations have no niche and no unchanged: they copy the best `survivors` and"
+                " carry each on as it is; leave both out, or set order: arrival or submission"
             )
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> TournamentSettings:
-        if self.survivors >= self.population:
+        if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(
-                f"survivors ({self.survivors}) must be fewer than population ({self.population})"
+                f"survivors ({self.survivors}) must be fewer than pool_size ({self.pool_size})"
             )
         if self.ensemble_size > self.leaderboard_size:
             raise ValueError(

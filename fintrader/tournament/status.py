@@ -144,12 +144,7 @@ def describe_effect(run: RunFolder, pods: int | None) -> str:
     )
     bound = settings.at_once
     if bound is not None and (pods is None or pods > bound):
-        why = (
-            f"`population: {bound}`"
-            if settings.scheduler == "generational"
-            else "`order: submission`"
-        )
-        requested += f", but at most {bound}: {why} lets no more work at once"
+        requested += f", but at most {bound}: `order: {settings.order}` lets no more work at once"
     if leases.is_held(run, find_mirror(run.root)):
         return f"at work from the next reconcile on: {requested}"
     if any(event.get("event") == "finished" for event in read_jsonl(run.events)):

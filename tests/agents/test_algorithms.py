@@ -120,10 +120,10 @@ def test_critics_keep_time_limits_and_ends_apart(algo, env):
             "network": {"hidden": [8]},
         }
     elif algo == "sac":
-        given |= {"alpha": 1e-6, "tune_alpha": False}
+        given |= {"alpha": 1e-6}
     world = env()
     agent = make_agent(
-        agent_settings(algo, {**given, "gamma": 0.8, "normalise_rewards": False}),
+        agent_settings(algo, {**given, "gamma": 0.8, "normalise": ["observations"]}),
         world.layout,
         seed=0,
     )
@@ -235,7 +235,7 @@ def test_the_critics_lead_leaves_the_actor_alone(algo):
         "network": {"hidden": [8]},
         "learning_starts": 16,
         "critic_lead": 20,
-        "normalise_rewards": False,
+        "normalise": ["observations"],
     }
     if algo == "redq":
         given["updates_per_step"] = 1.0

@@ -104,7 +104,7 @@ def test_an_ensemble_of_unlike_members(mode, ensemble):
 @pytest.mark.parametrize("encoder", ["none", "gru", "attention"])
 def test_several_bars_are_read_by_market_once_alone(encoder):
     obs = observations(WINDOWED, 12)
-    policy = actor(WINDOWED, 1, "aim", account=True, encoder=encoder, encoder_width=6)
+    policy = actor(WINDOWED, 1, "aim", account=True, encoder=encoder)
     assert bound_actions(policy, obs, WINDOWED) == pytest.approx(policy(obs).numpy(), abs=2e-5)
     other = actor(WINDOWED, 1, "aim", kind="per_asset", encoder=encoder)
     rows = obs[:, WINDOWED.private_width :].numpy()

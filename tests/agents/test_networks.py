@@ -38,9 +38,7 @@ BARS = 4
 
 
 def network(encoder, **values):
-    return NetworkSettings.model_validate(
-        {"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values}
-    )
+    return NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, **values})
 
 
 def raw(obs, layout):

@@ -60,7 +60,7 @@ def test_losses_in_pieces_are_the_loss(algo, kind, monkeypatch):
     small = {"num_minibatches": 2, "update_epochs": 2} if algo == "ppo" else {}
     for rows_at_once in (1_000, 7):
         monkeypatch.setattr(on_policy, "ROWS_AT_ONCE", rows_at_once)
-        values = {"network": {"kind": kind}, "learn_noise": True, "ent_coef": 0.1, **small}
+        values = {"network": {"kind": kind}, "noise_decay": "learned", "ent_coef": 0.1, **small}
         agent = make_agent(agent_settings(algo, values), layout, seed=1)
         agent.modules.double()
         draw = torch.Generator().manual_seed(3)
@@ -91,7 +91,7 @@ def test_clocks_teach_what_rows_teach(algo, kind):
         EnvSettings(start_groups=3, episode_bars=7, observation="factored"),
         num_envs=6,
     )
-    values = {"normalise_observations": False, "network": {"kind": kind, "hidden": [8, 8]}}
+    values = {"normalise": ["rewards"], "network": {"kind": kind, "hidden": [8, 8]}}
     if algo == "a2c":
         values |= {"num_steps": 12, "group_baseline": False}
     else:

@@ -247,7 +247,7 @@ def onnxruntime():
 
 def random_policy(layout, head="auto", **network):
     """A policy whose weights and statistics are random numbers."""
-    settings = NetworkSettings.model_validate({"hidden": (8,), "encoder_width": 6, **network})
+    settings = NetworkSettings.model_validate({"hidden": (8,), **network})
     agent = make_agent(PPO(network=settings, head={"kind": head}), layout, seed=1)
     for parameter in agent.policy.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

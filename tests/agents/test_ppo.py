@@ -92,7 +92,7 @@ def slopes(loss, agent):
 
 
 def test_the_first_step_is_that_of_the_joint_ratio():
-    agent = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
+    agent = make_agent(PPO(noise_decay="learned"), LAYOUT, seed=1)
     batch = some_rollout(agent)
     log_std = agent.noise["log_std"]
     _, found = agent.loss(batch)
@@ -113,7 +113,7 @@ def test_the_first_step_is_that_of_the_joint_ratio():
 def test_the_compiled_pass_is_the_tensors(kind, moved, monkeypatch):
     network = {"kind": kind, "hidden": [8]}
     agent = make_agent(
-        PPO.model_validate({"learn_noise": True, "network": network}), LAYOUT, seed=1
+        PPO.model_validate({"noise_decay": "learned", "network": network}), LAYOUT, seed=1
     )
     batch = some_rollout(agent)
     with torch.no_grad():  # the policy is another by now: many ratios are outside
@@ -137,7 +137,7 @@ def test_the_compiled_pass_is_the_tensors(kind, moved, monkeypatch):
 
 
 def test_a_latent_out_of_range_holds_no_other_back():
-    agent = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
+    agent = make_agent(PPO(noise_decay="learned"), LAYOUT, seed=1)
     batch = some_rollout(agent)
     batch = batch._replace(advantage=batch.advantage.abs())
     batch.log_prob[:, 2] -= 1.0  # its ratios are e: beyond the range, and advantages are positive
@@ -161,7 +161,9 @@ def test_noise_becomes_less_with_every_update_down_to_its_least():
 def test_fixed_noise_stays_and_learned_noise_moves():
     for learn in (False, True):
         env = Identity(seed=5)
-        agent = make_agent(PPO(num_steps=8, learn_noise=learn, noise_decay=0.0), env.layout, seed=0)
+        agent = make_agent(
+            PPO(num_steps=8, noise_decay="learned" if learn else 0.0), env.layout, seed=0
+        )
         before = agent.noise["log_std"].detach().clone()
         train(agent, env, Budget(env_steps=500))
         assert torch.equal(before, agent.noise["log_std"]) is not learn

@@ -41,8 +41,8 @@ def generational(
     how: dict[str, Any] = {"launcher": launcher, "watch": changes.pop("watch", None)}
     how["operations"] = races.STUBBORN.model_copy(update=own)
     small = {
-        "scheduler": "generational",
-        "population": 4,
+        "order": "generations",
+        "pool_size": 4,
         "survivors": 2,
         "workers": None,
         **changes,

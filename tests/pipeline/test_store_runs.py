@@ -25,12 +25,11 @@ from tests.engines.emptied import results_in
 from tests.engines.runs import TINY, Struck, struck_when, write_config
 
 RACE = TINY["tournament"] | {
-    "scheduler": "generational",
-    "population": 2,
+    "order": "generations",
+    "pool_size": 2,
     "survivors": 1,
     "pods": 4,
     "workers": 2,
-    "order": "arrival",
     "budget": {"env_steps": 512},
     "ensemble_size": 2,
 }
@@ -134,7 +133,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_p
 def test_the_bars_and_the_disk_are_gone(tmp_path, capsys):
     bars = write_csv(tmp_path, minute_table(3, 12))
     source = {"source": {"kind": "files", "path": str(bars)}}
-    short = TINY["tournament"] | {"scheduler": "tournament", "pods": 2}
+    short = TINY["tournament"] | {"order": "submission", "pods": 2}
     store = f"file://{tmp_path}/store"
     config = load_config(write(tmp_path / "here", store=store, data=source, tournament=short))
     run(config)

@@ -129,5 +129,5 @@ def test_some_children_go_on_unchanged():
 
 
 def test_generations_have_no_niches():
-    with pytest.raises(ConfigError, match="niche and unchanged are of the asynchronous tournament"):
-        settings(scheduler="generational", niche="lineage")
+    with pytest.raises(ConfigError, match="generations have no niche"):
+        settings(order="generations", niche="lineage")

@@ -80,7 +80,7 @@ def test_a_clock_that_jumps_an_hour_costs_nothing(race, run, monkeypatch, hours)
     "how",
     [
         pytest.param(
-            {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12},
+            {"order": "generations", "pool_size": 4, "survivors": 2, "pods": 12},
             marks=pytest.mark.slow,
         ),
         {"order": "submission"},
@@ -359,7 +359,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch
 
 
 def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path, run, url, race):
-    how = {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}
+    how = {"order": "generations", "pool_size": 4, "survivors": 2, "pods": 12}
     plain = race("plain", **how)
     node = RunFolder(open_working_copy(url, tmp_path / "node"))
 

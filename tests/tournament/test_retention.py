@@ -94,7 +94,7 @@ def test_it_goes_on_where_much_was_dropped(race):
 
 
 def test_generations_keep_whom_the_next_one_starts_from(race):
-    how = {"scheduler": "generational", "population": 6, "survivors": 2, **MANY, "pods": 36}
+    how = {"order": "generations", "pool_size": 6, "survivors": 2, **MANY, "pods": 36}
     assert board(race("a", keep="leaders", **how)) == board(race("b", keep="all", **how))
 
 

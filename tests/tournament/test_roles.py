@@ -362,7 +362,7 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"survivors": 8, "population": 8}, "survivors"),
+        ({"order": "generations", "survivors": 8, "pool_size": 8}, "survivors"),
         ({"ensemble_size": 9, "leaderboard_size": 8}, "ensemble_size"),
         (
             {"validation": "kfold", "replicas": 2},

@@ -104,7 +104,7 @@ def test_the_database_is_only_an_index(race, order):
     "changes",
     [
         {"order": "arrival", "workers": 3},
-        {"scheduler": "generational", "population": 4, "survivors": 2},
+        {"order": "generations", "pool_size": 4, "survivors": 2},
     ],
 )
 def test_replay_is_byte_equal(race, tmp_path, changes):
@@ -196,7 +196,7 @@ def test_what_a_scheduler_does_not_let_work_is_said(race, tmp_path):
 
 
 def test_scaling_what_nobody_races_promises_nothing(race, capsys):
-    generations = {"scheduler": "generational", "population": 4, "survivors": 2}
+    generations = {"order": "generations", "pool_size": 4, "survivors": 2}
     finished = race("a", pods=2, order=ORDER).folder
     bred = race("b", pods=4, **generations).folder
     cli.main(["status", str(finished.root), "--workers", "6"])
@@ -207,7 +207,7 @@ def test_scaling_what_nobody_races_promises_nothing(race, capsys):
     assert read_requested_pods(finished) == 6
     assert describe_effect(finished, 6).endswith(": 6 pods")
     assert "as many pods as its settings say" in describe_effect(finished, None)
-    assert "6 pods, but at most 4: `population: 4`" in describe_effect(bred, 6)
+    assert "6 pods, but at most 4: `order: generations`" in describe_effect(bred, 6)
     assert describe_effect(bred, 1).endswith(": 1 pod")
     lines = finished.events.read_text().splitlines(keepends=True)
     finished.events.write_text("".join(line for line in lines if '"finished"' not in line))

@@ -39,9 +39,9 @@ def test_a_generational_run_equals_the_local_launchers_byte_for_byte(nodes, tmp_
     """Real pods, each trained in one task and evaluated in another."""
     local = RunFolder(tmp_path / "local")
     there = RunFolder(tmp_path / "ray")
-    racer = started(Racer(there, nodes.address, "real", pods=6, population=3))
+    racer = started(Racer(there, nodes.address, "real", pods=6, pool_size=3))
     threads = ThreadLauncher(local, tmp_path / "market.safetensors", train_and_evaluate, workers=1)
-    generational(local, threads, "real", pods=6, population=3)
+    generational(local, threads, "real", pods=6, pool_size=3)
     assert racer.wait() == (0, "")
     assert compare(local, there) == []
     assert _files(local) == _files(there)
@@ -345,7 +345,7 @@ def test_how_often_a_pod_fits_into_a_node():
     )
 
 
-FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": MANY_ROUNDS}
+FUSED = {"pods": 1, "order": "arrival", "replicas": 2, "fusions": MANY_ROUNDS}
 
 
 @pytest.mark.slow
