@@ -4,25 +4,24 @@ that vouches for it.
     <root>/<kind>/<identity>/manifest[-<first 16 of the file's SHA-256>].json
     <root>/<kind>/<identity>/<SYMBOL>/<YYYY-MM>-<first 12 of its SHA-256>.parquet
 
-The identity is a hash of what decides the bars: a file's name and how it is read, of files of days
-how they are read, or a vendor's request. A file has a manifest for each content that it had; all
-share the chunks, so that one which has grown adds only its new rows.
+The identity is a hash of everything that decides the bars: a file's name and how it is read, of
+files of days how they are read, or a vendor's request. A file has a manifest for each content that
+it had; all share the chunks, so that one which has grown adds only its new rows.
 
 The manifest names every chunk with its SHA-256, its rows, the request it answers and when; it
-carries a hash of itself, and is written after the chunks that it names. Whatever is killed leaves a
-manifest that is true, and the next build adds what it lacks.
+carries a hash of itself, and is written after the chunks that it names. A killed process leaves a
+manifest that is true, and the next build adds the missing chunks.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 import re
 import urllib.parse
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ import pyarrow.parquet as pq
 from fintrader.bars.bars import COLUMNS, Array, Bars, concat, wrap_columns
 from fintrader.errors import DataError
 from fintrader.files import seal, unseal
+from fintrader.records import JsonValue, RecordError, from_json
 from fintrader.storage.objects import ObjectStore
 
 FORMAT = "fintrader-bars-3"
@@ -38,72 +38,104 @@ MANIFEST = "manifest.json"
 _MANIFEST = re.compile(r"(?:(?P<folder>.*)/)?(?P<name>manifest(-[0-9a-f]{16})?\.json)")
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """A stored piece of one symbol's bars of a month."""
+
+    file: str
+    """Name in the collection."""
+    sha256: str
+    rows: int
+    row: int | None
+    """Number of its first row in the source's file; None for bars of no file."""
+    first: int
+    """Time of its earliest bar, int64 nanoseconds; `last`: of its latest."""
+    last: int
+    request: Mapping[str, JsonValue]
+    """The file or the vendor's request that it answers."""
+    time: str
+    """When it was stored, UTC."""
+
+    @property
+    def asked(self) -> dt.date:
+        """The day as of which a vendor's prices are adjusted."""
+        return dt.date.fromisoformat(str(self.request.get("asked", self.time[:10])))
+
+
+Chunks = dict[str, dict[str, tuple[Chunk, ...]]]
+"""symbol -> month -> chunks (several when a month came in more than one go)."""
+Spans = dict[str, dict[str, tuple[str, str]]]
+"""symbol -> month -> two days."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of a manifest's file; `Collection` explains the fields."""
+
+    identity: dict[str, JsonValue]
+    complete: bool
+    chunks: Chunks
+    through: Spans
+    unconfirmed: Spans
+    next_row: int | None
+    files: tuple[tuple[str, str, int], ...]
+
+
 @dataclass
 class Collection:
     """The chunks of one identity."""
 
     objects: ObjectStore
-    identity: Mapping[str, Any]
-    chunks: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
-    """symbol -> month -> pieces (several when a month came in more than one go)."""
-    through: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """symbol -> month -> [first, last] day that a vendor was asked for."""
-    unconfirmed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """symbol -> month -> [day on which, last session for which] a vendor had no bars of a
-    session."""
+    identity: Mapping[str, JsonValue]
+    chunks: Chunks = field(default_factory=dict)
+    through: Spans = field(default_factory=dict)
+    """The first and the last day of each month that a vendor was asked for."""
+    unconfirmed: Spans = field(default_factory=dict)
+    """Answers of a vendor without bars of a session: the day of the request, and the last session
+    that it asked for."""
     complete: bool = False
-    """Whether everything the identity names has been stored (a file's whole content)."""
+    """Everything that the identity names is stored (a file's whole content)."""
     next_row: int | None = None
     """The number that a further row of the file would have, once it is complete."""
-    files: list[list[Any]] = field(default_factory=list)
-    """Of several files as one: what each is called, the SHA-256 of its content, and what its rows
-    are numbered from."""
+    files: tuple[tuple[str, str, int], ...] = ()
+    """Of several files as one: each one's name, the SHA-256 of its content, and the number of its
+    first row."""
     manifest: str = MANIFEST
 
     @classmethod
     def open(
-        cls, root: ObjectStore, kind: str, identity: Mapping[str, Any], sha256: str | None = None
+        cls,
+        root: ObjectStore,
+        kind: str,
+        identity: Mapping[str, JsonValue],
+        sha256: str | None = None,
     ) -> Collection:
-        """What the store holds of an identity; empty when nothing. Of a file, `sha256` is that of
+        """Open the stored chunks of an identity, which may be none. Of a file, `sha256` is that of
         its content.
 
         Raises DataError when the manifest is damaged.
         """
         text = json.dumps([FORMAT, identity], sort_keys=True)
         home = root.open_below(f"{kind}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
-        if sha256 is None:
-            collection = cls(home, identity)
-        else:
-            collection = cls(
-                home, {**identity, "sha256": sha256}, manifest=f"manifest-{sha256[:16]}.json"
-            )
-        stored = collection.objects.get(collection.manifest)
-        if stored is not None:
-            manifest = _manifest(stored, home, collection.manifest)
-            collection.chunks = manifest["chunks"]
-            collection.complete = manifest["complete"]
-            collection.through = manifest["through"]
-            collection.unconfirmed = manifest["unconfirmed"]
-            collection.next_row = manifest["next_row"]
-            collection.files = manifest.get("files", [])
-        return collection
+        name = MANIFEST
+        if sha256 is not None:
+            identity = {**identity, "sha256": sha256}
+            name = f"manifest-{sha256[:16]}.json"
+        stored = home.get(name)
+        return cls(home, identity, manifest=name) if stored is None else cls.load(home, name)
 
-    def others(self) -> Iterator[Collection]:
-        """What the store holds of the same files with another content. Raises DataError when a
+    @classmethod
+    def load(cls, home: ObjectStore, name: str) -> Collection:
+        """Open a collection by the name of its manifest. Raises DataError when that is damaged."""
+        return cls(home, manifest=name, **vars(_read_manifest(home, name)))
+
+    def open_others(self) -> Iterator[Collection]:
+        """Open the collections of the same files with another content. Raises DataError when a
         manifest is damaged."""
         for name in self.objects.list_names():
             match = _MANIFEST.fullmatch(name)
             if match is not None and not match["folder"] and name != self.manifest:
-                body = _manifest(self.objects.get(name) or b"", self.objects, name)
-                yield Collection(
-                    self.objects,
-                    body["identity"],
-                    body["chunks"],
-                    complete=body["complete"],
-                    next_row=body["next_row"],
-                    files=body.get("files", []),
-                    manifest=name,
-                )
+                yield Collection.load(self.objects, name)
 
     @property
     def symbols(self) -> list[str]:
@@ -112,140 +144,140 @@ class Collection:
 
     def span(self) -> tuple[int, int]:
         """First and last time of all bars (int64 nanoseconds)."""
-        pieces = self.pieces()
-        return min(piece["first"] for piece in pieces), max(piece["last"] for piece in pieces)
+        chunks = self.list_chunks()
+        return min(chunk.first for chunk in chunks), max(chunk.last for chunk in chunks)
 
-    def add(self, symbol: str, month: str, bars: Bars, request: Mapping[str, Any]) -> None:
-        """Store one more piece of a month. It counts once `save` has written the manifest."""
-        base = None if bars.row is None else int(bars.row[0])
+    def add(self, symbol: str, month: str, bars: Bars, request: Mapping[str, JsonValue]) -> None:
+        """Store one more chunk of a month. It counts once `save` has written the manifest."""
         data = encode(bars)
         digest = hashlib.sha256(data).hexdigest()
-        name = f"{_folder(symbol)}/{month}-{digest[:12]}.parquet"
-        self.objects.put(name, data, sync=False)
-        piece = {
-            "file": name,
-            "sha256": digest,
-            "rows": len(bars),
-            "row": base,
-            "first": int(bars.ts.min()),
-            "last": int(bars.ts.max()),
-            "request": dict(request),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        pieces = self.chunks.setdefault(symbol, {}).setdefault(month, [])
-        if base is not None or all(other["sha256"] != digest for other in pieces):
-            pieces.append(piece)
+        chunk = Chunk(
+            file=f"{_name_folder(symbol)}/{month}-{digest[:12]}.parquet",
+            sha256=digest,
+            rows=len(bars),
+            row=None if bars.row is None else int(bars.row[0]),
+            first=int(bars.ts.min()),
+            last=int(bars.ts.max()),
+            request=request,
+            time=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        )
+        self.objects.put(chunk.file, data, sync=False)
+        known = self.chunks.get(symbol, {}).get(month, ())
+        if chunk.row is not None or all(other.sha256 != digest for other in known):
+            self.keep(symbol, month, chunk)
 
-    def keep(self, symbol: str, month: str, piece: Mapping[str, Any], row: int | None) -> None:
-        """Count a chunk that is there already as a piece of a month; its first row is now number
-        `row`."""
-        self.chunks.setdefault(symbol, {}).setdefault(month, []).append({**piece, "row": row})
+    def keep(self, symbol: str, month: str, chunk: Chunk) -> None:
+        """Count a stored chunk as one of a month."""
+        months = self.chunks.setdefault(symbol, {})
+        months[month] = (*months.get(month, ()), chunk)
 
     def save(self) -> None:
-        """Write the manifest: what was added up to here now counts."""
+        """Write the manifest: all added chunks count from now on."""
         body = {"format": FORMAT, "identity": dict(self.identity), "complete": self.complete}
-        body |= {"chunks": self.chunks, "through": self.through, "unconfirmed": self.unconfirmed}
+        body |= {"through": self.through, "unconfirmed": self.unconfirmed}
         body |= {"next_row": self.next_row} | ({"files": self.files} if self.files else {})
+        # plain `vars`: a manifest may hold ten thousand chunks, and is saved after each request
+        body["chunks"] = {
+            symbol: {month: [vars(chunk) for chunk in chunks] for month, chunks in months.items()}
+            for symbol, months in self.chunks.items()
+        }
         self.objects.put(self.manifest, seal(body))
 
     def forget(self) -> None:
-        """Remove the manifest; chunks that no other one names go with `tidy`."""
+        """Remove the manifest; `tidy` removes the chunks that no other manifest names."""
         self.objects.remove(self.manifest)
 
     def tidy(self) -> None:
-        """Remove what no manifest names. Call it while holding the lock. Raises DataError for a
-        damaged manifest."""
+        """Remove all objects that no manifest names. Call it while holding the lock. Raises
+        DataError for a damaged manifest."""
         self.objects.remove_temporaries()
-        self.objects.remove(*unnamed(self.objects))
+        self.objects.remove(*list_unnamed(self.objects))
         if not self.objects.list_names():
             self.objects.clear()
 
-    def pieces(
+    def list_chunks(
         self, symbol: str | None = None, months: Sequence[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """The chunks of a symbol (all by default) in these months (all by default), in order of
-        symbol and month."""
+    ) -> list[Chunk]:
+        """List the chunks of a symbol (all by default) in these months (all by default), in order
+        of symbol and month."""
         return [
-            piece
+            chunk
             for name in (sorted(self.chunks) if symbol is None else [symbol])
-            for month, pieces in sorted(self.chunks.get(name, {}).items())
+            for month, chunks in sorted(self.chunks.get(name, {}).items())
             if months is None or month in months
-            for piece in pieces
+            for chunk in chunks
         ]
 
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
         """All bars of a symbol in the order in which they came. Raises DataError when a chunk is
         missing or damaged."""
-        pieces = self.pieces(symbol, months)
-        if not pieces:
+        chunks = self.list_chunks(symbol, months)
+        if not chunks:
             raise DataError(
                 f"no bars of {symbol} in {self.objects}; check the symbol and the range"
             )
         origin = str(self.identity.get("name", self.objects))
-        parts = [decode(self.piece(piece), symbol, origin, piece["row"]) for piece in pieces]
-        bars = concat(parts)
+        bars = concat([decode(self.read(chunk), symbol, origin, chunk.row) for chunk in chunks])
         if self.files:
-            bars = replace(
-                bars,
-                origin=f"{len(self.files)} files",
-                files=tuple((one[2], one[0]) for one in self.files),
-            )
+            files = tuple((first, name) for name, _, first in self.files)
+            bars = replace(bars, origin=f"{len(self.files)} files", files=files)
         if bars.row is None or bool((bars.row[1:] >= bars.row[:-1]).all()):
             return bars
-        return bars.take(
-            np.argsort(bars.row, kind="stable")
-        )  # as the source had them: disorder is seen and counted
+        # in the source's order, so that disorder is found and counted
+        return bars.take(np.argsort(bars.row, kind="stable"))
 
-    def piece(self, piece: Mapping[str, Any]) -> bytes:
-        """The bytes of one chunk, checked."""
-        data = self.objects.get(piece["file"])
-        if data is None or hashlib.sha256(data).hexdigest() != piece["sha256"]:
+    def read(self, chunk: Chunk) -> bytes:
+        """Read a chunk's bytes. Raises DataError when they are missing or damaged."""
+        data = self.objects.get(chunk.file)
+        if data is None or hashlib.sha256(data).hexdigest() != chunk.sha256:
             state = "is missing" if data is None else "is damaged"
             raise DataError(
-                f"{self.objects}/{piece['file']} {state}; delete {self.objects} and build again"
+                f"{self.objects}/{chunk.file} {state}; delete {self.objects} and build again"
             )
         return data
 
-    def problems(self) -> list[str]:
-        """One line for each chunk that is missing or differs from what was stored."""
+    def find_problems(self) -> list[str]:
+        """One line for each chunk that is missing or differs from its hash."""
         found = []
-        for piece in self.pieces():
+        for chunk in self.list_chunks():
             try:
-                self.piece(piece)
+                self.read(chunk)
             except DataError as error:
                 found.append(str(error))
         return found
 
 
-def _manifest(data: bytes, where: ObjectStore, name: str) -> dict[str, Any]:
-    """What `Collection.save` wrote. Raises DataError when it is not that, to the bit."""
-    damaged = DataError(f"{where}/{name} is damaged; delete {where} and build again")
-    body = unseal(data, damaged)
-    if body.get("format") != FORMAT:
+def _read_manifest(home: ObjectStore, name: str) -> Manifest:
+    """Read a manifest that `Collection.save` wrote. Raises DataError when its seal is broken, or it
+    has another format."""
+    damaged = DataError(f"{home}/{name} is damaged; delete {home} and build again")
+    body = unseal(home.get(name) or b"", damaged)
+    if body.pop("format", None) != FORMAT:
         raise damaged
-    return body
+    try:
+        return from_json(Manifest, {"files": [], **body})
+    except RecordError:
+        raise damaged from None
 
 
 def verify_store(root: ObjectStore) -> list[str]:
-    """One line for everything in a store that is not what was stored; empty when all is well."""
+    """One line for everything in a store that differs from its hash; empty when all is well."""
     found: dict[str, None] = {}  # each once: manifests share chunks
     for name in root.list_names():
         match = _MANIFEST.fullmatch(name)
         if match is None:
             continue
-        objects = root.open_below(match["folder"]) if match["folder"] else root
+        home = root.open_below(match["folder"]) if match["folder"] else root
         try:
-            body = _manifest(root.get(name) or b"", objects, match["name"])
+            found |= dict.fromkeys(Collection.load(home, match["name"]).find_problems())
         except DataError as error:
             found[str(error)] = None
-            continue
-        found |= dict.fromkeys(Collection(objects, body["identity"], body["chunks"]).problems())
     return list(found)
 
 
-def unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> list[str]:
-    """The objects of a collection's folder that none of these manifests (all by default) names,
-    other manifests too.
+def list_unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> list[str]:
+    """List the objects of a collection's folder that none of these manifests (all by default)
+    names, including other manifests.
 
     Raises DataError for a damaged one.
     """
@@ -256,19 +288,13 @@ def unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> list[
         if _MANIFEST.fullmatch(name) and (manifests is None or name in manifests)
     }
     for name in sorted(named):
-        chunks = _manifest(home.get(name) or b"", home, name)["chunks"]
-        named |= {
-            piece["file"]
-            for months in chunks.values()
-            for pieces in months.values()
-            for piece in pieces
-        }
+        named |= {chunk.file for chunk in Collection.load(home, name).list_chunks()}
     return [name for name in names if name not in named]
 
 
 def _relative_rows(bars: Bars) -> Array | None:
-    """Rows counted from the first; None where each follows the one before, and where they are not
-    known."""
+    """`[R]` int64: rows counted from the first; None where each follows the one before, and where
+    they are unknown."""
     if bars.row is None or bool((np.diff(bars.row) == 1).all()):
         return None
     return np.asarray(bars.row - bars.row[0])
@@ -278,9 +304,9 @@ def encode(bars: Bars) -> bytes:
     """Bars of one symbol as a Parquet file, without the number of the first row; equal bars give
     equal bytes."""
     columns = {"ts": pa.array(bars.ts, pa.timestamp("ns", tz="UTC"))}
-    columns |= {name: pa.array(_short(getattr(bars, name))) for name in COLUMNS}
+    columns |= {name: pa.array(_shorten(getattr(bars, name))) for name in COLUMNS}
     columns |= {
-        f"extra.{name}": pa.array(_short(values)) for name, values in sorted(bars.extras.items())
+        f"extra.{name}": pa.array(_shorten(values)) for name, values in sorted(bars.extras.items())
     }
     encoding = dict.fromkeys(columns, "BYTE_STREAM_SPLIT") | {"ts": "DELTA_BINARY_PACKED"}
     rows = _relative_rows(bars)
@@ -293,14 +319,14 @@ def encode(bars: Bars) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _short(values: Array) -> Array:
-    """As float32 where that says the same."""
+def _shorten(values: Array) -> Array:
+    """Convert to float32 where no value changes."""
     short = values.astype(np.float32)
     return short if bool((short == values).all()) else values
 
 
 def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bars:
-    """What `encode` wrote of bars whose first row is number `row` (None: they are not known)."""
+    """Read bars that `encode` wrote; `row` is the number of their first row, None if unknown."""
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     columns = {
         name: table[name].to_numpy().astype(np.int64 if name == "row" else np.float64, copy=False)
@@ -317,12 +343,9 @@ def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bar
     )
 
 
-def _folder(symbol: str) -> str:
+def _name_folder(symbol: str) -> str:
     name = urllib.parse.quote(symbol, safe="")
-    # no folder up, no hidden one beside the locks, and no name that is a file of the collection's
-    # own
-    return (
-        "%2E" + name[1:]
-        if name.startswith(".")
-        else name.replace(MANIFEST, MANIFEST.replace(".", "%2E"))
-    )
+    # neither a hidden folder, nor the folder above, nor the name of a manifest
+    if name.startswith("."):
+        return "%2E" + name[1:]
+    return name.replace(MANIFEST, MANIFEST.replace(".", "%2E"))

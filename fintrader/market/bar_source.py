@@ -61,7 +61,7 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
             raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
         tickers, listed = _tickers(settings, source)
         store = bar_store(settings, cache)
-        return VendorFeed(_vendor(source), source, tickers, settings.calendar, store, listed=listed)
+        return VendorFeed(_vendor(source), tickers, settings.calendar, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
         found = files_of(files)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fintrader.bars.chunks import unnamed
+from fintrader.bars.chunks import list_unnamed
 from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.files import unseal
@@ -99,7 +99,7 @@ def find_garbage(
         ):
             home = store.open_below(name)
             keep = live_bars.get(home.url, set())
-            names = unnamed(home, keep) if keep else home.list_names()
+            names = list_unnamed(home, keep) if keep else home.list_names()
             if names:
                 garbage.objects[home.url] = home, names
                 garbage.bytes_of_objects += 0 if home.local is None else _size(home.local, names)

@@ -67,7 +67,7 @@ def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
     if isinstance(feed, VendorFeed):
         report["requests"] = [
             {"symbols": symbols, "first": str(first), "last": str(last)}
-            for symbols, first, last in feed.planned()
+            for symbols, first, last in feed.list_requests()
         ]
         return report
     path = market_path(settings, feed, cache)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.corporate_actions import Action, AdjustSettings, load_actions, with_announced
-from fintrader.bars.sources.announced import for_accounts, scale
+from fintrader.bars.sources.announced import scale, select_for_accounts
 from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.errors import BarError, DataError
 from fintrader.market import bar_source
@@ -189,12 +189,14 @@ def test_scales_and_payments_of_any_actions():
                 shares *= one.split
         assert scale(actions, start, basis) == shares
         paid = sum(
-            one.dividend_usd for one in for_accounts(actions, "split", basis) if one.day > start
+            one.dividend_usd
+            for one in select_for_accounts(actions, "split", basis)
+            if one.day > start
         )
         assert shares * paid == pytest.approx(cash)
-    assert for_accounts(actions, "raw", basis) == actions
-    assert for_accounts(actions, "all", basis) == []
-    assert [one.split for one in for_accounts(actions, "dividend", basis)] == [2.0, 0.5]
+    assert select_for_accounts(actions, "raw", basis) == actions
+    assert select_for_accounts(actions, "all", basis) == []
+    assert [one.split for one in select_for_accounts(actions, "dividend", basis)] == [2.0, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 import fintrader
 from fintrader.bars.calendar import day_starts, session_grid, sessions_a_year
-from fintrader.bars.sources.crypto import Ccxt, all_rows, pair_bars
+from fintrader.bars.sources.crypto import Ccxt, convert_rows, fetch_pages
 from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.config import validate
@@ -110,7 +110,7 @@ def ccxt_feed(store, *, symbols=("BTC/USD", "ETH/USD"), **values):
     settings = validate(CcxtSettings, base | values, "test")
     vendor = Ccxt(settings, ccxt.bitstamp({"enableRateLimit": False}))
     how = {"today": dt.date(2024, 3, 5), "sleep": lambda _: None}
-    return VendorFeed(vendor, settings, symbols, "24/7", ObjectStore(store), **how)
+    return VendorFeed(vendor, symbols, "24/7", ObjectStore(store), **how)
 
 
 def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path):
@@ -169,12 +169,12 @@ def test_pages_are_put_together_whatever_they_hold():
             else _later(rows, since)
         )
 
-    got = all_rows(ask, (minute, 90 * minute), minute, 7)
+    got = fetch_pages(ask, (minute, 90 * minute), minute, 7)
     assert [row[0] for row in got] == [
         time for time in there if minute <= time < 90 * minute and time != 3 * minute
     ]
     assert asked == sorted(set(asked))
-    bars = pair_bars(got, "BTC/USD", "an exchange")
+    bars = convert_rows(got, "BTC/USD", "an exchange")
     assert bars.symbols == ("BTC/USD",)
     np.testing.assert_array_equal(bars.ts, [row[0] * 1_000_000 for row in got])
     np.testing.assert_array_equal(bars.close, [row[0] + 1.5 for row in got])

@@ -85,7 +85,7 @@ def feed_of(kind, store, *, symbols=("AAA", "BBB"), **values):
         vendor = Yahoo(validate(YahooSettings, base | values, "test"), requests.Session())
     else:
         vendor = Alpaca(validate(AlpacaSettings, base | {"endpoint": ENDPOINT} | values, "test"))
-    return VendorFeed(vendor, vendor.settings, symbols, "XNAS", ObjectStore(store), **how)
+    return VendorFeed(vendor, symbols, "XNAS", ObjectStore(store), **how)
 
 
 def expected(bars, symbol, last):
@@ -433,4 +433,4 @@ def test_retries_wait_twice_as_long_each_time():
 def test_without_tickers_there_is_nothing_to_ask(tmp_path):
     settings = YahooSettings(start=dt.date(2016, 1, 4))
     with pytest.raises(DataError, match="no tickers to ask for"):
-        VendorFeed(Yahoo(settings), settings, [], "XNAS", ObjectStore(tmp_path), today=TODAY)
+        VendorFeed(Yahoo(settings), [], "XNAS", ObjectStore(tmp_path), today=TODAY)

@@ -42,7 +42,7 @@ _DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
 
 
 class Alpaca:
-    """Asks Alpaca. Raises DataError when the package or the keys are missing."""
+    """Requests to Alpaca. Raises DataError when the package or the keys are missing."""
 
     name = "alpaca"
 
@@ -54,7 +54,7 @@ class Alpaca:
         self._client: Any = None
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, str]:
         settings = self.settings
         return {
             "interval": settings.interval,
@@ -68,7 +68,7 @@ class Alpaca:
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
         midnight = dt.time(tzinfo=_NEW_YORK)
         end = dt.datetime.combine(last + dt.timedelta(days=1), midnight) - dt.timedelta(seconds=1)
-        return self._asked(symbols, dt.datetime.combine(first, midnight), end)
+        return self._request(symbols, dt.datetime.combine(first, midnight), end)
 
     def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
         """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC: also of a day that is not
@@ -78,9 +78,9 @@ class Alpaca:
             dt.datetime.fromtimestamp(moment // 1_000_000_000, dt.UTC)
             for moment in (first, stop - 1)
         )
-        return self._asked(symbols, start, end) if stop > first else {}
+        return self._request(symbols, start, end) if stop > first else {}
 
-    def _asked(
+    def _request(
         self, symbols: Sequence[str], start: dt.datetime, end: dt.datetime
     ) -> dict[str, Bars]:
         client = self._connect()
@@ -106,12 +106,10 @@ class Alpaca:
             answer = client.get_stock_bars(request)
         except APIError as error:
             raise self._explain(error, symbols) from None
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # requests' errors are OSErrors; they quote the URL, so only the kind
+        except (OSError, ValueError) as error:
+            # requests' errors are OSErrors; their text quotes the URL, so only the kind is shown
             raise Busy(type(error).__name__) from None
-        return {name: self._bars(name, rows) for name, rows in (answer or {}).items() if rows}
+        return {name: self._convert(name, rows) for name, rows in (answer or {}).items() if rows}
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
         client = self._client_of("corporate_actions", "CorporateActionsClient")
@@ -135,7 +133,7 @@ class Alpaca:
             ) from None
         except (OSError, ValueError) as error:
             raise Busy(type(error).__name__) from None
-        return [_action(kind, row) for kind, rows in answer.items() for row in rows]
+        return [_read_action(kind, row) for kind, rows in answer.items() for row in rows]
 
     def _connect(self) -> Any:
         if self._client is None:
@@ -180,7 +178,7 @@ class Alpaca:
             )
         return DataError(f"alpaca answers with status {status}; try again later")
 
-    def _bars(self, symbol: str, rows: list[dict[str, Any]]) -> Bars:
+    def _convert(self, symbol: str, rows: Sequence[Any]) -> Bars:
         ts = np.array([row["t"].rstrip("Z") for row in rows], dtype="datetime64[ns]")
         if self.daily:  # a day's bar carries midnight of New York in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
@@ -268,7 +266,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
-    """Name what keeps keys from an address; empty where nothing does.
+    """Name the reason that keeps keys from an address; empty where there is none.
 
     Raises ValueError for a port that is none.
     """
@@ -291,9 +289,9 @@ def _fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
     return ""
 
 
-def _action(kind: str, row: Mapping[str, Any]) -> Action:
-    """One announcement of Alpaca's: rates are new and old shares, shares more for each one, or
-    USD."""
+def _read_action(kind: str, row: Any) -> Action:
+    """Read an announcement of Alpaca's: its rates are new and old shares, additional shares for
+    each one, or USD."""
     split = 1.0
     dividend = 0.0
     if kind in ("forward_splits", "reverse_splits"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import Busy
+from fintrader.bars.sources.vendor import Busy, fetch_each
 from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.errors import DataError, install_command
 
@@ -30,7 +30,7 @@ _PAGE = 500
 
 
 class Ccxt:
-    """Asks an exchange. `client` is ccxt's object for it (tests bring their own).
+    """Requests to one exchange. `client` is ccxt's object for it (tests bring their own).
 
     Raises DataError when the package is missing, or ccxt knows no such exchange.
     """
@@ -48,8 +48,7 @@ class Ccxt:
         self.settings = settings
         self.daily = settings.interval == "1d"
         if settings.exchange not in ccxt.exchanges:
-            close = difflib.get_close_matches(settings.exchange, ccxt.exchanges, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else "`ccxt.exchanges` lists them"
+            hint = _suggest(settings.exchange, ccxt.exchanges, "`ccxt.exchanges` lists them")
             raise DataError(f"ccxt knows no exchange {settings.exchange!r}; {hint}")
         self._client = client or getattr(ccxt, settings.exchange)({"enableRateLimit": True})
         offered = self._client.timeframes or {}
@@ -60,32 +59,30 @@ class Ccxt:
             )
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, str]:
         return {"exchange": self.settings.exchange, "interval": self.settings.interval}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         return None
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        return {
-            name: bars for name in symbols if (bars := self._one(name, first, last)) is not None
-        }
+        return fetch_each(self._fetch_pair, symbols, first, last)
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
         """None: pairs have neither splits nor dividends."""
         return []
 
-    def _one(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
-        page = self._page()
-        rows = all_rows(
+    def _fetch_pair(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+        page = self._page_size()
+        rows = fetch_pages(
             lambda since: self._request(symbol, since, page),
             (_midnight(first), _midnight(last + dt.timedelta(days=1))),
             _MILLISECONDS[self.settings.interval],
             page,
         )
-        return pair_bars(rows, symbol, f"ccxt {self.settings.exchange}") if rows else None
+        return convert_rows(rows, symbol, f"ccxt {self.settings.exchange}") if rows else None
 
-    def _page(self) -> int:
+    def _page_size(self) -> int:
         spot = (getattr(self._client, "features", None) or {}).get("spot") or {}
         return int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
 
@@ -95,12 +92,7 @@ class Ccxt:
         try:
             self._client.load_markets()  # asked for once
             if symbol not in self._client.markets:
-                close = difflib.get_close_matches(symbol, self._client.markets, n=3)
-                hint = (
-                    f"did you mean {' or '.join(close)}?"
-                    if close
-                    else "pairs are written like BTC/USDT"
-                )
+                hint = _suggest(symbol, self._client.markets, "pairs are written like BTC/USDT")
                 raise DataError(f"{where} has no pair {symbol!r}; {hint}")
             found: list[Any] = self._client.fetch_ohlcv(symbol, self.settings.interval, since, page)
         except errors.NetworkError as error:  # their text quotes the URL
@@ -113,14 +105,19 @@ class Ccxt:
         return found
 
 
-def all_rows(
+def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
+
+
+def fetch_pages(
     ask: Callable[[int], Sequence[Sequence[Any]]], span: tuple[int, int], step: int, page: int
 ) -> list[Sequence[Any]]:
-    """Rows of [time, open, high, low, close, volume] inside a span, once each and in order.
+    """Fetch rows of [time, open, high, low, close, volume] inside a span, once each and in order.
 
-    Asks page after page of at most `page` rows from a time on; all times are milliseconds, `step`
-    is a bar's length. An empty page is a stretch without a trade, or before the pair was listed.
-    Rows without a price are left out.
+    Requests page after page of at most `page` rows from a time on; all times are milliseconds,
+    `step` is a bar's length. An empty page is a stretch without a trade, or before the pair was
+    listed. Rows without a price are left out.
     """
     since, stop = span
     rows: dict[int, Sequence[Any]] = {}
@@ -131,9 +128,9 @@ def all_rows(
     return [rows[time] for time in sorted(rows)]
 
 
-def pair_bars(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bars:
-    """Rows of [milliseconds, open, high, low, close, volume] as bars; no volume counts as none
-    traded."""
+def convert_rows(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bars:
+    """Convert rows of [milliseconds, open, high, low, close, volume] to bars; a missing volume
+    counts as 0."""
     table = np.array([[value or 0.0 for value in row[1:6]] for row in rows], dtype=np.float64)
     ts = np.array([row[0] for row in rows], dtype=np.int64) * _NS
     return wrap_columns(symbol, ts, dict(zip(COLUMNS, table.T, strict=True)), origin)

@@ -1,5 +1,5 @@
 """Bars of files as a feed: the first build cuts them into chunks by symbol and month (`ingest`),
-later ones read the chunks."""
+later builds read the chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fintrader.bars.bars import Bars, concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Collection
 from fintrader.bars.sources.feed import Feed
-from fintrader.bars.sources.ingest import days_together, earlier_days, ingest, ingest_days
+from fintrader.bars.sources.ingest import days_together, find_earlier_days, ingest, ingest_days
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.errors import DataError
@@ -26,11 +26,11 @@ from fintrader.progress import Progress
 from fintrader.storage.objects import ObjectStore
 
 _AT_ONCE = 4
-"""Manifests that are saved at once."""
+"""Manifests that are saved at the same time."""
 
 
 class FilesFeed(Feed):
-    """Bars of files, by way of the store. Nothing is read before `prepare`.
+    """Bars of files, by way of the store. `prepare` reads the files.
 
     Bars whose times are dates stand at the first minute of their session.
     """
@@ -42,12 +42,11 @@ class FilesFeed(Feed):
         self.calendar = calendar
         self.store = store
         self.files = files_of(settings)
-        self._contents = _contents(self.files, store)
+        self._contents = _read_contents(self.files, store)
         self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Cut the files that the store does not know yet into chunks. Raises BarError for a bad
-        row."""
+        """Cut the files that the store lacks into chunks. Raises BarError for a bad row."""
         days, alone = days_together(self.files)
         with _Saving() as saving:
             self._collections = [
@@ -62,34 +61,33 @@ class FilesFeed(Feed):
 
     def stored(self) -> list[Collection]:
         days, alone = days_together(self.files)
-        found = [self._opened(self.files[one], self._contents[one].sha256) for one in alone]
-        return [*found, self._opened_days(self._named(days))] if days else found
+        found = [self._open(self.files[one], self._contents[one].sha256) for one in alone]
+        return [*found, self._open_days(self._label_days(days))] if days else found
 
-    def _called(self, file: BarFile) -> str:
-        """A file's name, and what its folders say of its bars."""
-        said = self.settings.read_name(file.place) if self.settings.name_pattern else None
-        return file.name if said is None else ":".join(filter(None, (*said, file.name)))
+    def _label(self, file: BarFile) -> str:
+        """A file's name, and the symbol and date in the names of its folders."""
+        parts = self.settings.read_name(file.place) if self.settings.name_pattern else None
+        return file.name if parts is None else ":".join(filter(None, (*parts, file.name)))
 
-    def _opened(self, file: BarFile, sha256: str) -> Collection:
-        return self._collection(self._called(file), sha256)
+    def _open(self, file: BarFile, sha256: str) -> Collection:
+        return self._open_named(self._label(file), sha256)
 
-    def _opened_days(self, named: Sequence[tuple[str, str]]) -> Collection:
-        return self._collection(
-            "files of days", hashlib.sha256(json.dumps(named).encode()).hexdigest()
-        )
+    def _open_days(self, named: Sequence[tuple[str, str]]) -> Collection:
+        digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
+        return self._open_named("files of days", digest)
 
-    def _collection(self, name: str, sha256: str) -> Collection:
-        how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
-        return Collection.open(self.store, "files", {"name": name, **how}, sha256)
+    def _open_named(self, name: str, sha256: str) -> Collection:
+        reading = self.settings.model_dump(mode="json", exclude={"kind", "path"})
+        return Collection.open(self.store, "files", {"name": name, **reading}, sha256)
 
-    def _named(self, days: Sequence[int]) -> list[tuple[str, str]]:
-        return [(self._called(self.files[one]), self._contents[one].sha256) for one in days]
+    def _label_days(self, days: Sequence[int]) -> list[tuple[str, str]]:
+        return [(self._label(self.files[day]), self._contents[day].sha256) for day in days]
 
     def _chunks_of(
         self, file: BarFile, content: _Content, progress: Progress | None, saving: _Saving
     ) -> Collection:
         def cut(collection: Collection) -> Collection | None:
-            before = None if content.before is None else self._opened(file, content.before)
+            before = None if content.before is None else self._open(file, content.before)
             ingest(
                 file,
                 self.settings,
@@ -100,44 +98,44 @@ class FilesFeed(Feed):
             )
             return before if content.superseded else None
 
-        return self._complete(lambda: self._opened(file, content.sha256), cut, saving)
+        return self._complete(lambda: self._open(file, content.sha256), cut, saving)
 
     def _chunks_of_days(
         self, days: Sequence[int], progress: Progress | None, saving: _Saving
     ) -> Collection:
-        named = self._named(days)
+        named = self._label_days(days)
 
         def cut(collection: Collection) -> Collection | None:
-            before, grown = earlier_days(collection, named)
+            before, grown = find_earlier_days(collection, named)
             files = [self.files[one] for one in days]
             ingest_days(
                 files, named, self.settings, collection, progress, before=before, grown=grown
             )
             return before if grown else None
 
-        return self._complete(lambda: self._opened_days(named), cut, saving)
+        return self._complete(lambda: self._open_days(named), cut, saving)
 
     def _complete(
         self,
-        opened: Callable[[], Collection],
+        open_stored: Callable[[], Collection],
         cut: Callable[[Collection], Collection | None],
         saving: _Saving,
     ) -> Collection:
-        """The collection with all its chunks; `cut` fills one that lacks them, and returns what it
-        replaces."""
-        collection = opened()
+        """Open a collection and complete its chunks; `cut` fills one that lacks them, and returns
+        the collection that this one replaces."""
+        collection = open_stored()
         if collection.complete:
             return collection
         with contextlib.ExitStack() as held:
             held.enter_context(collection.objects.lock())
-            collection = opened()  # somebody else may have cut it meanwhile
+            collection = open_stored()  # another process may have cut it meanwhile
             if not collection.complete:
                 try:
                     replaced = cut(collection)
-                except DataError:  # chunks of a file that is refused are of no use to anybody
+                except DataError:  # the chunks of a refused file are useless
                     collection.tidy()
                     raise
-                saving.soon(collection, replaced, held.pop_all())
+                saving.submit(collection, replaced, held.pop_all())
         return collection
 
     def span(self) -> tuple[int, int]:
@@ -152,8 +150,7 @@ class FilesFeed(Feed):
 
 
 class _Saving:
-    """Saves collections while the next file is read: a disk makes several durable in the time of
-    one."""
+    """Saves collections while the next file is read: a disk flushes several in the time of one."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE)
@@ -167,11 +164,11 @@ class _Saving:
         for saved in self._pending if kind is None else ():
             saved.result()
 
-    def soon(
+    def submit(
         self, collection: Collection, replaced: Collection | None, held: contextlib.ExitStack
     ) -> None:
-        """Save one, then forget the one that it replaces and let go of what is `held` for it.
-        Raises what an earlier one raised."""
+        """Save a collection in the background, then forget the one that it replaces and release the
+        locks `held` for it. Raises the error of an earlier save."""
         self._pending.append(self._pool.submit(self._save, collection, replaced, held))
         if len(self._pending) > 4 * _AT_ONCE:  # each holds a file open
             self._pending.popleft().result()
@@ -187,7 +184,7 @@ class _Saving:
 
 
 def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
-    """What identifies the bars of files."""
+    """Identity of the bars of files."""
     return {
         "kind": "files",
         "files": [
@@ -199,20 +196,19 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Content:
-    """What stands in a file, and what stood there when it was looked at last."""
+    """Content of a file, and the change since the last build."""
 
     sha256: str
     before: str | None = None
-    """The SHA-256 of what it held before, if that was something else."""
+    """The SHA-256 of its earlier content, if that was another."""
     grown_from: int | None = None
-    """So many bytes were all it held before, and it still begins with them."""
+    """Bytes of its earlier content, if it still begins with them."""
     superseded: bool = False
-    """Whether no other file holds now what this one held before."""
+    """No other file holds the earlier content now."""
 
 
-def _contents(files: list[BarFile], store: ObjectStore) -> list[_Content]:
-    """What each file holds. The hashes of those that did not change since are remembered in the
-    store."""
+def _read_contents(files: list[BarFile], store: ObjectStore) -> list[_Content]:
+    """Hash the content of each file. The store remembers the hashes of unchanged files."""
     with store.lock():
         store.remove_temporaries(deep=False)
         stored = store.get("fingerprints.json")

@@ -1,8 +1,8 @@
-"""Files into chunks by symbol and month, with bounded memory; what the store holds of a file as it
-was is kept.
+"""Files into chunks by symbol and month, with bounded memory; chunks of a file's earlier content
+are kept.
 
-A file has a collection of its own, so that one which grows is read from where it had ended. Files
-of days, each with its date in its name, are one collection together: as one long file to which days
+Each file has a collection, so that a file which grows is read from its former end on. Files of
+days, each with its date in its name, are one collection together: as one long file to which days
 are added at the end.
 """
 
@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,8 @@ def days_together(files: Sequence[BarFile]) -> tuple[list[int], list[int]]:
     """Numbers of the files of days, in order of their dates, and of all others."""
     dates = {}
     for number, file in enumerate(files):
-        if found := list(_DATE.finditer(file.place)):
+        found = list(_DATE.finditer(file.place))
+        if found:
             dates[number] = found[-1][0].replace("-", "")
     if len(set(dates.values())) < _FEWEST_DAYS:
         return [], list(range(len(files)))
@@ -54,15 +54,15 @@ def ingest(
 ) -> None:
     """Cut one file into chunks by symbol and month, which count once the collection is saved.
 
-    `before` is what the store holds of the file as it was: its chunks are kept where their rows
-    stand unchanged, be it elsewhere in the file. With `grown_from` the first so many bytes of a CSV
-    are known to be the same, and are not read again. Raises BarError for a bad row.
+    `before` holds the chunks of the file's earlier content: they are kept where their rows stand
+    unchanged, be it elsewhere in the file. `grown_from` is the number of bytes at the beginning of
+    a CSV that have not changed, and are not read again. Raises BarError for a bad row.
     """
     known = _Known(before)
     after = None
     if before is not None and before.complete and grown_from is not None and file.appendable:
         assert before.next_row is not None
-        _go_on(collection, before)
+        _continue_from(collection, before)
         known = _Known(None)
         after = (grown_from, before.next_row)
     _cut(_checked(iterate(file, settings, after)), collection, known, progress, file.name)
@@ -81,13 +81,13 @@ def ingest_days(
     """Cut files of days into chunks, with their rows numbered on from file to file; they count once
     it is saved.
 
-    `named`: what each is called and the SHA-256 of its content. `before`: see `ingest`; with
-    `grown` its files are the first of these. Raises BarError for a bad row.
+    `named`: each one's name and the SHA-256 of its content. `before`: see `ingest`; with `grown`
+    its files are the first of these. Raises BarError for a bad row.
     """
     known = _Known(before)
     done = 0
     if before is not None and grown:
-        _go_on(collection, before)
+        _continue_from(collection, before)
         known = _Known(None)
         done = len(before.files)
 
@@ -95,7 +95,7 @@ def ingest_days(
         waiting: list[Bars] = []
         for file, (name, sha256) in zip(files[done:], named[done:], strict=True):
             base = collection.next_row or 0
-            collection.files.append([name, sha256, base])
+            collection.files = (*collection.files, (name, sha256, base))
             for batch in _checked(iterate(file, settings)):
                 assert batch.row is not None
                 waiting.append(replace(batch, row=batch.row + base))
@@ -109,28 +109,24 @@ def ingest_days(
     _cut(batches(), collection, known, progress, f"{len(files) - done} files of days")
 
 
-def earlier_days(
+def find_earlier_days(
     collection: Collection, named: Sequence[tuple[str, str]]
 ) -> tuple[Collection | None, bool]:
-    """What the store holds of files of days as they were, and whether those are the first of the
+    """Find the collection of the files of days as they were; True where those are the first of the
     files `named` now."""
-    wanted = [list(one) for one in named]
     best: Collection | None = None
-    for before in collection.others():
+    for before in collection.open_others():
         if before.complete and before.files:
-            if [one[:2] for one in before.files] == wanted[: len(before.files)]:
+            if [one[:2] for one in before.files] == list(named[: len(before.files)]):
                 return before, True
             best = before
     return best, False
 
 
-def _go_on(collection: Collection, before: Collection) -> None:
-    """Begin with all that another collection holds."""
-    collection.chunks = {
-        symbol: {month: [*pieces] for month, pieces in months.items()}
-        for symbol, months in before.chunks.items()
-    }
-    collection.files = [*before.files]
+def _continue_from(collection: Collection, before: Collection) -> None:
+    """Begin with the content of another collection."""
+    collection.chunks = {symbol: {**months} for symbol, months in before.chunks.items()}
+    collection.files = before.files
     collection.next_row = before.next_row
 
 
@@ -151,7 +147,7 @@ def _cut(
 
     Rows wait until a batch passes that holds none of their symbol and month: sorted by symbol or by
     time they are then complete. When too many wait, all are stored, and a month consists of several
-    pieces.
+    chunks.
     """
     collection.objects.remove_temporaries()
     waiting: dict[tuple[str, str], list[Bars]] = {}
@@ -182,36 +178,32 @@ def _cut(
 
 
 class _Known:
-    """The chunks of a file as it was, month by month, of which each can be kept once.
+    """The chunks of a file's earlier content, month by month; each can be kept once.
 
-    Rows are compared by what they would be stored as, so that no chunk has to be fetched from where
-    it lies.
+    Rows are compared by the hash of their encoded form, so that no chunk has to be fetched.
     """
 
     def __init__(self, before: Collection | None) -> None:
-        chunks: Mapping[str, Mapping[str, list[dict[str, Any]]]] = {}
-        if before is not None and before.complete:
-            chunks = before.chunks
+        known = before.chunks if before is not None and before.complete else {}
         self._left = {
-            (name, month): [*pieces]
-            for name, months in chunks.items()
-            for month, pieces in months.items()
+            (name, month): [*chunks]
+            for name, months in known.items()
+            for month, chunks in months.items()
         }
 
     def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
-        """Count the chunks with which these rows begin as pieces of the month; returns the rows
+        """Count the chunks with which these rows begin as chunks of the month; returns the rows
         after them."""
-        pieces = self._left.get((symbol, month), [])
+        chunks = self._left.get((symbol, month), [])
         done = 0
-        while pieces and done + pieces[0]["rows"] <= len(bars):
-            stop = done + pieces[0]["rows"]
+        while chunks and done + chunks[0].rows <= len(bars):
+            stop = done + chunks[0].rows
             part = bars.take(slice(done, stop))
-            if hashlib.sha256(encode(part)).hexdigest() != pieces[0]["sha256"]:
-                pieces.clear()
+            if hashlib.sha256(encode(part)).hexdigest() != chunks[0].sha256:
+                chunks.clear()
                 break
-            collection.keep(
-                symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0])
-            )
+            row = None if part.row is None else int(part.row[0])
+            collection.keep(symbol, month, replace(chunks.pop(0), row=row))
             done = stop
         return bars.take(slice(done, len(bars)))
 

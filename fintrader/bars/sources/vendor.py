@@ -1,11 +1,11 @@
-"""Bars from a vendor's servers: asked for once, month by month, and kept in the store.
+"""Bars from a vendor's servers: requested once, month by month, and kept in the store.
 
-Only days that are over are asked for, so that what is stored does not change any more. A killed
-download continues where it was; a second one asks for nothing; a new month adds only itself. Only
-the exchange's own sessions are kept.
+Only days that are over are requested, so that stored bars never change. A killed download continues
+at the same place; a second one requests nothing; a new month adds only itself. Only the exchange's
+sessions are kept.
 
-That a ticker has no bars of a session is believed when two answers of different days say so: a
-server that fails may well answer with nothing. Until then every build asks again.
+Two answers without bars of a session, from different days, settle that a ticker has none: a server
+that fails may well answer with nothing. Until then every build asks again.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from fintrader.bars.bars import PRICES, Array, Bars, concat
 from fintrader.bars.calendar import day_starts, session_grid
-from fintrader.bars.chunks import Collection, decode
+from fintrader.bars.chunks import Chunk, Collection, decode
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import (
     Adjustment,
     Announced,
-    asked_on,
-    for_accounts,
-    outdated,
+    is_outdated,
     scale,
+    select_for_accounts,
 )
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.vendor_settings import VendorSettings
@@ -55,28 +54,32 @@ class Refused(DataError):
 
 
 class Vendor(Protocol):
-    """How to ask one vendor."""
+    """Requests to one vendor."""
 
     name: str
     batch: int
     """Tickers per request."""
     daily: bool
-    """Whether bars are whole days."""
+    """Bars are whole days."""
     adjustment: Adjustment
-    """What is in the prices, as of the day on which they are asked for."""
+    """Actions that the prices hold, as of the day of the request."""
 
     @property
-    def identity(self) -> Mapping[str, Any]:
-        """What decides the bars besides ticker and day: interval, feed, adjustment."""
+    def settings(self) -> VendorSettings:
+        """Settings of the requests."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Everything but ticker and day that decides the bars: interval, feed, adjustment."""
 
     def earliest(self, today: dt.date) -> dt.date | None:
-        """First day that the vendor still has, None when it is not known."""
+        """First day that the vendor still has, None where it is unknown."""
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
         """Bars of the days `first` to `last` by ticker; a ticker without bars may be absent.
 
-        Raises Busy for what may pass, Refused for a ticker that it does not know, and DataError for
-        what will not pass.
+        Raises Busy for a failure that may pass, Refused for an unknown ticker, and DataError for
+        other failures.
         """
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
@@ -85,6 +88,17 @@ class Vendor(Protocol):
 
         Raises like `fetch`.
         """
+
+
+def fetch_each(
+    fetch: Callable[[str, dt.date, dt.date], Bars | None],
+    symbols: Sequence[str],
+    first: dt.date,
+    last: dt.date,
+) -> dict[str, Bars]:
+    """Fetch bars ticker by ticker, for a vendor that answers one at a time."""
+    found = {name: fetch(name, first, last) for name in symbols}
+    return {name: bars for name, bars in found.items() if bars is not None}
 
 
 class VendorFeed(Feed):
@@ -97,7 +111,6 @@ class VendorFeed(Feed):
     def __init__(
         self,
         vendor: Vendor,
-        settings: VendorSettings,
         symbols: Sequence[str],
         calendar: str,
         store: ObjectStore,
@@ -112,7 +125,7 @@ class VendorFeed(Feed):
                 " data.universe.index"
             )
         self.vendor = vendor
-        self.settings = settings
+        settings = self.settings = vendor.settings
         self.calendar = calendar
         self._asked = self.symbols = sorted(set(symbols))
         self._listed = listed
@@ -125,55 +138,29 @@ class VendorFeed(Feed):
         self._months = sorted({str(day)[:7] for day in self._grid.dates})
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Ask for what the store lacks. Raises DataError: no network, wrong keys, a rate limit, an
-        unknown ticker."""
-        with self._stored().objects.lock():
-            collection = self._stored()
-            announced = Announced(collection.objects)
-            requests = self._missing(collection)
-            wanted = {name for names, _, _ in requests for name in names}
-            self._hear(announced, wanted, collection)
-            if self._forget(collection, announced, requests):
-                requests = self._missing(collection)
-            earliest = self.vendor.earliest(self._today)
-            oldest = min((first for _, first, _ in requests), default=self._today)
-            if earliest is not None and oldest < earliest:
-                raise DataError(
-                    f"{self.vendor.name} has no bars of this length before {earliest} any more"
-                    f" (asked for {oldest}); set data.source.start later, or choose longer bars"
-                )
-            said = progress if progress is not None and requests else SILENT
-            with said.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
-                for symbols, first, last in requests:
-                    self._ask(collection, symbols, first, last)
-                    task.advance(note=f"{symbols[0]} {first:%Y-%m}")
-            self._hear(announced, wanted, collection)  # of those that have bars only now
-        self._collection = collection
-        self._announced = announced
-        pieces = {name: collection.pieces(name, self._months) for name in self._asked}
-        self.symbols = [name for name in self._asked if pieces[name]]
-        self.missing = [name for name in self._asked if not pieces[name]]
+        """Request the bars and actions that the store lacks. Raises DataError: no network, wrong
+        keys, a rate limit, an unknown ticker."""
+        with self._open_stored().objects.lock():
+            self._collection = self._open_stored()
+            self._announced = Announced(self._collection.objects)
+            self._download(self._collection, self._announced, progress)
+        chunks = {name: self._collection.list_chunks(name, self._months) for name in self._asked}
+        self.symbols = [name for name in self._asked if chunks[name]]
+        self.missing = [name for name in self._asked if not chunks[name]]
         if self.missing and (self._listed or not self.symbols):
             raise DataError(
                 f"{self.vendor.name} has no bars of {', '.join(self.missing)} from"
                 f" {self.settings.start} to {self.end}; check the spelling, or whether it was"
                 " listed then"
             )
+        self.actions = tuple(self._select_actions())
         hashes = [
-            (piece["sha256"], self._scale(name, piece))
+            (chunk.sha256, self._scale(name, chunk))
             for name in self.symbols
-            for piece in pieces[name]
+            for chunk in chunks[name]
         ]
-        self.actions = tuple(
-            action
-            for name in self.symbols
-            for action in for_accounts(
-                announced.of(name), self.vendor.adjustment, self._basis(name)
-            )
-            if self.settings.start <= action.day <= self.end
-        )
-        told = [action.model_dump(mode="json") for action in self.actions]
-        digest = hashlib.sha256(json.dumps([hashes, told]).encode()).hexdigest()
+        actions = [action.model_dump(mode="json") for action in self.actions]
+        digest = hashlib.sha256(json.dumps([hashes, actions]).encode()).hexdigest()
         self.inputs = {
             "kind": self.vendor.name,
             **self.vendor.identity,
@@ -181,15 +168,46 @@ class VendorFeed(Feed):
             "sha256": digest,
         }
 
-    def planned(self) -> list[_Request]:
-        """(tickers, first day, last day) of each request that the store does not answer; asks for
-        nothing."""
-        return self._missing(self._stored())
+    def _download(
+        self, collection: Collection, announced: Announced, progress: Progress | None
+    ) -> None:
+        requests = self._plan(collection)
+        wanted = {name for names, _, _ in requests for name in names}
+        self._request_actions(announced, wanted, collection)
+        if self._forget(collection, announced, wanted):
+            requests = self._plan(collection)
+        earliest = self.vendor.earliest(self._today)
+        oldest = min((first for _, first, _ in requests), default=self._today)
+        if earliest is not None and oldest < earliest:
+            raise DataError(
+                f"{self.vendor.name} has no bars of this length before {earliest} any more"
+                f" (asked for {oldest}); set data.source.start later, or choose longer bars"
+            )
+        shown = progress if progress is not None and requests else SILENT
+        with shown.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
+            for symbols, first, last in requests:
+                self._request_bars(collection, symbols, first, last)
+                task.advance(note=f"{symbols[0]} {first:%Y-%m}")
+        # again, for tickers that have bars only now
+        self._request_actions(announced, wanted, collection)
+
+    def _select_actions(self) -> Iterator[Action]:
+        """Yield the actions of the range that the prices do not hold."""
+        for name in self.symbols:
+            known = self._announced.list_actions(name)
+            for action in select_for_accounts(known, self.vendor.adjustment, self._basis(name)):
+                if self.settings.start <= action.day <= self.end:
+                    yield action
+
+    def list_requests(self) -> list[_Request]:
+        """List (tickers, first day, last day) of each request that the store does not answer,
+        without making any."""
+        return self._plan(self._open_stored())
 
     def stored(self) -> list[Collection]:
-        return [self._stored()]
+        return [self._open_stored()]
 
-    def _stored(self) -> Collection:
+    def _open_stored(self) -> Collection:
         return Collection.open(
             self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity}
         )
@@ -199,67 +217,65 @@ class VendorFeed(Feed):
 
     def bars(self, symbol: str) -> Bars:
         parts = []
-        for piece in self._collection.pieces(symbol, self._months):
-            bars = decode(self._collection.piece(piece), symbol, str(self._collection.objects))
-            ratio = self._scale(symbol, piece)
-            prices: dict[str, Any] = {name: getattr(bars, name) / ratio for name in PRICES}
-            parts.append(
-                bars if ratio == 1 else replace(bars, **prices, volume=bars.volume * ratio)
-            )
+        for chunk in self._collection.list_chunks(symbol, self._months):
+            bars = decode(self._collection.read(chunk), symbol, str(self._collection.objects))
+            ratio = self._scale(symbol, chunk)
+            if ratio != 1:
+                prices = {name: getattr(bars, name) / ratio for name in PRICES}
+                bars = replace(bars, **prices, volume=bars.volume * ratio)
+            parts.append(bars)
         bars = concat(parts)
         first, last = self.span()
         inside = (bars.ts >= first) & (bars.ts <= last)
-        return replace(
-            bars.take(inside), row=None
-        ).sorted()  # a session that came late stands last in the store
+        # sorted: a session that came late stands last in the store
+        return replace(bars.take(inside), row=None).sorted()
 
     def _basis(self, name: str) -> dt.date:
         """The day as of which a ticker's prices are adjusted: that of the last request for them."""
-        return max(asked_on(piece) for piece in self._collection.pieces(name, self._months))
+        return max(chunk.asked for chunk in self._collection.list_chunks(name, self._months))
 
-    def _scale(self, name: str, piece: Mapping[str, Any]) -> float:
-        """By what a chunk's prices are divided to be on the scale of the last request's."""
+    def _scale(self, name: str, chunk: Chunk) -> float:
+        """The divisor that puts a chunk's prices on the scale of the last request's."""
         if self.vendor.adjustment not in ("split", "all"):
             return 1.0
-        return scale(self._announced.of(name), asked_on(piece), self._basis(name))
+        return scale(self._announced.list_actions(name), chunk.asked, self._basis(name))
 
-    def _hear(self, announced: Announced, wanted: set[str], collection: Collection) -> None:
-        """Ask what happened to the shares of which there are bars, of `wanted` until today."""
+    def _request_actions(
+        self, announced: Announced, wanted: set[str], collection: Collection
+    ) -> None:
+        """Request the unknown actions of tickers with bars; of those in `wanted` until today."""
         if not self.settings.actions:
             return
         first = self.settings.start
         yesterday = self._today - dt.timedelta(days=1)
         lacking = {
-            *announced.lacking(self._asked, first, self.end),
-            *announced.lacking(wanted, first, yesterday),
+            *announced.list_unknown(self._asked, first, self.end),
+            *announced.list_unknown(wanted, first, yesterday),
         }
-        names = sorted(name for name in lacking if collection.pieces(name))
-        for at in range(0, len(names), self.vendor.batch):
-            some = names[at : at + self.vendor.batch]
-            announced.put(
-                some,
-                first,
-                self._today,
-                self._asking(self.vendor.announced, some, first, self._today),
-            )
+        names = sorted(name for name in lacking if collection.list_chunks(name))
+        for batch in self._cut_batches(names):
+            actions = self._request(self.vendor.announced, batch, first, self._today)
+            announced.put(batch, first, self._today, actions)
 
-    def _forget(
-        self, collection: Collection, announced: Announced, requests: Sequence[_Request]
-    ) -> bool:
-        """Drop what must be asked for again because the vendor has adjusted it for a dividend
-        since."""
+    def _forget(self, collection: Collection, announced: Announced, wanted: set[str]) -> bool:
+        """Drop bars that the vendor has adjusted for a dividend since; returns whether any."""
         found = False
-        for name in {name for names, _, _ in requests for name in names}:
-            days = [asked_on(piece) for piece in collection.pieces(name)]
-            actions = announced.of(name)
-            if any(outdated(actions, self.vendor.adjustment, day, self._today) for day in days):
-                for known in (collection.chunks, collection.through, collection.unconfirmed):
-                    known.pop(name, None)
+        for name in wanted:
+            days = [chunk.asked for chunk in collection.list_chunks(name)]
+            actions = announced.list_actions(name)
+            if any(is_outdated(actions, self.vendor.adjustment, day, self._today) for day in days):
+                collection.chunks.pop(name, None)
+                collection.through.pop(name, None)
+                collection.unconfirmed.pop(name, None)
                 found = True
         return found
 
-    def _missing(self, collection: Collection) -> list[_Request]:
-        """(tickers, first day, last day) of each request to make, within one month each."""
+    def _cut_batches(self, names: list[str]) -> list[list[str]]:
+        size = self.vendor.batch
+        return [names[at : at + size] for at in range(0, len(names), size)]
+
+    def _plan(self, collection: Collection) -> list[_Request]:
+        """Plan requests (tickers, first day, last day) within one month each."""
         dates = self._grid.dates
         months = dates.astype("datetime64[M]")
         requests = []
@@ -269,22 +285,16 @@ class VendorFeed(Feed):
             groups: dict[dt.date, list[str]] = {}
             for name in self._asked:
                 known = collection.through.get(name, {}).get(str(month))
-                done = known and dt.date.fromisoformat(known[0]) <= first
-                begin = (
-                    dt.date.fromisoformat(known[1]) + dt.timedelta(days=1)
-                    if known and done
-                    else first
-                )
+                begin = first
+                if known is not None and known[0] <= str(first):
+                    begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1)
                 if begin <= last:
                     groups.setdefault(begin, []).append(name)
             for begin, names in sorted(groups.items()):
-                size = self.vendor.batch
-                requests += [
-                    (names[at : at + size], begin, last) for at in range(0, len(names), size)
-                ]
+                requests += [(batch, begin, last) for batch in self._cut_batches(names)]
         return requests
 
-    def _ask(
+    def _request_bars(
         self, collection: Collection, symbols: list[str], first: dt.date, last: dt.date
     ) -> None:
         found = self._fetch(symbols, first, last)
@@ -293,12 +303,12 @@ class VendorFeed(Feed):
             "symbols": symbols,
             "first": str(first),
             "last": str(last),
+            "asked": str(self._today),
             **self.vendor.identity,
         }
-        request["asked"] = str(self._today)
         for name in symbols:
-            bars = self._inside(found[name]) if name in found else None
-            if bars is not None and collection.pieces(name, [month]):
+            bars = self._keep_sessions(found[name]) if name in found else None
+            if bars is not None and collection.list_chunks(name, [month]):
                 bars = bars.take(~np.isin(bars.ts, collection.bars(name, [month]).ts))
             if bars is not None and len(bars):
                 collection.add(name, month, bars, request)
@@ -306,19 +316,21 @@ class VendorFeed(Feed):
         collection.save()
 
     def _fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        """Bars by ticker. One that is refused costs no other its bars, unless it was listed by
+        """Fetch bars by ticker. A refused ticker costs no other its bars, unless it was listed by
         hand."""
         try:
-            return self._asking(self.vendor.fetch, symbols, first, last)
+            return self._request(self.vendor.fetch, symbols, first, last)
         except Refused:
             if self._listed:
                 raise
-            alone = (
-                [self._fetch([name], first, last) for name in symbols] if len(symbols) > 1 else []
-            )
-            return {name: bars for found in alone for name, bars in found.items()}
+            alone = symbols if len(symbols) > 1 else ()
+            return {
+                ticker: bars
+                for name in alone
+                for ticker, bars in self._fetch([name], first, last).items()
+            }
 
-    def _asking(
+    def _request(
         self, ask: Callable[..., ResultT], symbols: Sequence[str], first: dt.date, last: dt.date
     ) -> ResultT:
         settings = self.settings
@@ -331,54 +343,52 @@ class VendorFeed(Feed):
         )
 
     def _settle(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> None:
-        """Note through which session a ticker's bars need not be asked for again."""
+        """Note the session through which a ticker's bars need no further request."""
         month = f"{first:%Y-%m}"
-        missing = self._without_bars(collection, name, first, last)
+        missing = self._find_empty_sessions(collection, name, first, last)
         unconfirmed = collection.unconfirmed.setdefault(name, {})
-        asked, until = unconfirmed.pop(month, [str(self._today), ""])
-        if asked < str(self._today) and (
-            name in collection.chunks or not self._listed
-        ):  # the same answer on another day
+        asked, until = unconfirmed.pop(month, (str(self._today), ""))
+        if asked < str(self._today) and (name in collection.chunks or not self._listed):
+            # the same answer on another day
             missing = [day for day in missing if str(day) > until]
             asked = str(self._today)
         through = last
         if missing:
-            unconfirmed[month] = [asked, str(last)]
-            log.warning("%s has no bars of %s on %s", self.vendor.name, name, _listed(missing))
+            unconfirmed[month] = asked, str(last)
+            log.warning("%s has no bars of %s on %s", self.vendor.name, name, _name_days(missing))
             through = missing[0] - dt.timedelta(days=1)
         if not unconfirmed:
             del collection.unconfirmed[name]
         if through >= first:
             known = collection.through.setdefault(name, {}).get(month)
-            since = known[0] if known and dt.date.fromisoformat(known[1]) < first else str(first)
-            collection.through[name][month] = [since, str(through)]
+            since = known[0] if known and known[1] < str(first) else str(first)
+            collection.through[name][month] = since, str(through)
 
-    def _without_bars(
+    def _find_empty_sessions(
         self, collection: Collection, name: str, first: dt.date, last: dt.date
     ) -> list[dt.date]:
-        """Sessions from `first` to `last`, of one month, of which the store has no bar of this
-        ticker."""
+        """Find sessions from `first` to `last`, of one month, without a stored bar of a ticker."""
         month = f"{first:%Y-%m}"
         has_bars: Array = np.zeros(self._grid.num_sessions, dtype=bool)
-        if collection.pieces(name, [month]):
+        if collection.list_chunks(name, [month]):
+            # the month may hold days outside of this request
             at = self._grid.locate(collection.bars(name, [month]).ts)
-            has_bars[self._grid.session[at[at >= 0]]] = (
-                True  # the month may hold days that are not asked for now
-            )
+            has_bars[self._grid.session[at[at >= 0]]] = True
         return [
             day
             for day, found in zip(self._grid.dates.tolist(), has_bars, strict=True)
             if first <= day <= last and not found
         ]
 
-    def _inside(self, bars: Bars) -> Bars:
-        """Bars of the exchange's sessions; a day's bar is moved to its session's first minute."""
+    def _keep_sessions(self, bars: Bars) -> Bars:
+        """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
+        minute."""
         if self.vendor.daily:
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         return bars.take(self._grid.locate(bars.ts) >= 0)
 
 
-def _listed(days: Sequence[dt.date]) -> str:
+def _name_days(days: Sequence[dt.date]) -> str:
     return f"{days[0]}" if len(days) == 1 else f"{len(days)} sessions from {days[0]} to {days[-1]}"
 
 
@@ -389,7 +399,7 @@ def with_retries(
     backoff_seconds: float,
     sleep: Callable[[float], None],
 ) -> ResultT:
-    """`call()`, again after each Busy with doubling waits. Raises DataError when it stays busy."""
+    """Call, again after each Busy with doubling waits. Raises DataError when it stays busy."""
     for attempt in range(retries + 1):
         try:
             return call()

@@ -17,7 +17,7 @@ import numpy as np
 from fintrader.bars.bars import COLUMNS, PRICES, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import Busy
+from fintrader.bars.sources.vendor import Busy, fetch_each
 from fintrader.bars.sources.vendor_settings import YahooSettings
 from fintrader.errors import DataError
 
@@ -26,7 +26,7 @@ _DAYS_PER_REQUEST = {"1m": 7, "5m": 60, "1h": 700, "1d": 20_000}
 
 
 class Yahoo:
-    """Asks Yahoo. `session` is what yfinance takes as one (tests put a loopback server behind
+    """Requests to Yahoo. `session` is passed to yfinance (tests put a loopback server behind
     it)."""
 
     name = "yahoo"
@@ -34,9 +34,8 @@ class Yahoo:
     def __init__(self, settings: YahooSettings, session: Any = None) -> None:
         import yfinance
 
-        yfinance.config.debug.hide_exceptions = (
-            False  # it would log what goes wrong and return an empty table
-        )
+        # hidden, an error would be logged and an empty table returned
+        yfinance.config.debug.hide_exceptions = False
         self._yfinance = yfinance
         self.settings = settings
         self._session = session
@@ -45,7 +44,7 @@ class Yahoo:
         self.adjustment: Adjustment = "split"
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, str]:
         return {"interval": self.settings.interval, "adjustment": self.adjustment}
 
     def earliest(self, today: dt.date) -> dt.date | None:
@@ -53,11 +52,9 @@ class Yahoo:
         return None if days is None else today - dt.timedelta(days=days - 1)
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        return {
-            name: bars for name in symbols if (bars := self._one(name, first, last)) is not None
-        }
+        return fetch_each(self._fetch_ticker, symbols, first, last)
 
-    def _one(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+    def _fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
         import pandas as pd
 
         frames = []
@@ -84,21 +81,18 @@ class Yahoo:
         found = []
         for name in symbols:
             table = self._request(name, first, last + dt.timedelta(days=1), "1d", actions=True)
+            if not len(table):
+                continue
+            # Yahoo states a dividend for a share of today: later splits are undone
             later = 1.0
-            for row in range(
-                len(table) - 1, -1, -1
-            ):  # Yahoo states a dividend for a share of today
-                split, dividend = (
-                    float(table[column].iloc[row]) for column in ("Stock Splits", "Dividends")
-                )
-                later *= split or 1.0
-                if split or dividend:
-                    day = table.index[row].date()
-                    found.append(
-                        Action(
-                            symbol=name, day=day, split=split or 1.0, dividend_usd=dividend * later
-                        )
-                    )
+            rows = zip(table.index, table["Stock Splits"], table["Dividends"], strict=True)
+            for stamp, split, dividend in reversed(list(rows)):
+                ratio = float(split) or 1.0
+                later *= ratio
+                paid = float(dividend) * later
+                action = Action(symbol=name, day=stamp.date(), split=ratio, dividend_usd=paid)
+                if action.effects():
+                    found.append(action)
         return found
 
     def _request(
@@ -119,7 +113,7 @@ class Yahoo:
         except errors.YFRateLimitError:
             raise Busy("too many requests") from None
         except (errors.YFTzMissingError, errors.YFPricesMissingError, errors.YFTickerMissingError):
-            return ()  # no bars: whether that is an error is known once all months were asked for
+            return ()  # no bars: an error only if all months lack them
         except errors.YFDataException as error:
             raise Busy(str(error)) from None
         except Exception as error:  # requests and curl_cffi raise their own kinds for a broken line
@@ -129,5 +123,5 @@ class Yahoo:
                     " yfinance"
                 ) from None
             if getattr(getattr(error, "response", None), "status_code", None) == 404:
-                return ()  # a ticker whose zone it wants to know and nobody does
+                return ()  # a ticker of an unknown zone
             raise Busy(type(error).__name__) from None
