@@ -37,6 +37,7 @@ from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.market.tensors import MarketTensors
 from fintrader.report.html import write_report
 from fintrader.results.context import BacktestContext
+from fintrader.verdict.selection import SearchRecord
 from fintrader.verdict.sharpe import backtest_overfitting
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
 
@@ -124,7 +125,7 @@ def main() -> None:
                 Path(folder),
                 {"ensemble": result, **baselines},
                 context=BacktestContext(trials=80),
-                trial_returns=random.normal(0, 0.01, (60, 80)),
+                search=SearchRecord(random.normal(0, 0.01, (60, 80))),
                 market=market,
                 settings=half_hour,
             )

@@ -1,4 +1,4 @@
-"""Any policy over any window, beside its baselines: simulation, statistics, files."""
+"""Backtests: simulate a policy and its baselines over a window, measure them, write the files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The account of a backtest: what a strategy trades with, and where its log is written.
+"""The account that a strategy trades with in a backtest, and its log.
 
-It is stepped by the compiled functions that step the environment's accounts (`envs.fast`), a
-call a decision.
+The compiled functions of the environment (`envs.fast`) step it, with one call for each decision.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.backtesting.trade_log import TradeLog
+from fintrader.backtesting.trade_log import TradeLog, TradeRows
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.fast import single_account as kernel
@@ -28,14 +27,14 @@ Action: TypeAlias = "Tensor | NDArray[np.float32]"
 
 
 class Holdings(NamedTuple):
-    """What a rule may ask for instead of an action: holdings, which are ordered as they stand."""
+    """Holdings to reach, which a rule may return instead of an action."""
 
     shares: Array
     """`[N]`."""
 
 
-def flat_action(action: Action) -> NDArray[np.float32]:
-    """`[N]`."""
+def flatten_action(action: Action) -> NDArray[np.float32]:
+    """Convert an action to a row `[N]`."""
     values = action.detach().cpu().numpy() if isinstance(action, Tensor) else action
     return np.asarray(values, dtype=np.float32).reshape(-1)
 
@@ -48,11 +47,11 @@ _COLUMN_NAMES = AccountLog._fields[5:12]
 
 
 class BacktestAccount:
-    """An account at a decision: what a strategy may look at, and how it is told what to do."""
+    """An account that stands at a decision: a strategy reads it and tells it the next order."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
-        self._device = market.device  # the policy's: observations are handed over there
+        self._device = market.device  # observations go where the policy is
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market = market
@@ -88,7 +87,7 @@ class BacktestAccount:
         self._seen = np.zeros(self.layout.private_width, np.float32)
 
     @classmethod
-    def standing(
+    def resume(
         cls,
         market: MarketTensors,
         settings: EnvSettings,
@@ -96,59 +95,58 @@ class BacktestAccount:
         bar: int,
         cash: float,
         equity: float,
-        peak: float,
-        first: float,
+        capital: tuple[float, float],
         shares: Array,
     ) -> BacktestAccount:
-        """An account that came from elsewhere and stands at the close of a bar: USD, and `[N]`
-        shares."""
+        """Make an account that stands at the close of `bar` with cash, equity and `capital` in USD,
+        and shares `[N]`."""
         account = cls(market, settings)
         state = account._state
         state.bar[0] = bar
         state.cash[0] = cash
         state.equity[0] = equity
-        state.peak_equity[0] = peak
-        state.first_equity[0] = first
+        state.peak_equity[0], state.first_equity[0] = capital
         state.shares[0] = shares
         return account
 
     @property
     def bar(self) -> int:
-        """The bar whose close the account stands at."""
+        """The bar at whose close the account stands."""
         return int(self._state.bar[0])
 
     @property
     def equity(self) -> float:
-        """USD."""
+        """Equity in USD."""
         return float(self._state.equity[0])
 
     @property
     def held(self) -> Array:
-        """`[N]` shares; not to be written to."""
+        """Shares held `[N]`; do not write to them."""
         held: Array = self._state.shares[0]
         return held
 
     @property
     def wanted(self) -> Array:
-        """`[N]` shares that the last decision asked for; not to be written to."""
+        """Shares `[N]` that the last decision asked for; do not write to them."""
         wanted: Array = self._want[0]
         return wanted
 
     @property
     def rows(self) -> NDArray[np.float32] | None:
-        """`[T, L*W]`: the market's part of every observation; None where it is not a flat float32
-        row."""
+        """The market's part of every observation `[T, L*W]`; None unless observations are flat
+        float32 rows."""
         plain = self.settings.observation == "flat" and self._rows.dtype == torch.float32
         rows: NDArray[np.float32] | None = self._rows.numpy() if plain else None
         return rows
 
     def private(self) -> NDArray[np.float32]:
-        """`[A + N]`, as `envs.observation.private_part`; the next call overwrites it."""
+        """Observe the private part `[A + N]` (`envs.observation.private_part`); the next call
+        overwrites it."""
         kernel.observe_account(self._buffers, self._prices, self._seen)
         return self._seen
 
     def observe(self) -> Any:
-        """What the environment would show: `[1, D]`, or its parts where observations are
+        """Observe as the environment does: `[1, D]`, or a dict of parts if observations are
         factored."""
         private = torch.from_numpy(self.private().copy()).to(self._rows.dtype)
         if self.settings.observation == "factored":
@@ -158,22 +156,22 @@ class BacktestAccount:
 
     @property
     def cash(self) -> float:
-        """USD."""
+        """Cash in USD."""
         return float(self._state.cash[0])
 
     @property
     def capital(self) -> tuple[float, float]:
-        """The highest equity so far and the first, USD."""
+        """Highest equity so far and first equity, in USD."""
         return float(self._state.peak_equity[0]), float(self._state.first_equity[0])
 
     @property
     def prices(self) -> Array:
-        """`[N]` USD: what a share is marked at; 0 where it has no price."""
+        """Closes of the present bar `[N]` in USD; 0 where a symbol has no price."""
         return np.nan_to_num(self.market.close[self.bar].numpy().astype(np.float64))
 
     @property
     def num_trades(self) -> int:
-        """Trades so far, with forced ones and splits."""
+        """Number of trades so far, forced ones and splits included."""
         return int(self._log.size[0])
 
     def list_trades(self, first: int = 0) -> list[NDArray[Any]]:
@@ -182,32 +180,32 @@ class BacktestAccount:
         return [column[first : self.num_trades] for column in self._columns()]
 
     def holdings(self, action: Action, *, exact: bool = False) -> Array:
-        """`[N]` shares that an action asks for, before volume and cash have their say; `exact` ones
-        are not rounded to whole shares."""
+        """Size the holdings `[N]` that an action asks for, before volume and cash limit them;
+        `exact` ones are not rounded to whole shares."""
         want = np.zeros_like(self._want)
-        given = flat_action(action)[None]
+        row = flatten_action(action)[None]
         rules = self._rules._replace(is_whole=False) if exact else self._rules
-        kernel.ask(given, self._buffers, self._prices, rules, want)
+        kernel.ask(row, self._buffers, self._prices, rules, want)
         asked: Array = want[0]
         return asked
 
     def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
-        """Decide (None: order nothing), then wait `bars` (default: the decision interval); True
-        when it is over.
+        """Order (None: nothing), wait `bars` (default: the decision interval), and return True if
+        the account has reached its end.
 
-        `bars` may exceed the interval: ruin is still looked for at the end of every interval.
+        `bars` may exceed the interval: the account is still checked for ruin after each interval.
         """
         want = self._nothing if action is None else self._want
         if isinstance(action, Holdings):
             want[0] = action.shares
         elif action is not None:
-            given = flat_action(action)[None]
-            kernel.ask(given, self._buffers, self._prices, self._rules, want)
+            row = flatten_action(action)[None]
+            kernel.ask(row, self._buffers, self._prices, self._rules, want)
         start = self.bar
         interval = self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
-        # An order has at most N fills; every symbol ends at most once, and splits or is called in
-        # at most once a bar.
+        # Orders fill at most N times, a symbol ends at most once, and splits or is closed by a
+        # margin call at most once a bar.
         often = self._rules.maintenance_margin > 0.0 or self.view.has_events
         room = self.num_trades + self.held.size * (2 + (2 * (stop - start) if often else 0))
         while room > len(self._log.kind):
@@ -223,7 +221,7 @@ class BacktestAccount:
         over = ruined or self.bar >= self._end
         if over:
             kinds, *others = self.list_trades()
-            self.trade_log.trades(KINDS[kinds], *others)
+            self.trade_log.add_trades(TradeRows(KINDS[kinds], *others))
             orders, capped, unfilled, cancelled = self._log.counts.tolist()
             self.trade_log.orders = OrderCounts(int(orders), int(capped), int(unfilled), cancelled)
         if ruined:

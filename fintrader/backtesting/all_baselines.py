@@ -22,9 +22,9 @@ class Baselines:
     results: Mapping[str, BacktestResult]
     """By name; the benchmark portfolio among them, unless it is cash."""
     portfolio: BacktestResult
-    """What `env.benchmark` names."""
+    """The benchmark portfolio, which `env.benchmark` names."""
     left_out: Mapping[str, str]
-    """Baselines that could not be simulated, and why."""
+    """Baselines that could not be simulated, each with the reason."""
 
     def join(self, own: Mapping[str, BacktestResult]) -> dict[str, BacktestResult]:
         """Return `own` and the baselines, all of them measured against the portfolio."""
@@ -56,7 +56,7 @@ def simulate_all_baselines(
         results[kind] = portfolio
     left_out: dict[str, str] = {}
     if train is None:
-        left_out["ridge"] = "there is no training window beside this one to fit it on"
+        left_out["ridge"] = "there is no training window to fit it on"
     else:
         try:
             fitted = fit_ridge(train, settings, validation=validation)

@@ -1,4 +1,4 @@
-"""Attribution, execution and factors of a result: the questions that take its market to answer."""
+"""Attribution, execution and factors of a result, which need the market that it was traded in."""
 
 from __future__ import annotations
 

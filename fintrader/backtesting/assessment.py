@@ -1,9 +1,8 @@
-"""How far a result can be believed: what the search says of itself, what the held-out window says,
-and three sentences.
+"""Judge a result: a diagnosis of the search, tests on the held-out window, and three sentences.
 
-The two are never mixed. `selection` is about the window the search chose by, and corrects for how
-many it chose from. `evidence` is about the held-out window alone, against the benchmark portfolio;
-the verdict is its, by one test whose errors are known (docs/evidence.md).
+The two are never mixed. `selection` describes the window that the search chose by, and corrects
+for the number of trials. `evidence` comes from the held-out window alone, against the benchmark
+portfolio; the verdict rests on it, by one test whose error rates are measured (docs/evidence.md).
 """
 
 from __future__ import annotations
@@ -37,12 +36,11 @@ from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.bootstrap import intervals, paired_excess
-from fintrader.verdict.selection import TrialReturns, diagnose
+from fintrader.verdict.selection import UNKNOWN_SEARCH, SearchRecord, diagnose
 from fintrader.verdict.verdict import (
     AlphaTest,
     Evidence,
     Excess,
-    NullSearch,
     RandomDraws,
     Selection,
     SharpeEstimate,
@@ -53,51 +51,45 @@ from fintrader.verdict.verdict import (
 Array = NDArray[np.float64]
 HELD_OUT = "test"
 NO_VERDICT = {"train": ("training", "learn from"), "validation": ("validation", "are chosen by")}
-"""Windows that nothing is concluded from: what each is called, and what policies do with its
+"""Windows that allow no conclusion: the name of each, and the use that policies make of its
 bars."""
 NEVER_SPLIT = "bars that were never split off as a test window"
 IMPLAUSIBLE = 10.0
-"""An annual information ratio above which an error is the likelier explanation."""
+"""Annual information ratio above which an error is the likelier explanation."""
 INDEX = "index"
 NOT_JUDGED = "Not judged."
 UNVARIED = 1e-6
-"""A year's active return that is more than rounding."""
+"""Annual active return up to which a difference is rounding."""
 
 
 def assess(
     results: Mapping[str, BacktestResult],
     *,
     trials: int | None = None,
-    trial_returns: TrialReturns | None = None,
-    trial_active: TrialReturns | None = None,
+    search: SearchRecord = UNKNOWN_SEARCH,
     market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
-    null_model: NullSearch | None = None,
     look: int | None = None,
     caveats: Sequence[str] = (),
     seed: int = 0,
 ) -> Verdict:
-    """Judge how far `results` can be told from luck; what is not known is None.
+    """Judge whether `results` can be distinguished from luck; None stands for unknown arguments.
 
-    `trials`: how many strategies were tried to get this one. `trial_returns`, `trial_active`: `[S,
-    M]`, their daily returns, and those less the benchmark portfolio's, on the window they were
-    selected by. `market`, `settings`: the window, for random portfolios and for shifts in time. Of
-    a walk-forward these are lists with one entry for each fold, because each fold selects among
-    trials of its own. `null_model`: the best scores of the same search on information-free
-    features, as the caller ran it, and of the true one. `look`: the how-many-eth look at the window
-    this is; None where nothing counted them. `caveats`: what makes the result better than it could
-    have been traded; with any, no verdict is good.
+    `trials`: number of strategies that were tried. `search`: their returns where they were chosen.
+    `market`, `settings`: the window, for random portfolios and for shifts in time; for a
+    walk-forward a list with the window of each fold. `look`: number of this look at the window,
+    from 1; None if the looks were not counted. `caveats`: reasons why the result could not have
+    been traded as well as this; with any of them there is no likely skill.
 
-    The result says itself which window it is (`BacktestResult.cut_from`), as its market did.
-    Training and validation windows get no verdict, and neither do bars that the policy was trained
-    or chosen on.
+    The result knows its window (`BacktestResult.cut_from`). Training and validation windows get no
+    verdict, and neither do bars that the policy was trained or chosen on.
     """
     name = main_strategy(list(results))
     result = results[name]
     daily = result.daily_returns
     year = result.sessions_a_year
     windows = [market] if isinstance(market, MarketTensors) else market
-    selection = diagnose(trials, trial_returns, trial_active, null_model, seed, year)
+    selection = diagnose(trials, search, seed, year)
     window = result.cut_from[0] if result.cut_from else WHOLE
     evidence = _evidence(results, name, windows, look, seed)
     taken = [*caveats, *([] if settings is None else _optimistic(settings))]
@@ -118,7 +110,7 @@ def assess(
         caveats=tuple(taken),
         evidence=evidence,
         sharpe=_sharpe(daily, year),
-        # The seed is that of the metrics' intervals: they are equal wherever they are shown.
+        # With the seed of the metrics' intervals, so that all tables show equal ones.
         intervals=intervals(daily, seed=0, sessions_a_year=year),
         excess=_excess(results, name, seed),
         random_portfolios=_random(result, windows, settings, seed),
@@ -128,11 +120,11 @@ def assess(
     return replace(judged, sentences=tuple(sentences(judged)))
 
 
-# --- what is computed -----------------------------------------------------------------------------
+# --- tests ----------------------------------------------------------------------------------------
 
 
 def _sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
-    """The window's own Sharpe ratio, annualised; its interval stands among the bootstrap's."""
+    """Measure the window's own Sharpe ratio, annualised; `intervals` has its interval."""
     sample = sig.SharpeSample.of(daily)
     if sample is None:
         return None
@@ -152,9 +144,9 @@ def _evidence(
     look: int | None,
     seed: int,
 ) -> Evidence:
-    """The window's tests against the benchmark portfolio, or the index where there is none.
+    """Test the window against the benchmark portfolio, or against the index without one.
 
-    A look that nobody counted is tested at the level of a first one.
+    A look that was not counted is tested at the level of a first one.
     """
     result = results[name]
     level = result.benchmark if result.portfolio is None else result.portfolio
@@ -186,11 +178,10 @@ def _active_weights(
     beta: float,
     windows: Sequence[MarketTensors],
 ) -> Iterator[tuple[Array, Array]] | None:
-    """For each asset its weight at each bar's close beyond beta times the benchmark portfolio's,
-    and its next return.
+    """Yield for each asset its weight at each close less beta times the benchmark portfolio's, and
+    its next return; None if the windows are not those of the result.
 
-    None where the windows are not those of the result. One asset at a time: all of them are `[T,
-    N]`, often.
+    One asset at a time, because copies of `[T, N]` would be large.
     """
     if (
         sum(window.num_bars for window in windows) != len(result.minutes)
@@ -215,7 +206,7 @@ def _active_weights(
 
 
 def _next_returns(close: Array) -> Array:
-    """`[T]`: the return from each adjusted close to the next one; 0 where there is none."""
+    """Compute the return from each adjusted close to the next, `[T]`; 0 without a price."""
     known = np.isfinite(close) & (close > 0)
     both = known[1:] & known[:-1]
     moved = np.divide(close[1:], close[:-1], out=np.ones(len(close) - 1), where=both)
@@ -223,7 +214,7 @@ def _next_returns(close: Array) -> Array:
 
 
 def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Excess]:
-    """Paired block bootstrap of the main strategy's excess over every baseline."""
+    """Bootstrap the main strategy's excess over every baseline, in paired blocks."""
     daily = results[name].daily_returns
     rivals = {
         other: rival.daily_returns
@@ -248,27 +239,26 @@ def _random(
         return None
     try:
         drawn = random_portfolios(windows, settings, seed=seed)
-    except (
-        BacktestError
-    ):  # nothing can be bought at the window's beginning: a statement less, not a backtest less
+    except BacktestError:
+        # Nothing can be bought at the window's beginning; the other tests still hold.
         return None
     return drawn.compare(result.metrics.cumulative_return, result.metrics.sharpe)
 
 
 def _optimistic(settings: EnvSettings) -> list[str]:
-    """What the trading convention takes for granted, in words that complete "with ..."."""
-    found = []
+    """List the optimistic assumptions of the settings, in words that complete "with ..."."""
+    assumptions = []
     if settings.fill == "close":
-        found.append("orders filled at the very close they were decided at")
+        assumptions.append("orders filled at the very close they were decided at")
     if settings.cost_bps == 0 and settings.half_spread_bps == 0 and not settings.half_spread_bps_of:
-        found.append("trading free of costs")
+        assumptions.append("trading free of costs")
     if settings.participation == "none":
-        found.append("orders of any size filled whatever the volume")
-    return found
+        assumptions.append("orders of any size filled whatever the volume")
+    return assumptions
 
 
 def _implausible(alpha: AlphaTest | None, windows: Sequence[MarketTensors] | None) -> list[str]:
-    """Real markets do not pay this much; a made-up one may."""
+    """Name a ratio that no real market pays; a synthetic market with a planted signal may."""
     made_up = windows is not None and any(
         window.provenance.planted_drift or window.provenance.planted_signal for window in windows
     )
@@ -280,7 +270,7 @@ def _implausible(alpha: AlphaTest | None, windows: Sequence[MarketTensors] | Non
     ]
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- sentences ------------------------------------------------------------------------------------
 
 
 def _state(judged: Verdict) -> State:
@@ -301,9 +291,10 @@ def _state(judged: Verdict) -> State:
 
 
 def sentences(judged: Verdict) -> list[str]:
-    """The verdict: what was found, what this window can see, and what would change it."""
-    if (why := _why_no_verdict(judged)) is not None:
-        return [why]
+    """Write the verdict: the finding, the power of this window, and the evidence still needed."""
+    why_not = _why_no_verdict(judged)
+    if why_not is not None:
+        return [why_not]
     if judged.is_ruined:
         return ["Went bankrupt: the account was closed inside the window."]
     if not judged.has_traded:
@@ -315,24 +306,24 @@ def sentences(judged: Verdict) -> list[str]:
         least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
         return [f"Too short to tell: {count(judged.sessions)} sessions; {least}."]
     if alpha is None and abs(evidence.active_return) > UNVARIED:
-        return [f"Nothing to judge: beyond its beta to {rival}, what it earned never varied."]
+        return [f"Nothing to judge: beyond its beta to {rival} its returns never varied."]
     if alpha is None:
-        return [f"Holds its benchmark: nothing that {rival} does not do is left to be judged."]
+        return [f"Holds its benchmark: it does nothing that {rival} does not do."]
     return [_finding(judged, alpha, rival), _power(alpha), *_would_change(judged, alpha)]
 
 
 def _why_no_verdict(judged: Verdict) -> str | None:
-    """The one sentence of a window that says nothing about skill; None of any other."""
+    """Explain why a window shows nothing about skill; None for any other window."""
     nothing = "nothing about skill can be concluded from"
     if judged.window in NO_VERDICT:
-        called, use = NO_VERDICT[judged.window]
-        what = f"this is the {called} window"
+        name, use = NO_VERDICT[judged.window]
+        reason = f"this is the {name} window"
         if len(judged.windows) > 1:
-            what = f"some of these bars are the {called} window's"
-        return f"No verdict: {what}, and {nothing} bars that policies {use}."
+            reason = f"some of these bars are the {name} window's"
+        return f"No verdict: {reason}, and {nothing} bars that policies {use}."
     if judged.is_seen:
-        what = "the policy was trained or chosen on some of these bars"
-        return f"No verdict: {what}, and {nothing} them."
+        reason = "the policy was trained or chosen on some of these bars"
+        return f"No verdict: {reason}, and {nothing} them."
     return None
 
 
@@ -366,62 +357,62 @@ def _finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
 
 
 def _power(alpha: AlphaTest) -> str:
-    sees = (
-        f"sees an information ratio of {ratio(alpha.visible, 1)} or more {percent(ev.POWER, 0)}"
-        " of the time"
-    )
     return (
-        f"A window of {count(alpha.sessions)} sessions {sees}; measured is {ratio(alpha.ratio, 1)}."
+        f"With {count(alpha.sessions)} sessions the test has {percent(ev.POWER, 0)} power only above"
+        f" an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
+        f" {ratio(alpha.ratio, 1)}."
     )
 
 
 def _would_change(judged: Verdict, alpha: AlphaTest) -> list[str]:
-    """What more would tell, and what softens what was said."""
+    """Say how much more data would decide, and name the reservations."""
     evidence = judged.evidence
-    said = []
+    lines = []
     if alpha.p_value > evidence.level:
         if alpha.sessions_needed is None:
-            said.append(
-                "More sessions would not help what is behind its beta; another strategy would."
-            )
+            lines.append("Its alpha is negative: more data will not change that.")
         else:
             more = max(alpha.sessions_needed - alpha.sessions, 1)
-            said.append(f"If that is its true size, {count(more)} more sessions would tell.")
+            lines.append(f"If that is its true size, {count(more)} more sessions would tell.")
         if judged.caveats:
-            said.append(f"And it was traded with {' and with '.join(judged.caveats)}.")
-        return said
+            lines.append(f"And it was traded with {' and with '.join(judged.caveats)}.")
+        return lines
     condition = "looks at these before this one would have lowered its level"
     if evidence.look is not None:
         stricter = f"{ev.level_of_look(evidence.look + 1):.3g}"
         condition = f"another look at these is held to a level of {stricter}"
-    said.append(f"New sessions would confirm it; {condition}.")
-    if (shift := evidence.shift) is not None and shift.p_value > LEVEL:
-        said.append(
-            "What it held paid, not when: shifted in time it earned as much"
+    lines.append(f"New sessions would confirm it; {condition}.")
+    shift = evidence.shift
+    if shift is not None and shift.p_value > LEVEL:
+        lines.append(
+            "Its choice of symbols paid, not its timing: shifted in time it earned as much"
             f" ({p_equals(shift.p_value)})."
         )
     null_model = judged.selection.null_model
     if null_model is not None and null_model.is_as_good:
-        said.append("The same search without information was chosen with as good a score.")
-    return said
+        lines.append("The same search without information was chosen with as good a score.")
+    return lines
 
 
 def describe_search(selection: Selection) -> str:
-    """Say in one or two sentences what the search was; its number of trials is always in them."""
+    """Describe the search in one or two sentences, with its number of trials."""
     trials = selection.trials
     if not trials:
         return "Chosen from an unknown number of trials."
     sentences = [f"Chosen from {count(trials)} trial{'' if trials == 1 else 's'}"]
-    if (sharpe := selection.sharpe) is not None and trials > 1:
+    sharpe = selection.sharpe
+    overfit = selection.overfitting
+    tested = selection.romano_wolf
+    if sharpe is not None and trials > 1:
         hurdle = (
             "where the luckiest of as many without skill is expected to show"
             f" {ratio(sharpe.expected_best)}"
         )
         sentences[0] += f" with a Sharpe ratio of {ratio(sharpe.sharpe)} there, {hurdle}"
         sentences[0] += f" (deflated Sharpe {probability(sharpe.deflated)})"
-    if (overfit := selection.overfitting) is not None:
+    if overfit is not None:
         sentences.append(f"Probability of overfitting {probability(overfit.probability)}")
-    if (tested := selection.romano_wolf) is not None and trials > 1:
+    if tested is not None and trials > 1:
         ahead = f"{count(tested.ahead)} of {count(tested.trials)}"
         sentences.append(f"Ahead of the benchmark there, all tested together: {ahead}")
     if selection.null_model is not None and selection.null_model.is_as_good:

@@ -1,21 +1,20 @@
-"""Where a strategy's profit over its benchmark portfolio came from: which symbols it held, when, at
-what fills.
+"""Attribution of a strategy's profit over its benchmark portfolio to selection, timing, fills and
+costs.
 
 With w the strategy's weights at the close of a bar and b the portfolio's, both of equity, r the
 symbols' returns over the next bar and V the strategy's equity, the profit of a bar is
 
     V (Σ w r + fills - costs),
 
-where `fills` is what trades made between the price they filled at and the bar's close. The same
-return earned by the portfolio, on the strategy's capital, is V (Σ b r + its fills - its costs). The
-difference of the two, over all bars, is
+where `fills` is the profit of trades between the price they filled at and the bar's close. The
+portfolio's return on the strategy's capital is V (Σ b r + its fills - its costs). The difference of
+the two, over all bars, is
 
-    selection  Σ V (w̄ - b̄) r                   what holding the mean weights throughout would
-               have made
-    timing     Σ V ((w - w̄) - (b - b̄)) r        what changing them made
+    selection  Σ V (w̄ - b̄) r                   profit of holding the mean weights throughout
+    timing     Σ V ((w - w̄) - (b - b̄)) r        profit of changing them
     fills, costs                                the strategy's less the portfolio's.
 
-Their sum is the difference to the cent: nothing is left over.
+Their sum is the difference to the cent.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from fintrader.results.analysis import Attribution, SymbolAttribution
 
 Array = NDArray[np.float64]
 _BLOCK = 4096
-"""Bars that are looked at together: `[T, N]` is not copied as a whole."""
+"""Bars of one step, so that arrays `[T, N]` are not copied as a whole."""
 
 
 def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
-    """`[T, N]`: return of each symbol over each bar, splits and dividends included; windows one
-    after another.
+    """Compute the return `[T, N]` of each symbol over each bar of the windows, one after another.
 
-    0 at the first bar of a window, and where there is no price on both sides.
+    Splits and dividends are included. 0 at the first bar of a window, and without a price on both
+    sides.
     """
     parts = []
     for market in markets:
@@ -55,13 +54,12 @@ def attribute(
 ) -> Attribution:
     """Split the profit as above, in total and by symbol.
 
-    `portfolio`: None for cash; one without positions (an index) cannot be split, and cash stands in
-    for it. `returns`: `[T, N]`, as `symbol_returns` gives them.
+    `portfolio`: None for cash; a portfolio without positions (an index) cannot be split and is
+    replaced by cash. `returns`: `[T, N]`, from `symbol_returns`.
     """
     rival = portfolio if portfolio is not None and portfolio.has_positions else None
-    capital = np.append(
-        0.0, result.equity[:-1]
-    )  # at the close before each bar; nothing is earned at the first
+    # Equity at the close before each bar; the first bar earns nothing.
+    capital = np.append(0.0, result.equity[:-1])
     own_mean, own_total = _means(result, returns, capital)
     their_mean, their_total = (
         (0.0 * own_mean, 0.0 * own_total) if rival is None else _means(rival, returns, capital)
@@ -97,7 +95,7 @@ def attribute(
 
 
 def _means(result: BacktestResult, returns: Array, capital: Array) -> tuple[Array, Array]:
-    """`[N]` mean weight before each bar, and `[N]` Σ V w r."""
+    """Compute the mean weight before each bar and Σ V w r, `[N]` each."""
     bars = len(returns)
     mean = np.zeros(returns.shape[1])
     total = np.zeros(returns.shape[1])
@@ -110,7 +108,7 @@ def _means(result: BacktestResult, returns: Array, capital: Array) -> tuple[Arra
 
 
 def _on(result: BacktestResult, capital: Array) -> tuple[float, float]:
-    """What the returns and the costs of a result would have been on this capital, USD."""
+    """Scale the returns and the costs of a result to this capital, USD."""
     before = result.equity[:-1]
     alive = before > 0
     steps = np.divide(result.equity[1:], before, out=np.ones_like(before), where=alive) - 1

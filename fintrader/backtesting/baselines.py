@@ -1,7 +1,7 @@
-"""What anybody could have done in the same window: the lines a result has to beat.
+"""Simple strategies that a result has to beat: buy and hold, equal weights, rules on past returns.
 
-Baselines that trade do so through the ledger and at the costs of the policy they stand beside. They
-ask for shares, not weights, and ask again until they have traded: a target stays a target.
+Baselines trade through the policy's ledger and at its costs. They order shares, not weights, and
+repeat an order until it has filled.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
-from fintrader.backtesting.result import BacktestResult, of_market
+from fintrader.backtesting.result import BacktestResult, window_fields
 from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
@@ -30,16 +31,18 @@ Array = NDArray[np.float64]
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
 LOOKBACK = 20
+"""Sessions that the rules look back over."""
 FAST = 5
+"""Sessions of the fast average."""
 REBALANCED = 5
-"""Sessions that the rules look back over, those of the fast average, and those from one rebalancing
-to the next."""
+"""Sessions from one rebalancing to the next."""
 USUAL_VOLATILITY = 0.15
-"""A year's, aimed at where the training window's is not known."""
+"""Annual volatility to aim at if the training window's is unknown."""
 
 
 def baseline_settings(settings: EnvSettings) -> EnvSettings:
-    """The policy's costs, fills and capital; a decision a bar, long-only, no turbulence rule."""
+    """Keep the policy's costs, fills and capital; decide at every bar, long-only, without the
+    turbulence rule."""
     account = {
         "short": False,
         "max_leverage": 1.0,
@@ -54,9 +57,9 @@ class TowardsWeights:
     """A rule that holds target weights: sized in shares at the bars `due`, and ordered until they
     have traded.
 
-    What does not trade at the bar of its fill, or is more than a bar's volume takes, is ordered
-    again for the next bar in which it can trade, at the size it was given, and a symbol without a
-    price is sized at its first; the money for them is not spent on others.
+    An order that did not trade in the bar of its fill, or exceeded the bar's volume, is repeated
+    with the same target for the next bar in which it can trade. A symbol without a price is sized
+    at its first price. The money for both is not spent on others.
     """
 
     def __init__(self, weights: Weights, due: frozenset[int], account: BacktestAccount) -> None:
@@ -82,13 +85,13 @@ class TowardsWeights:
         self._bar = 0
 
     def decide(self, account: BacktestAccount) -> Holdings:
-        """What to hold: the weights' shares where they are due, what is still wanted where it has
-        not traded."""
+        """Choose the holdings: those of the weights at a bar that is due, else those still to be
+        reached."""
         bar = account.bar
         held = account.held
         for row in np.unique(self._event_row[self._bar + 1 : bar + 1]):
             self._wanted = self._whole(self._wanted * self._splits[row])
-        # What could trade and did not change lacks the money, and will not have it later.
+        # An order that could trade and did not lacks the money, and will lack it later too.
         self._pending &= ~(self._could & (held == self._held))
         if bar in self._due:
             self._usd = self._weights(bar).cpu().numpy() * account.equity
@@ -111,14 +114,15 @@ class TowardsWeights:
         return Holdings(wanted)
 
     def _whole(self, shares: Array) -> Array:
-        """Whole shares unless fractions trade; 2^-20 makes good what rounding took."""
+        """Truncate to whole shares unless fractions trade; 2^-20 of a share makes up for rounding,
+        so that 2.9999999 shares are 3."""
         return (
             shares if self._settings.fractional else np.trunc(shares + np.sign(shares) * 2.0**-20)
         )
 
     def next_due(self, bar: int) -> int:
-        """The next rebalancing, or before it the bar ahead of one in which something still wanted
-        can trade."""
+        """Find the bar of the next decision: the next rebalancing, or the bar before one in which a
+        pending order can trade."""
         later = self._due[self._due > bar]
         coming = int(later[0]) if later.size else len(self._mark)
         ahead = slice(bar + 1, coming)
@@ -141,10 +145,8 @@ def simulate_weights(
     note: str = "",
     progress: Progress | None = None,
 ) -> BacktestResult:
-    """Trade towards target weights at the bars `due`, in shares sized at that bar's close; hold in
-    between.
-
-    `due` contains bar 0.
+    """Trade towards target weights at the bars `due` (bar 0 among them), in shares sized at that
+    bar's close; hold in between.
 
     Raises BacktestError for a window of fewer than two bars.
     """
@@ -154,8 +156,8 @@ def simulate_weights(
 
 
 def equal_weights(market: MarketTensors, bar: int) -> Tensor:
-    """`[N]`: 1/n for the n members at this bar that have traded by then, or do so in the window's
-    first session."""
+    """Give weight 1/n, `[N]`, to each of the n members at this bar that have traded by then or
+    trade in the window's first session."""
     first_session = int((market.session == market.session[0]).sum())
     traded = market.tradable[: max(bar + 1, first_session)].any(0)
     chosen = (market.member[bar] & traded).to(torch.float64)
@@ -165,8 +167,8 @@ def equal_weights(market: MarketTensors, bar: int) -> Tensor:
 def buy_and_hold(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Equal dollars in every member that trades in the window's first session, as soon as it does,
-    then held."""
+    """Buy equal dollars of every member that trades in the first session, at its first bar, and
+    hold."""
     note = "equal dollars at the window's first bar, then held"
     hold = partial(equal_weights, market)
     return simulate_weights(
@@ -181,32 +183,45 @@ def equal_weight(
     every_sessions: int = 1,
     progress: Progress | None = None,
 ) -> BacktestResult:
-    """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of
-    costs."""
+    """Hold 1/n of every member, rebalanced at the first bar of every `every_sessions`-th session,
+    net of costs."""
     often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
-    weights = benchmark_weights(market, "equal_weight")
-    due = rebalance_bars(market, every_sessions)
-    note = f"1/n, rebalanced {often}, net of costs"
-    return simulate_weights(
-        lambda bar: weights[bar],
-        due,
+    return _hold_benchmark(
+        "equal_weight",
         market,
         settings,
-        name="equal_weight",
-        note=note,
+        note=f"1/n, rebalanced {often}, net of costs",
+        every_sessions=every_sessions,
         progress=progress,
     )
 
 
+def _hold_benchmark(
+    kind: Literal["equal_weight", "cap_weight"],
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    note: str,
+    every_sessions: int = 1,
+    progress: Progress | None = None,
+) -> BacktestResult:
+    """Hold the weights of a benchmark, rebalanced every so many sessions."""
+    weights = benchmark_weights(market, kind)
+    due = rebalance_bars(market, every_sessions)
+    return simulate_weights(
+        weights.__getitem__, due, market, settings, name=kind, note=note, progress=progress
+    )
+
+
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
-    """The first bar of every k-th session."""
+    """Find the first bar of every k-th session."""
     return frozenset(m.find_session_starts(market.session.cpu().numpy())[::every_sessions].tolist())
 
 
 def inverse_volatility(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Weights in proportion to 1/σ of each symbol's daily returns over the sessions that ended
+    """Hold weights in proportion to 1/σ of each symbol's daily returns over the sessions that ended
     before the bar."""
 
     def weigh(returns: Array) -> Array:
@@ -220,8 +235,8 @@ def inverse_volatility(
 def minimum_variance(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Long-only minimum-variance weights, covariance of past daily returns shrunk towards its
-    diagonal by half.
+    """Hold long-only minimum-variance weights, the covariance of past daily returns shrunk halfway
+    towards its diagonal.
 
     The shrinkage is fixed (Ledoit and Wolf 2004 estimate it): with fewer sessions than symbols the
     sample covariance is singular, and a baseline should have nothing to tune.
@@ -237,11 +252,11 @@ def minimum_variance(
 
 
 def long_only_minimum_variance(covariance: Array) -> Array:
-    """`[N]`: argmin wᵀΣw with w >= 0, Σw = 1.
+    """Minimise wᵀΣw over weights `[N]` with w >= 0, Σw = 1.
 
     Non-negative least squares on `|Lᵀw|² + (1ᵀw − 1)²`, Σ = LLᵀ: both terms are homogeneous along a
-    ray, so its minimiser is the constrained one up to scale. Σ is scaled first, to weigh the two
-    terms alike.
+    ray, so its minimiser is the constrained one up to scale. Σ is scaled first, to give both terms
+    the same weight.
     """
     scaled = covariance / np.trace(covariance)
     rows = np.vstack([np.linalg.cholesky(scaled).T, np.ones(len(scaled))])
@@ -253,8 +268,8 @@ def long_only_minimum_variance(covariance: Array) -> Array:
 def momentum(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Equal weights in the symbols whose fast moving average of daily closes lies above the slow
-    one; else cash."""
+    """Hold equal weights of the symbols whose fast moving average of daily closes lies above the
+    slow one; else cash."""
 
     def weigh(returns: Array) -> Array:
         closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
@@ -272,21 +287,21 @@ def vol_targeted(
     target: float | None = None,
     progress: Progress | None = None,
 ) -> BacktestResult:
-    """Equal weights times min(1, target/σ), σ that of their own past daily returns, a year; the
-    rest in cash.
+    """Hold equal weights times min(1, target/σ), σ the annual volatility of their past daily
+    returns; the rest in cash.
 
-    `target`: `usual_volatility` of the training window, where it is known.
+    `target`: `usual_volatility` of the training window, if known.
     """
-    aimed = USUAL_VOLATILITY if target is None else target
+    aim = USUAL_VOLATILITY if target is None else target
 
     def weigh(returns: Array) -> Array:
-        found = float(returns.mean(axis=1).std(ddof=1)) * math.sqrt(market.sessions_a_year)
-        return np.full(returns.shape[1], min(1.0, aimed / max(found, 1e-6)))
+        volatility = float(returns.mean(axis=1).std(ddof=1)) * math.sqrt(market.sessions_a_year)
+        return np.full(returns.shape[1], min(1.0, aim / max(volatility, 1e-6)))
 
-    said = "a fixed choice" if target is None else "the training window's median"
+    source = "a fixed choice" if target is None else "the training window's median"
     note = (
-        f"1/n times min(1, {aimed:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED};"
-        f" {said}"
+        f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED};"
+        f" {source}"
     )
     return _from_past(
         weigh, market, settings, "vol_targeted", note, REBALANCED, progress, spread=True
@@ -294,8 +309,8 @@ def vol_targeted(
 
 
 def usual_volatility(market: MarketTensors) -> float | None:
-    """Median over a window's sessions of the volatility, a year, of equal weights in the members
-    over `LOOKBACK` sessions; None for a window that is not longer."""
+    """Compute the median annual volatility of equal weights in the members over `LOOKBACK` sessions
+    of a window; None for a window that is not longer."""
     ends = m.find_session_ends(market.session.cpu().numpy())
     if len(ends) < LOOKBACK + 2:
         return None
@@ -319,11 +334,12 @@ def _from_past(
     *,
     spread: bool = False,
 ) -> BacktestResult:
-    """A rule over the daily returns `[L, n]` of the sessions that ended before the decision's bar.
+    """Simulate a rule on the daily returns `[L, n]` of the sessions that ended before the
+    decision's bar.
 
-    Until two sessions have ended, and for symbols without a full history, it holds equal weights.
-    With `spread` the rule's weights are a choice: each chosen symbol gets 1/n of all n symbols, the
-    rest stays in cash.
+    Until two sessions have ended, and without any symbol with a full history, it holds equal
+    weights. With `spread` each weight is a share of 1/n, n the number of symbols, and the rest
+    stays in cash; otherwise the weights are scaled to a sum of 1.
     """
     ends = m.find_session_ends(market.session.cpu().numpy())
     close = market.adjusted_close.cpu().numpy()[ends]
@@ -345,13 +361,12 @@ def _from_past(
 
 
 def cash(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
-    """The starting capital, untouched: no interest is paid on it here, nor to any other
-    strategy."""
+    """Hold the starting capital in cash; no strategy receives interest."""
     return _level(market, settings, np.ones(market.num_bars), "cash", "no interest")
 
 
 def benchmark(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
-    """The index itself, scaled to the starting capital. It is a level, not a trade: no costs, no
+    """Follow the level of the index, scaled to the starting capital, without costs or
     positions."""
     level = market.benchmark.cpu().to(torch.float64).numpy()
     return _level(
@@ -362,6 +377,7 @@ def benchmark(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
 def _level(
     market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str
 ) -> BacktestResult:
+    """Make a result that follows a level `[T]` and holds nothing."""
     bars = market.num_bars
     assets = market.num_assets
     nothing = np.zeros(bars)
@@ -375,7 +391,7 @@ def _level(
         income_usd=nothing,
         trades=empty_trades(),
         has_positions=False,
-        **of_market(market),
+        **window_fields(market),
         note=note,
     )
 
@@ -383,7 +399,7 @@ def _level(
 def benchmark_portfolio(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """What `env.benchmark` names, traded as a strategy is, at the same costs.
+    """Trade the portfolio that `env.benchmark` names, at a strategy's costs.
 
     Raises EnvError for a benchmark that this market cannot make.
     """
@@ -394,18 +410,8 @@ def benchmark_portfolio(
         return equal_weight(market, settings, progress=progress)
     if kind == "buy_and_hold":
         return buy_and_hold(market, settings, progress=progress)
-    weights = benchmark_weights(market, kind)
-    due = rebalance_bars(market, 1)
     note = "in proportion to capitalisation, rebalanced every session, net of costs"
-    return simulate_weights(
-        lambda bar: weights[bar],
-        due,
-        market,
-        settings,
-        name="cap_weight",
-        note=note,
-        progress=progress,
-    )
+    return _hold_benchmark(kind, market, settings, note=note, progress=progress)
 
 
 def simulate_baselines(
@@ -416,7 +422,8 @@ def simulate_baselines(
     progress: Progress | None = None,
     every: bool = False,
 ) -> dict[str, BacktestResult]:
-    """buy_and_hold, equal_weight and benchmark over the whole of `market`, at the policy's costs.
+    """Simulate buy_and_hold, equal_weight and benchmark over the whole of `market`, at the policy's
+    costs.
 
     With `every` also inverse_volatility, minimum_variance, momentum, vol_targeted (at the usual
     volatility of `train`) and cash.

@@ -1,6 +1,5 @@
-"""Execution of orders: their share of the bars' volume, and the distance of their fills from the
-price that the decision saw.
-"""
+"""Execution of orders: their share of the bars' volume, and their slippage from the price at the
+decision."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ CLASSES = {
     0.1: "5 to 10 %",
     np.inf: "above 10 %",
 }
-"""Upper edge of each class by share of the bar's volume, itself included."""
+"""Classes of orders by their share of the bar's volume, each with its upper edge, inclusive."""
 NO_VOLUME = "no volume in the bar"
 
 
@@ -30,11 +29,11 @@ def measure_execution(
 ) -> ExecutionCosts | None:
     """Group the fills of orders by participation; None for a strategy without orders.
 
-    `slippage_bps` is the fill's price beyond the close at which it was decided, against the trader
-    > 0, weighted by notional; `cost_bps` are fees, spread and impact. Fills without volume in their
-    bar are a class of their own. `markets`: the windows one after another; each began with the
-    capital of the first, so shares that a walk-forward scaled to what it had are counted as its
-    account traded them.
+    `slippage_bps` is the distance of the fill's price from the close at the decision, positive
+    against the trader, weighted by notional; `cost_bps` are fees, spread and impact. Fills without
+    volume in their bar are a separate class. `markets`: the windows one after another. A
+    walk-forward scales shares to the capital of earlier windows; participation counts the shares
+    that the window's own account traded.
     """
     trades = result.trades[result.trades["kind"] == "order"]
     if trades.empty:
@@ -59,7 +58,7 @@ def measure_execution(
     share = np.divide(
         np.abs(shares) / scale, volume, out=np.full_like(price, np.nan), where=volume > 0
     )
-    kind = np.searchsorted(list(CLASSES), share, side="left")  # NaN comes after all of them
+    kind = np.searchsorted(list(CLASSES), share, side="left")  # NaN sorts last
     names = [*CLASSES.values(), NO_VOLUME]
     groups = [
         _summarise(name, kind == k, share, notional, slipped, cost) for k, name in enumerate(names)
@@ -76,9 +75,9 @@ def measure_execution(
 def _summarise(
     name: str, which: NDArray[np.bool_], share: Array, notional: Array, slipped: Array, cost: Array
 ) -> FillGroup:
-    """Put the fills of one group together."""
+    """Summarise the fills of one group."""
     weight = float(notional[which].sum())
-    some = share[which & ~np.isnan(share)]
+    known = share[which & ~np.isnan(share)]
 
     def mean_bps(usd: Array) -> float | None:
         return 1e4 * float(usd[which].sum()) / weight if weight > 0 else None
@@ -87,15 +86,16 @@ def _summarise(
         participation=name,
         fills=int(which.sum()),
         notional_usd=weight,
-        mean_participation=float(some.mean()) if some.size else None,
-        most_participation=float(some.max()) if some.size else None,
+        mean_participation=float(known.mean()) if known.size else None,
+        most_participation=float(known.max()) if known.size else None,
         slippage_bps=mean_bps(slipped * notional),
         cost_bps=mean_bps(cost),
     )
 
 
 def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:
-    """`[T]`: by how much a bar's shares were scaled to the capital that earlier windows left."""
+    """Factors `[T]` by which each bar's shares were scaled to the capital left by earlier
+    windows."""
     starts = np.cumsum([0, *[market.num_bars for market in markets]])
     factors = result.equity[starts[:-1]] / result.equity[0]
     whole: Array = np.repeat(factors, np.diff(starts))
@@ -103,8 +103,8 @@ def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:
 
 
 def _growth(markets: Sequence[MarketTensors]) -> Array:
-    """`[T, N]`: what a share of a window's first bar has become, so that prices across a split can
-    be compared."""
+    """Shares `[T, N]` that one share of the window's first bar has grown to, by splits and
+    dividends."""
     parts = []
     for market in markets:
         growth = market.events.growth(market.close)

@@ -1,10 +1,9 @@
-"""What moved a policy's decisions: one input at a time is taken away, and the policy asked again.
+"""Influence of each input on a policy's decisions, by occlusion: remove one input and ask again.
 
-Taken away means: a feature is shown at its mean over the window, for all symbols and all bars that
-are shown; a column of context likewise; cash and holdings as those of an account that has just been
-opened. What the policy would have held otherwise is what that input moved (occlusion: Zeiler and
-Fergus, 2014, arXiv 1311.2901; the family: Covert, Lundberg and Lee, 2021, arXiv 2011.14878). It is
-no cause: inputs that say the same share what they move, or hide one another.
+A removed feature or context column shows its mean over the window, for all symbols and bars; removed
+cash and holdings are those of a new account. The influence is the change of the target weights
+(occlusion: Zeiler and Fergus, 2014, arXiv 1311.2901; the family: Covert, Lundberg and Lee, 2021,
+arXiv 2011.14878). It is no cause: redundant inputs share their influence or hide each other's.
 """
 
 from __future__ import annotations
@@ -22,25 +21,23 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.results.explanation import ExplainedDecision, Explanation
 
 MOST_DECISIONS = 48
-"""Decisions that are looked at, evenly spread over a backtest."""
+"""Decisions to examine, evenly spread over a backtest."""
 MOST_NUMBERS = 20_000_000
-"""Numbers in all observations that the policy is shown for that: with wide ones fewer decisions are
-looked at."""
+"""Numbers in all altered observations together: wide observations allow fewer decisions."""
 SYMBOLS = 5
-"""Symbols told of each decision, those that its inputs moved most."""
+"""Symbols listed for each decision: those with the largest changes."""
 OWN = "cash and holdings"
-"""What the account shows of itself, taken away together."""
+"""Name of the account's own columns, which are removed together."""
 
 
 class Explainer:
-    """Looks at decisions of a policy while a backtest makes them (`simulate(...,
-    watch=explainer.look)`)."""
+    """An examiner of decisions during a backtest: `simulate(..., watch=explainer.look)`."""
 
     def __init__(
         self, policy: Policy, market: MarketTensors, settings: EnvSettings, *, share: float = 1.0
     ) -> None:
-        """`share`: this window's part of MOST_DECISIONS, where several windows make one
-        backtest."""
+        """Choose the decisions to examine; `share` is this window's part of MOST_DECISIONS, if
+        several windows make one backtest."""
         self.policy = policy
         self.names = (*market.feature_names, *market.context_names, OWN)
         self.bars = np.arange(0, market.num_bars - 1, settings.decision_interval)
@@ -54,29 +51,23 @@ class Explainer:
         self.explained: list[ExplainedDecision] = []
 
     def look(self, account: BacktestAccount) -> None:
-        """Note what moves the decision that the account stands at, if it is one of those to be
-        looked at."""
+        """Examine the decision that the account stands at, if it is one of those chosen."""
         rows = account.rows
         if account.bar not in self._due or rows is None:  # factored observations cannot be changed
             return
         seen = torch.from_numpy(np.concatenate((account.private(), rows[account.bar])))
         nothing = torch.empty(0, dtype=torch.long), torch.empty(0)
-        without = [nothing, *self._taken_away(account.layout)]
+        without = [nothing, *self._replacements(account.layout)]
         at_once = max(1, MOST_NUMBERS // (len(self._due) * len(seen)))
-        parts = [
-            self._asked(seen, without[k : k + at_once]) for k in range(0, len(without), at_once)
-        ]
+        parts = [self._ask(seen, without[k : k + at_once]) for k in range(0, len(without), at_once)]
         actions = np.concatenate(parts)
-        if not np.isfinite(actions).all():  # said where the decision is carried out
+        if not np.isfinite(actions).all():  # `trade` raises the error
             return
         worth = account.prices / account.equity
         weights = np.stack([account.holdings(action, exact=True) * worth for action in actions])
-        raised = (
-            weights[0] - weights[1:]
-        )  # [I, N]: by how much each input raised each symbol's weight
-        moved = 0.5 * (
-            np.abs(raised).sum(axis=1) + np.abs(raised.sum(axis=1))
-        )  # cash moves the other way
+        # Rise of each symbol's weight by each input, [I, N]; cash moves the other way.
+        raised = weights[0] - weights[1:]
+        moved = 0.5 * (np.abs(raised).sum(axis=1) + np.abs(raised.sum(axis=1)))
         time = np.datetime_as_string(
             account.market.minutes[account.bar].numpy().astype("M8[ns]"), unit="s"
         )
@@ -91,34 +82,33 @@ class Explainer:
             )
         )
 
-    def _asked(self, seen: Tensor, without: Sequence[tuple[Tensor, Tensor]]) -> NDArray[np.float32]:
-        """`[K, N]`: the policy's actions, each with some columns of `seen` `[D]` showing something
-        else."""
+    def _ask(self, seen: Tensor, without: Sequence[tuple[Tensor, Tensor]]) -> NDArray[np.float32]:
+        """Ask the policy for actions `[K, N]`, each with some columns of `seen` `[D]` replaced."""
         shown = seen.repeat(len(without), 1)
         for row, (columns, values) in zip(shown, without, strict=True):
             row[columns] = values
         with torch.no_grad():
             return np.asarray(self.policy(shown).cpu().numpy(), dtype=np.float32)
 
-    def _taken_away(self, layout: ObservationLayout) -> Sequence[tuple[Tensor, Tensor]]:
-        """Of each input its columns in an observation, and what stands there instead."""
+    def _replacements(self, layout: ObservationLayout) -> Sequence[tuple[Tensor, Tensor]]:
+        """List for each input its columns in an observation and their neutral values."""
         assets = layout.num_assets
         features = layout.num_features
         context = layout.num_context
         parts = layout.slices
         width = layout.row_width
-        # Where the bars that are shown begin: a history's rows, then the newest bar's, which is
-        # laid out as they are.
+        # First column of each bar shown: the rows of the history and the newest bar's share one
+        # layout.
         begins = torch.tensor(
             [parts["features"].start - back * width for back in range(layout.lookback)]
         )
-        found = []
+        inputs = []
         for k in range(features):
             columns = (begins[:, None] + torch.arange(assets) * features + k).flatten()
-            found.append((columns, self._neutral[k].expand(len(columns))))
+            inputs.append((columns, self._neutral[k].expand(len(columns))))
         for k in range(context):
             columns = begins + width - context + k
-            found.append((columns, self._neutral[features + k].expand(len(columns))))
+            inputs.append((columns, self._neutral[features + k].expand(len(columns))))
         account = parts["account"]
         holdings = parts["holdings"]
         own = torch.cat(
@@ -129,11 +119,11 @@ class Explainer:
         )
         opened = torch.zeros(len(own))
         opened[0] = 1.0  # all cash, no growth, no drawdown; the clock stays
-        return [*found, (own, opened)]
+        return [*inputs, (own, opened)]
 
 
 def explain(strategy: str, explainers: Sequence[Explainer]) -> Explanation | None:
-    """Put together what was examined, window after window; None where nothing was."""
+    """Join the examined decisions of all windows; None without any."""
     decisions = tuple(decision for explainer in explainers for decision in explainer.explained)
     if not decisions or len({explainer.names for explainer in explainers}) != 1:
         return None
@@ -146,7 +136,7 @@ def explain(strategy: str, explainers: Sequence[Explainer]) -> Explanation | Non
 
 
 def _means(market: MarketTensors) -> Tensor:
-    """`[F + M]`: each feature's mean over what can be traded, each context column's over the
+    """Compute means `[F + M]`: of features over the tradable symbols and bars, of context over the
     window."""
     open_ = market.tradable.to(torch.bool)
     features = market.features[open_] if bool(open_.any()) else market.features.flatten(0, 1)

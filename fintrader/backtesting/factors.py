@@ -1,10 +1,9 @@
-"""How much of a strategy is what anybody could hold: regression of its daily returns on factors of
-its own universe.
+"""Factor regression: daily returns of a strategy on factors of its own universe.
 
-The factors are built of the symbols at hand, so they are not those of Fama and French: `market` is
-the mean return of the members; each other factor is the mean return of the third of them that ranks
-highest, less that of the lowest, ranked at the close of the session before. No factor pays costs.
-Of the first LOOKBACK sessions there is nothing to rank by, and they are left out.
+The factors are built from the symbols of the market, so they are not those of Fama and French:
+`market` is the mean return of the members; each other factor is the mean return of the third of
+them that ranks highest, less that of the lowest, ranked at the close of the session before. No
+factor pays costs. The first LOOKBACK sessions have no ranking and are left out.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ FACTORS = {
 
 
 def factor_returns(markets: Sequence[MarketTensors]) -> Array:
-    """`[S, K]` daily returns of FACTORS, NaN while there is nothing to rank by; windows one after
-    another."""
+    """Compute daily returns `[S, K]` of FACTORS over the windows, one after another; NaN before the
+    first ranking."""
     returns, value, member = (
         np.concatenate(parts) for parts in zip(*map(_by_session, markets), strict=True)
     )
@@ -58,7 +57,8 @@ def factor_returns(markets: Sequence[MarketTensors]) -> Array:
 
 
 def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
-    """Mean return of the highest third less that of the lowest; NaN below FEWEST_SYMBOLS."""
+    """Subtract the mean return of the lowest third from that of the highest; NaN below
+    FEWEST_SYMBOLS."""
     known = np.flatnonzero(here & np.isfinite(score))
     if known.size < FEWEST_SYMBOLS:
         return float("nan")
@@ -68,8 +68,8 @@ def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
 
 
 def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """`[S, N]` returns (the first against the window's first bar), traded value in USD, and who was
-    a member."""
+    """Compute returns by session (the first against the window's first bar), traded value in USD
+    and membership, `[S, N]` each."""
     session = market.session.cpu().numpy()
     ends = m.find_session_ends(session)
     starts = m.find_session_starts(session)
@@ -89,7 +89,7 @@ def fit_factors(
     """Regress daily returns `[S]` on the known factors `[S, K]` by least squares, with Newey-West
     errors.
 
-    None below FEWEST_SESSIONS of which all factors are known.
+    None below FEWEST_SESSIONS for which all factors are known.
     """
     usable = [
         k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS
@@ -126,7 +126,7 @@ def fit_factors(
 
 
 def _long_run(moments: Array) -> Array:
-    """Newey and West (1987), with ⌊4 (S/100)^(2/9)⌋ lags."""
+    """Estimate the long-run covariance (Newey and West, 1987), with ⌊4 (S/100)^(2/9)⌋ lags."""
     lags = int(4 * (len(moments) / 100) ** (2 / 9))
     total: Array = moments.T @ moments
     for lag in range(1, lags + 1):

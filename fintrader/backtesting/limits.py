@@ -1,7 +1,7 @@
-"""What no policy may do to an account, whatever it thinks: limits on positions, orders and losses.
+"""Limits on positions, orders and losses that no policy may exceed.
 
-The same object stands between policy and orders in a deployment and in the twin backtest it is
-compared with, so that the two can only differ by what the market did.
+A deployment and its shadow backtest pass the policy's orders through the same object, so that they
+differ only by the market.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ Share = Annotated[float, Field(gt=0.0, le=100.0)]
 
 
 class LimitSettings(Settings):
-    """Limits of an account; each may be wider, none is silently off."""
+    """Limits of an account; each may be widened, none can be switched off by itself."""
 
     enforced: bool = True
-    """False: the policy trades as in its backtest without limits. For replays; nothing else accepts
-    it."""
+    """False: the policy trades as in its backtest without limits. Accepted for replays only."""
     weight: Share = 0.25
-    """No order takes a symbol above this share of equity, or above what the benchmark holds of it
-    if that is more."""
+    """Largest weight that an order may lead to, as a share of equity, or the benchmark's weight of
+    the symbol if that is larger."""
     gross: Share = 1.0
-    """Nor all positions together above this multiple of equity."""
+    """Largest sum of all positions, as a multiple of equity."""
     order: Share = 0.1
     """Largest order, as a share of equity."""
     turnover: Share = 2.0
-    """Orders of a session together, in multiples of equity."""
+    """Largest sum of a session's orders, as a multiple of equity."""
     day_loss: Share = 0.03
-    """Losing this share of the equity of the session before halts the deployment."""
+    """Loss since the session before, as a share of its equity, that halts the deployment."""
     drawdown: Share = 0.10
-    """So does losing this share of the highest equity seen."""
+    """Loss since the highest equity, as a share of it, that halts the deployment."""
     symbols_with_bars: Annotated[float, Field(ge=0.0, le=1.0)] = 0.8
-    """No new orders while fewer of the members than this share had a bar in the last three
-    minutes."""
+    """Least share of the members with a bar in the last three minutes; below it nothing is
+    ordered."""
     clock_seconds: Annotated[float, Field(gt=0.0)] = 2.0
-    """Nor while the machine's clock and the broker's are further apart than this."""
+    """Largest difference between the machine's clock and the broker's; above it nothing is
+    ordered."""
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """Holdings that may be ordered, and what they were cut by."""
+    """Holdings that may be ordered, and the limits that cut them."""
 
     shares: Array
     """`[N]`."""
@@ -57,25 +57,25 @@ class Clipped:
 
 @dataclass
 class Limits:
-    """Limits of one account, and what they have to remember of it."""
+    """Limits of one account, with the state that they need."""
 
     settings: LimitSettings
     whole: bool = True
-    """Whether only whole shares are traded."""
+    """True if only whole shares are traded."""
     halted: str = ""
-    """Why nothing may be ordered any more; empty while something may."""
+    """Reason for the halt; empty without one."""
     peak_usd: float = 0.0
     session: int = -1
     opening_usd: float = 0.0
-    """Equity when the session before was seen last; of the first session its first."""
+    """Last equity of the session before; in the first session its first equity."""
     last_usd: float = 0.0
     traded_usd: float = 0.0
-    """Ordered in this session."""
+    """Sum of this session's orders."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How often each limit bound."""
+    """Number of times that each limit bound."""
 
     def watch(self, session: int, equity: float) -> str:
-        """Take note of the equity; returns why the account is halted now, empty if it is not."""
+        """Record the equity, and return the reason for a halt; empty without one."""
         if session != self.session:
             self.opening_usd = self.last_usd or equity
             self.session = session
@@ -98,7 +98,7 @@ class Limits:
         return self.halted
 
     def enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
-        """Whether enough members had a bar in the newest ones, `tradable` `[k, N]`."""
+        """Check whether enough members traded in the newest bars, `tradable` `[k, N]`."""
         if not self.settings.enforced or not member.any():
             return True
         seen: NDArray[np.bool_] = np.logical_or.reduce(tradable, axis=0)
@@ -107,10 +107,9 @@ class Limits:
     def clip(
         self, want: Array, held: Array, price: Array, equity: float, benchmark: Array
     ) -> Clipped:
-        """Holdings `[N]` as near to those wanted as the limits let it be; sales are cut by the
-        order's size alone.
+        """Cut wanted holdings `[N]` to the limits; a sale is cut only by the limits on orders.
 
-        held `[N]` shares; price `[N]` USD, 0 or NaN of what has none; benchmark `[N]` weights.
+        `held`: shares `[N]`; `price`: USD `[N]`, 0 or NaN without one; `benchmark`: weights `[N]`.
         """
         if not self.settings.enforced:
             return Clipped(want, ())
@@ -119,8 +118,8 @@ class Limits:
         price = np.where(np.isfinite(price), price, 0.0)
         unit = np.where(price > 0, price, 1.0)
 
-        def shrunk(goal: Array, bound: Array, name: str) -> Array:
-            """Orders no larger than `bound` `[N]` shares; whole ones stay whole."""
+        def shrink(goal: Array, bound: Array, name: str) -> Array:
+            """Cut orders to `bound` `[N]` shares; whole ones stay whole."""
             order = goal - held
             small = np.sign(order) * np.minimum(np.abs(order), np.maximum(bound, 0.0))
             if self.whole:
@@ -133,21 +132,21 @@ class Limits:
         most = np.maximum(limits.weight, benchmark) * equity / unit
         buys = np.maximum(want - held, 0.0)
         room = np.where(want > held, np.maximum(most - held, 0.0), np.abs(want - held))
-        goal = shrunk(want, room, "weight") if (buys > room).any() else want
+        goal = shrink(want, room, "weight") if (buys > room).any() else want
         largest = limits.order * equity / unit
         if (np.abs(goal - held) * price > limits.order * equity * (1 + 1e-9)).any():
-            goal = shrunk(goal, largest, "order")
+            goal = shrink(goal, largest, "order")
         traded = float((np.abs(goal - held) * price).sum())
         left = max(limits.turnover * equity - self.traded_usd, 0.0)
         if traded > left:
-            goal = shrunk(goal, np.abs(goal - held) * (left / traded), "turnover")
-        # Last: a purchase may have counted on a sale that the others cut.
+            goal = shrink(goal, np.abs(goal - held) * (left / traded), "turnover")
+        # Last, because the other limits may have cut a sale that was to pay for a purchase.
         gross = float((np.abs(goal) * price).sum())
         if gross > limits.gross * equity * (1 + 1e-9):
             kept = float((np.minimum(np.abs(goal), np.abs(held)) * price).sum())
             share = max(limits.gross * equity - kept, 0.0) / max(gross - kept, 1e-9)
             more = np.abs(goal) > np.abs(held)
-            goal = shrunk(
+            goal = shrink(
                 goal, np.where(more, share * np.abs(goal - held), np.abs(goal - held)), "gross"
             )
         self.traded_usd += float((np.abs(goal - held) * price).sum())

@@ -1,4 +1,4 @@
-"""What the ledger of looks (`results/looks.py`) is told of results over windows of a market."""
+"""Entries of the ledger of looks (`results/looks.py`) for results over windows of a market."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fintrader.runs import commit, versions
 
 
 def bars_of(markets: Sequence[MarketTensors]) -> Window:
-    """The bars of one window, or of several one after another, as the ledger knows them."""
+    """Identify the bars of one window, or of several one after another, for the ledger."""
     first = markets[0]
     minutes, close = (
         np.concatenate([getattr(market, name).cpu().numpy() for market in markets])
@@ -29,8 +29,8 @@ def look_at(
     chosen: Sequence[str],
     **known: Any,
 ) -> Look:
-    """A look at what was `chosen` among the results over these windows, which are one look
-    together; `known` is the rest of a `Look`."""
+    """Describe one look at the `chosen` results over all of these windows; `known` has the other
+    fields of a `Look`."""
     return Look(
         bars=bars_of(markets),
         strategies=tuple(chosen),

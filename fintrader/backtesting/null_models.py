@@ -1,5 +1,5 @@
-"""What luck alone would have brought: a market whose features know nothing, and portfolios drawn by
-chance."""
+"""Null models, which show results of luck alone: a market with uninformative features, and random
+portfolios."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Array = NDArray[np.float64]
 
 
 def information_free(market: MarketTensors, seed: int) -> MarketTensors:
-    """The same prices, with features and context of other days: whatever is learnt from them is a
+    """Give the prices features and context of other days, so that anything learnt from them is
     coincidence.
 
     Every session takes the features of the session k later (wrapping around), bar by bar, for one k
     drawn between a quarter and three quarters of the sessions. The features keep their
     distribution, their dependence on each other and in time, and the time of day; only their
     relation to these prices is cut. A search that does as well here as on the true features found
-    nothing. With windows set, each is shifted within itself, so that no window sees another. Raises
+    nothing. Each window is shifted within itself, so that no window sees another. Raises
     BacktestError below four sessions.
     """
     windows = market.windows or ((0, market.num_bars),)
@@ -49,7 +49,7 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
 
 
 def _shifted_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Row of each bar's stand-in: the same bar of the session k later; a shorter session repeats
+    """Choose for each bar the row of the same bar in the session k later; a shorter session repeats
     its last bar."""
     starts = m.find_session_starts(session)
     ends = m.find_session_ends(session)
@@ -75,7 +75,7 @@ class RandomPortfolios:
     """Annualised; NaN without dispersion."""
 
     def compare(self, returned: float | None, sharpe: float | None) -> RandomDraws:
-        """Quantiles of the outcomes, and the share of them that is above a strategy's."""
+        """Summarise the outcomes in quantiles, and compute the share that beats a strategy."""
         shares = (5.0, 25.0, 50.0, 75.0, 95.0)
         drawn = self.sharpe[np.isfinite(self.sharpe)]
         higher = None if returned is None else float((self.cumulative_return > returned).mean())
@@ -103,9 +103,9 @@ def random_portfolios(
 
     The number of names is uniform from 1 to all that can be bought; their weights are uniform on
     the simplex. Fractions of shares trade; commission and spread are paid, impact is not. A symbol
-    that ends stays in cash from its last price on. Several windows are those of a walk-forward:
-    each portfolio is sold at a window's end, at costs, and another is drawn for the next. Raises
-    BacktestError when nothing can be bought.
+    that ends is cash at its last price. Several windows form a walk-forward: each portfolio is
+    sold at its window's end, at costs, and a new one is drawn for the next. Raises BacktestError
+    if nothing can be bought.
     """
     windows = [market] if isinstance(market, MarketTensors) else list(market)
     rng = create_numpy_generator(seed, "random-portfolios")
@@ -126,8 +126,8 @@ def _static_returns(
     *,
     sold: bool,
 ) -> Array:
-    """`[S, count]`: daily returns of `count` portfolios over one window, the last one net of the
-    sale if `sold`."""
+    """Draw `count` portfolios and compute their daily returns `[S, count]` over one window, the
+    last return net of the sale if `sold`."""
     if market.num_bars < 2:
         raise BacktestError("the window holds one bar; random portfolios need at least two")
     fill = market.open[1] if settings.fill == "next_open" else market.close[1]
@@ -161,7 +161,7 @@ def _static_returns(
 
 
 def _carried(close: Array) -> Array:
-    """`[T, N]`: the newest price at or before each bar, 0 before the first."""
+    """Carry the newest price forward, `[T, N]`; 0 before the first."""
     steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
     newest = np.maximum.accumulate(steps, axis=0)
     carried: Array = np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)

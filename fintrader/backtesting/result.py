@@ -1,5 +1,4 @@
-"""`BacktestResult`: what one strategy did in one window, bar by bar, and the numbers that follow
-from it."""
+"""`BacktestResult`: the history of one strategy in one window, bar by bar, and its measures."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from fintrader.verdict.bootstrap import intervals
 
 Array = NDArray[np.float64]
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
-"""What stands in a result's one line."""
+"""Measures in a result's one-line form."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -35,20 +34,19 @@ class BacktestResult(AccountHistory):
     benchmark_name: str = "index"
     bar_minutes: int = 1
     timezone: str = "UTC"
-    """The exchange's own (an IANA name): figures by weekday or time of day are in it."""
+    """The exchange's time zone (an IANA name), for figures by weekday or time of day."""
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
     last_bar: NDArray[np.int64] | None = None
-    """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not
-    noted."""
+    """`[N]`: the last bar at which each symbol has a price, -1 without any; None if unknown."""
     closing_cost_usd: Array | None = None
-    """`[N]`: what it would cost to close each position at the window's end."""
+    """`[N]`: cost of closing each position at the window's end."""
     cut_from: tuple[str, ...] = ()
-    """Windows of the split that the bars lie in, as `MarketTensors.cut_from` has them."""
+    """Windows of the split that contain the bars (`MarketTensors.cut_from`)."""
     is_seen: bool = False
-    """The policy was trained or chosen on some of these bars, as far as it says."""
+    """True if the policy states that it was trained or chosen on some of these bars."""
     portfolio_name: str = ""
-    """The strategy that `portfolio` is the equity of: what `env.benchmark` names."""
+    """Name of the benchmark portfolio, whose equity `portfolio` is."""
     note: str = ""
     """One line on how the strategy trades, for tables and the report."""
 
@@ -120,21 +118,20 @@ class BacktestResult(AccountHistory):
 
     @cached_property
     def metrics(self) -> StrategyMetrics:
-        """The numbers that follow; `catalogue.CATALOGUE` says what each one is."""
+        """All measures of the result; `catalogue.CATALOGUE` defines each."""
         return measure(self)
 
     @cached_property
     def sharpe_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of its 95 % interval, the one that is shown everywhere: the stationary
-        bootstrap of daily returns. None below eight sessions."""
+        """Both ends of the Sharpe ratio's 95 % interval, by the stationary bootstrap of daily
+        returns; None below eight sessions."""
         band = intervals(self.daily_returns, seed=0, sessions_a_year=self.sessions_a_year).sharpe
         return band.low, band.high
 
     @cached_property
     def information_ratio_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of its 95 % interval: the stationary bootstrap of daily returns less the
-        portfolio's, the same days of both. None below eight sessions, and where nothing is
-        active."""
+        """Both ends of the information ratio's 95 % interval, by the stationary bootstrap of daily
+        returns less the portfolio's; None below eight sessions, and without active returns."""
         if self.portfolio is None:
             return None, None
         theirs = rounding_apart(self.daily_returns, m.daily_returns(self.portfolio, self.session))
@@ -143,8 +140,8 @@ class BacktestResult(AccountHistory):
         return band.low, band.high
 
     def trade_list_profit(self) -> float:
-        """Profit recomputed from the trade list: cash flows, costs, interest, dividends, what is
-        held at the end."""
+        """Recompute the profit from the trade list: cash flows, costs, interest, dividends and the
+        holdings at the end."""
         flows = (
             self.income_usd.sum()
             - (self.trades["shares"] * self.trades["price_usd"]).sum()
@@ -161,8 +158,7 @@ class BacktestResult(AccountHistory):
 def measured_against(
     results: Mapping[str, BacktestResult], portfolio: BacktestResult
 ) -> dict[str, BacktestResult]:
-    """The same results, their active figures against `portfolio`. Raises BacktestError when the
-    bars differ."""
+    """Measure active returns against `portfolio`. Raises BacktestError if the bars differ."""
     for name, result in results.items():
         if not np.array_equal(result.minutes, portfolio.minutes):
             raise BacktestError(
@@ -175,8 +171,8 @@ def measured_against(
     }
 
 
-def of_market(market: MarketTensors) -> dict[str, Any]:
-    """The fields of a `BacktestResult` that its window decides."""
+def window_fields(market: MarketTensors) -> dict[str, Any]:
+    """Collect the fields of a `BacktestResult` that its window decides."""
     arrays = {
         name: getattr(market, name).cpu().numpy() for name in ("minutes", "session", "benchmark")
     }

@@ -1,15 +1,14 @@
-"""How much of a result hangs on one choice: costs, fills, a bar's delay, capital, the first day, a
+"""Sensitivity of a result to one choice: costs, fills, a bar's delay, capital, the first day, a
 single stock.
 
-Every row is a whole simulation with one thing changed. What a result survives is worth more than
-its best number.
+Every row is a whole simulation with one choice changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,12 +27,22 @@ from fintrader.progress import SILENT, Progress
 from fintrader.results.analysis import Variation, VariedChoice
 
 Array = NDArray[np.float64]
-COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-FILLS = ("next_open", "next_close", "close")
-CAPITALS = (1, 10, 100)
-"""Multiples of the capital: what a strategy earns with more money says how much of it the market
-takes."""
-START_SHIFTS = (1, 2, 3, 4, 5)
+
+
+class Choices(NamedTuple):
+    """The choices to vary, each by itself."""
+
+    costs_bps: Sequence[float] = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+    fills: Sequence[str] = ("next_open", "next_close", "close")
+    capitals: Sequence[float] = (1, 10, 100)
+    """Multiples of the capital: returns fall where the market's volume limits the orders."""
+    start_shifts: Sequence[int] = (1, 2, 3, 4, 5)
+    """Sessions by which the first day is later."""
+    stocks: bool = True
+    """Leave out each symbol."""
+
+
+ALL_CHOICES = Choices()
 
 
 def sensitivity(
@@ -41,18 +50,14 @@ def sensitivity(
     market: MarketTensors | Sequence[MarketTensors],
     settings: EnvSettings,
     *,
-    costs_bps: Sequence[float] = COSTS_BPS,
-    fills: Sequence[str] = FILLS,
-    capitals: Sequence[float] = CAPITALS,
-    start_shifts: Sequence[int] = START_SHIFTS,
-    stocks: bool = True,
+    choices: Choices = ALL_CHOICES,
     progress: Progress | None = None,
 ) -> list[Variation]:
-    """All variations. Raises BacktestError where a simulation does.
+    """Simulate all variations. Raises BacktestError if a simulation does.
 
-    Of a walk-forward `policy` and `market` are lists with one entry for each fold, put together by
-    `stitch`: its costs, fills, delay and capital are varied only, for the first day is the folds'
-    and the symbols are each policy's own.
+    For a walk-forward `policy` and `market` are lists with one entry for each fold, joined by
+    `stitch`. Only its costs, fills, delay and capital are varied, because the folds decide the
+    first day and each policy its symbols.
     """
     if not isinstance(market, MarketTensors):
         policies = cast(Sequence[Any], policy)
@@ -65,12 +70,15 @@ def sensitivity(
         starts = m.find_session_starts(market.session.cpu().numpy())
         shifts = [
             shift
-            for shift in start_shifts
+            for shift in choices.start_shifts
             if shift < len(starts) and market.num_bars - starts[shift] >= 2
         ]
-    costs = sorted({*costs_bps, settings.cost_bps})
+        stocks = choices.stocks
+    costs = sorted({*choices.costs_bps, settings.cost_bps})
     money = [
-        multiple for multiple in capitals if multiple * settings.initial_cash_usd <= MOST_CASH_USD
+        multiple
+        for multiple in choices.capitals
+        if multiple * settings.initial_cash_usd <= MOST_CASH_USD
     ]
     rows: list[Variation] = []
     year = windows[0].sessions_a_year
@@ -87,23 +95,23 @@ def sensitivity(
         ]
         task.advance(note=f"{kind} {setting}")
         daily = None
-        # One fold may leave nothing to go on with: no figures then, and the other rows stand.
+        # If one fold leaves no capital, this row has no figures; the other rows stand.
         with contextlib.suppress(BacktestError):
             daily = (parts[0] if len(parts) == 1 else stitch(parts)).daily_returns
         rows.append(_vary(kind, setting, daily, year, is_chosen))
 
-    total = len(costs) + len(fills) + 2 + len(money) + len(shifts) + stocks
+    total = len(costs) + len(choices.fills) + 2 + len(money) + len(shifts) + stocks
     with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
         for cost in costs:
             changed = settings.model_copy(update={"cost_bps": cost})
             trade("cost_bps", f"{cost:g}", changed, cost == settings.cost_bps)
-        for fill in fills:
+        for fill in choices.fills:
             trade("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
         trade("delay_bars", "0", settings, True)
         trade("delay_bars", "1", settings, False, delayed)
         for multiple in money:
             usd = multiple * settings.initial_cash_usd
-            # A policy that orders shares orders as many times more of them.
+            # A policy that orders shares orders more of them in the same proportion.
             more = {"initial_cash_usd": usd, "max_shares": multiple * settings.max_shares}
             trade("capital_usd", f"{usd:.0f}", settings.model_copy(update=more), multiple == 1)
         for shift in shifts:
@@ -122,7 +130,7 @@ def delayed(
     market: MarketTensors,
     settings: EnvSettings,
 ) -> BacktestResult:
-    """Every decision carried out one bar late: seen at t, ordered at t + 1."""
+    """Carry out every decision one bar late: seen at t, ordered at t + 1."""
     account = BacktestAccount(market, settings)
     interval = settings.decision_interval
     policy = callable_policy(policy, account.layout, settings, "delayed")
@@ -130,7 +138,7 @@ def delayed(
         action = policy(account.observe())
         over = account.act(None, 1)
         while not over:
-            # With an interval of one bar the next decision is seen where this one is carried out.
+            # With an interval of one bar this decision is carried out at the bar of the next one.
             coming = policy(account.observe()) if interval == 1 else None
             over = account.act(action, max(1, interval - 1))
             if not over and interval > 1:
@@ -145,7 +153,7 @@ def without_each(
     market: MarketTensors,
     settings: EnvSettings,
 ) -> list[Variation]:
-    """One account for each symbol, which never buys that symbol: all of them at once in one
+    """Simulate one account for each symbol, which never buys that symbol, all in one
     environment."""
     count = market.num_assets
     settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
@@ -162,14 +170,13 @@ def without_each(
             bars = info["bars"][0].cpu().numpy()
             values = info["bar_equity"].cpu().numpy()
             equity[bars[:, None], np.flatnonzero(alive)] = values.T[:, alive]
-            # A ruined account stays at what it had; the others go on (its episode is begun anew and
-            # ignored).
+            # A ruined account keeps its last equity; its new episode is ignored.
             gone = terminated.cpu().numpy() & alive
             equity[bars[-1] :, gone] = values[gone, -1]
             alive &= ~gone
             over = bool(truncated[torch.from_numpy(alive)].any()) or not alive.any()
             if not over and bool(terminated.any()):
-                # Finished accounts are reset at the bar where the others stand.
+                # Reset finished accounts at the bar of the others.
                 obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
     daily = [m.daily_returns(curve, market.session.cpu().numpy()) for curve in equity.T]
     return [
@@ -185,7 +192,7 @@ def _vary(
     sessions_a_year: int,
     is_chosen: bool = False,
 ) -> Variation:
-    """Describe a simulation by its daily returns; None where its account could not go on."""
+    """Describe a simulation by its daily returns; None if its account could not go on."""
     if daily is None:
         return Variation(kind, setting, is_chosen, None, None, None)
     return Variation(

@@ -11,32 +11,31 @@ class WalkForwardSettings(Settings):
     """Lengths of a walk-forward's windows, in sessions."""
 
     train_sessions: int = Field(120, ge=1)
-    """Length of each training window; with `anchored` the least length."""
+    """Length of each training window; with `anchored` the shortest length."""
     validation_sessions: int = Field(40, ge=1)
     """Length of each validation window."""
     test_sessions: int = Field(40, ge=1)
     """Length of each test window, and of the step from fold to fold: every session is tested at
     most once."""
     anchored: bool = False
-    """Train from the market's first session on, in every fold, instead of over a window that
-    moves."""
+    """Train every fold from the market's first session on, instead of over a moving window."""
     warm_start: bool = False
-    """Each fold's first pods start from the leaderboard of the fold before it, instead of from new
+    """Start each fold's first pods from the leaderboard of the fold before it, instead of from new
     weights. Refused with `tournament.validation: kfold`, whose learners must not have seen the
     blocks they are judged on."""
 
 
 class LookaheadSettings(Settings):
-    """How many views of the market the look-ahead check compares."""
+    """Numbers of views of the market that the look-ahead check compares."""
 
     cuts: int = Field(3, ge=1)
     """Random bars after the training window at which the whole market's future is cut off, and
     scrambled."""
     prefixes: int = Field(200, ge=0)
-    """Random bars, spread over all sessions, at which all symbols are cut off or scrambled, in a
-    piece around it."""
+    """Random bars, spread over all sessions, at which all symbols are cut off or scrambled, within
+    a piece of the market around the bar."""
     run: int = Field(100, ge=0)
-    """So many bars in a row are cut at, too: a peek that comes back after no more bars than that
-    cannot hide."""
+    """Number of consecutive bars to cut at, too, so that a look-ahead which recurs within that many
+    bars is found."""
     exhaustive: bool = False
     """Cut off and scramble at every bar from the second session on. Takes hours."""

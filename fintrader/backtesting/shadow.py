@@ -1,7 +1,7 @@
-"""Decisions under limits: a policy's orders as the limits let them through, and a backtest of them.
+"""Decisions under limits: a policy's orders cut to the limits, and a backtest of them.
 
-A deployment and its shadow backtest decide by the same function, so they differ only by what the
-market did.
+A deployment and its shadow backtest decide by the same function, so that they differ only by the
+market.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ _DAY_NS = 86_400_000_000_000
 
 @dataclass(frozen=True)
 class Decision:
-    """What came of asking a policy at a bar."""
+    """A policy's decision at a bar, cut to the limits."""
 
     orders: Array | None
-    """`[N]` signed shares; None where nothing may be ordered, for `why`."""
+    """`[N]` signed shares; None if nothing may be ordered, for the reason `why`."""
     weights: Array | None = None
-    """`[N]`: the shares of equity that were aimed at, limits included."""
+    """`[N]`: target weights, after the limits."""
     why: str = ""
     halted: bool = False
-    """Whether it is for good, until somebody resumes."""
+    """True if the halt lasts until the deployment is resumed."""
     clipped_by: tuple[str, ...] = ()
     rounded: Array | None = None
-    """`[N]` shares that were asked for beyond the whole ones."""
+    """`[N]`: fractions of shares that the policy asked for beyond whole ones."""
 
 
 def decide(
     account: BacktestAccount, action: NDArray[np.float32] | None, limits: Limits
 ) -> Decision:
-    """The orders of an account that stands at a bar; `action` None where no decision is due but
-    losses are watched."""
+    """Decide on the orders of an account; with `action` None no decision is due, and only losses
+    are watched."""
     market = account.market
     bar = account.bar
     held = account.held
     price = account.prices
     equity = account.equity
-    if why := limits.watch(int(market.minutes[bar]) // _DAY_NS, equity):
+    why = limits.watch(int(market.minutes[bar]) // _DAY_NS, equity)
+    if why:
         return Decision(None, why=why, halted=True)
     if action is None:
         return Decision(None)
@@ -84,8 +85,8 @@ def shadow_backtest(
     name: str = "twin",
     progress: Progress | None = None,
 ) -> tuple[BacktestResult, Limits]:
-    """A backtest of the policy under the same limits, over bars that were recorded; and what the
-    limits noted.
+    """Backtest a policy under a deployment's limits, over recorded bars; return the limits' counts
+    too.
 
     Raises BacktestError for a window of fewer than two bars.
     """

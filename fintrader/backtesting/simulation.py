@@ -1,4 +1,4 @@
-"""Any policy over any window, one account, float64, by the environment's own ledger.
+"""Simulation of a policy over a window: one account in float64, by the environment's ledger.
 
 result = simulate(load_policy(path), market.split().test, settings, name="ensemble")
 """
@@ -24,26 +24,24 @@ from fintrader.market.tensors import BarSpan, MarketTensors
 from fintrader.progress import SILENT, Progress
 
 Decide = Callable[[BacktestAccount], "Action | Holdings | None"]
-"""What a strategy does at a decision: an action `[1, N]` or `[N]`, the holdings it wants, or None
-to order nothing."""
+"""A strategy: account -> action `[1, N]` or `[N]`, holdings to reach, or None to order nothing."""
 Watch = Callable[[BacktestAccount], None]
-"""Looks at an account that stands at a decision; changes nothing."""
+"""An observer of an account at each decision; it changes nothing."""
 Due = Callable[[int], int]
-"""The first bar after a bar at which a strategy wants to be asked (again)."""
+"""The bar of a decision -> the bar of the next one."""
 REPORT_BARS = 100
-"""Bars between two words of progress."""
+"""Bars between two reports of progress."""
 Bound = Callable[[int, "NDArray[np.float32]"], "NDArray[np.float32]"]
-"""`bound(bar, private [A + N]) -> action [N]`: a policy laid out for one window's market rows."""
+"""`bound(bar, private [A + N]) -> action [N]`: a policy bound to one window's market rows."""
 _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have diverged"
 
 
 @runtime_checkable
 class Bindable(Protocol):
-    """A policy that can be laid out for one window's market rows, such as those that `load_policy`
-    returns."""
+    """A policy that can be bound to one window's market rows, such as those of `load_policy`."""
 
     def bind(self, rows: NDArray[np.float32], /) -> Bound | None:
-        """The policy over the rows `[T, W]`; None where it cannot be done."""
+        """Bind the policy to the rows `[T, W]`; None if impossible."""
 
 
 class Predictor(Protocol):
@@ -59,11 +57,13 @@ class Predictor(Protocol):
         episode_start: Any = None,
         deterministic: bool = False,
     ) -> tuple[Any, Any]:
-        """Actions `[B, N]` for observations `[B, D]`, and the state to be given with the next."""
+        """Predict actions `[B, N]` for observations `[B, D]`; return the state for the next call
+        too."""
 
 
 def is_predictor(policy: object) -> TypeGuard[Predictor]:
-    """True for what is to be asked by `predict(..., deterministic=True)` and not by a call."""
+    """Return True for a model that is asked by `predict(..., deterministic=True)`, not by a
+    call."""
     if isinstance(policy, type) or not callable(getattr(policy, "predict", None)):
         return False
     try:
@@ -75,7 +75,7 @@ def is_predictor(policy: object) -> TypeGuard[Predictor]:
 
 
 class _Predicted:
-    """A predictor as the policy of one simulation: deterministic, its state carried on."""
+    """A predictor as the policy of one simulation: deterministic, with its state."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class _Predicted:
         settings: EnvSettings,
         name: str,
     ) -> None:
-        """Raises BacktestError for a model that does not fit these observations and actions."""
+        """Wrap a model. Raises BacktestError unless it fits these observations and actions."""
         check_predictor(model, layout, settings, name)
         self._model = model
         self._name = name
-        self._normaliser = normaliser_of(model)
+        self._normaliser = find_normaliser(model)
         self._dtype = model.observation_space.dtype
         self._state: Any = None
         self._begins = True
@@ -111,13 +111,13 @@ class _Predicted:
         return torch.from_numpy(values).to(obs.device)
 
 
-def normaliser_of(model: Predictor) -> Any:
-    """The `VecNormalize` that a model was trained under, as far as it holds it; None elsewhere.
+def find_normaliser(model: Predictor) -> Any:
+    """Find the `VecNormalize` that a model was trained under; None if the model holds none.
 
-    Its statistics stay as they are: `normalize_obs` does not update them.
+    `normalize_obs` does not update its statistics.
     """
-    found = getattr(model, "get_vec_normalize_env", None)
-    return found() if callable(found) else None
+    getter = getattr(model, "get_vec_normalize_env", None)
+    return getter() if callable(getter) else None
 
 
 def check_predictor(
@@ -126,7 +126,8 @@ def check_predictor(
     settings: EnvSettings,
     name: str,
 ) -> None:
-    """Raises BacktestError unless the model reads these observations and gives these actions."""
+    """Check that a model reads these observations and returns these actions. Raises
+    BacktestError."""
     kind = type(model).__name__
     if settings.observation != "flat":
         raise BacktestError(
@@ -162,7 +163,7 @@ def callable_policy(
     settings: EnvSettings,
     name: str,
 ) -> Policy:
-    """The policy as a callable for one simulation, a predictor with a state of its own.
+    """Make the policy callable for one simulation; a predictor keeps its state in it.
 
     Raises BacktestError for a predictor that does not fit these observations and actions.
     """
@@ -181,81 +182,77 @@ def simulate(
     note: str = "",
     watch: Watch | None = None,
 ) -> BacktestResult:
-    """Trade the whole of `market` (a window of it, usually) with `policy`, decisions, fills and
-    costs as `settings`.
+    """Trade the whole of `market`, usually a window, with `policy` under `settings`.
 
-    The account is to the last bit the one that `TradingEnv` would step; the policy is bound to the
-    window's rows where it can be, and its actions agree to float32 rounding. A model of
-    Stable-Baselines3 is asked deterministically, on observations that its VecNormalize has
-    normalised where it holds one. `note` is kept beside the result; without one, such a model says
-    how it was asked, and a policy on other symbols than it was trained on that it is. `watch` is
-    shown the account at each decision. Raises BacktestError for a window of fewer than two bars and
-    for an output that cannot be traded.
+    The account is to the last bit the one that `TradingEnv` would step. The policy is bound to the
+    window's rows if possible, and its actions agree to float32 rounding. A model of
+    Stable-Baselines3 is asked deterministically, on observations normalised by its VecNormalize if
+    it holds one. Without a `note` the result describes its policy (`describe_origin`). `watch` sees
+    the account at each decision. Raises BacktestError for a window of fewer than two bars and for
+    an output that cannot be traded.
     """
     account = open_account(market, settings, name)
-    decide = ask(policy, account, name)
-    if watch is not None:
-        decide = _watched(decide, watch)
-    done = trade(decide, account, name=name, progress=progress, note=note or origin(policy))
-    is_seen = any(span.overlaps(market.span) for span in seen_by(policy))
-    return replace(done, is_seen=is_seen)
+    strategy = ask(policy, account, name)
+
+    def decide(account: BacktestAccount) -> Action | Holdings | None:
+        if watch is not None:
+            watch(account)
+        return strategy(account)
+
+    note = note or describe_origin(policy)
+    result = trade(decide, account, name=name, progress=progress, note=note)
+    is_seen = any(span.overlaps(market.span) for span in list_seen_spans(policy))
+    return replace(result, is_seen=is_seen)
 
 
-def _watched(decide: Decide, watch: Watch) -> Decide:
-    def seen(account: BacktestAccount) -> Action | Holdings | None:
-        watch(account)
-        return decide(account)
+def list_seen_spans(policy: object) -> list[BarSpan]:
+    """List the bars that a policy states it was trained or chosen on.
 
-    return seen
-
-
-def seen_by(policy: object) -> list[BarSpan]:
-    """The bars that a policy was trained or chosen on, as far as it says.
-
-    A trained policy has them in its meta, and a predictor in the environment that it still holds.
+    A trained policy has them in its meta, a predictor in the environment that it still holds.
     """
     if is_predictor(policy):
-        return _trained_in(policy)
+        return _list_environment_spans(policy)
     meta = getattr(policy, "meta", None)
     stored = meta.get("seen", ()) if isinstance(meta, Mapping) else ()
-    return [BarSpan.from_json(one) for one in stored]
+    return [BarSpan.from_json(span) for span in stored]
 
 
-def _trained_in(model: Any) -> list[BarSpan]:
+def _list_environment_spans(model: Any) -> list[BarSpan]:
+    """List the bars of the environment that a predictor holds."""
     env: Any = model.get_env() if callable(getattr(model, "get_env", None)) else None
     if not callable(getattr(env, "has_attr", None)):
         return []
     try:
-        # Asked first: an attribute that is not there would end the process of an account.
+        # Check first, because a missing attribute would end the process of an account.
         known = env.has_attr("market_span")
         return list(dict.fromkeys(env.get_attr("market_span"))) if known else []
     except (AttributeError, OSError, EOFError):  # its processes have ended
         return []
 
 
-def origin(policy: object) -> str:
-    """What a predictor, or a policy on other symbols than its own, says of itself; else empty."""
+def describe_origin(policy: object) -> str:
+    """Describe a predictor, or a policy that trades other symbols than it learned; else empty."""
     if is_predictor(policy):
-        seen = "as they are (it holds no VecNormalize)"
-        if normaliser_of(policy) is not None:
-            seen = "normalised by its VecNormalize"
-        return f"asked deterministically, observations {seen}"
+        form = "as they are (it holds no VecNormalize)"
+        if find_normaliser(policy) is not None:
+            form = "normalised by its VecNormalize"
+        return f"asked deterministically, observations {form}"
     symbols = getattr(policy, "meta", {}).get("transfer")
     if not symbols:
         return ""
 
-    def some(symbols: list[str]) -> str:
+    def count(symbols: list[str]) -> str:
         return (
             f"{len(symbols)} symbols"
             f" ({', '.join(symbols[:4])}{', ...' if len(symbols) > 4 else ''})"
         )
 
-    return f"trained on {some(symbols['trained_on'])}, traded on {some(symbols['traded_on'])}"
+    return f"trained on {count(symbols['trained_on'])}, traded on {count(symbols['traded_on'])}"
 
 
 def ask(policy: Policy | Predictor, account: BacktestAccount, name: str) -> Decide:
-    """How this policy is asked for this account: bound to the window where both can, through
-    observations elsewhere."""
+    """Make a strategy that asks this policy, bound to the window's rows if possible, else through
+    observations."""
     policy = callable_policy(policy, account.layout, account.settings, name)
     rows = account.rows if isinstance(policy, Bindable) else None
     bound = policy.bind(rows) if isinstance(policy, Bindable) and rows is not None else None
@@ -280,9 +277,8 @@ def ask(policy: Policy | Predictor, account: BacktestAccount, name: str) -> Deci
 def _ask_bound(bound: Bound, account: BacktestAccount, name: str) -> Decide:
     def decide(_: BacktestAccount) -> NDArray[np.float32]:
         action = bound(account.bar, account.private())
-        if not math.isfinite(
-            action.sum()
-        ):  # actions lie in [-1, 1]: their sum is finite where all of them are
+        # Actions lie in [-1, 1]: their sum is finite exactly if all of them are.
+        if not math.isfinite(action.sum()):
             raise BacktestError(_DIVERGED.format(name))
         return action
 
@@ -290,8 +286,8 @@ def _ask_bound(bound: Bound, account: BacktestAccount, name: str) -> Decide:
 
 
 def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
-    """An account at the window's first bar. Raises BacktestError for a window of fewer than two
-    bars."""
+    """Open an account at the window's first bar. Raises BacktestError for a window of fewer than
+    two bars."""
     if market.num_bars < 2:
         raise BacktestError(
             f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two"
@@ -308,8 +304,8 @@ def trade(
     progress: Progress | None = None,
     note: str = "",
 ) -> BacktestResult:
-    """Run an account to the end of its window, asking `decide` at every decision (`due`: at bar 0
-    and then)."""
+    """Run an account to the end of its window, asking `decide` at every interval, or with `due` at
+    bar 0 and the bars that it returns."""
     last = account.market.num_bars - 1
     with (
         torch.no_grad(),

@@ -1,5 +1,4 @@
-"""The log of one account: what was held, earned and paid at every bar, and the list of its
-trades."""
+"""The log of one account: holdings, equity and costs at every bar, and the list of trades."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from fintrader.backtesting.result import BacktestResult, of_market
+from fintrader.backtesting.result import BacktestResult, window_fields
 from fintrader.envs import EnvSettings
 from fintrader.envs.account import closing_cost
 from fintrader.envs.market_view import MarketView, Quote
@@ -36,9 +35,25 @@ class TradeRows(NamedTuple):
     price: Array
     cost: Array
 
+    @classmethod
+    def of(
+        cls, kind: str, decided: int, filled: int, traded: Array, price: Array, cost: Array
+    ) -> TradeRows:
+        """List the trades `[N]` of one moment, without those of 0 shares."""
+        which = np.flatnonzero(traded)
+        return cls(
+            np.full(which.size, kind, dtype=object),
+            np.full(which.size, decided),
+            np.full(which.size, filled),
+            which,
+            traded[which],
+            price[which],
+            cost[which],
+        )
+
 
 class TradeLog:
-    """Arrays over T bars and N assets, written by whoever runs the account."""
+    """Arrays over T bars and N assets, which the account writes."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings, view: MarketView) -> None:
         bars = market.num_bars
@@ -56,45 +71,24 @@ class TradeLog:
         self.ruined = False
         self._fills: list[TradeRows] = []
 
-    def trade(
-        self,
-        kind: str,
-        decided: int,
-        filled: int,
-        shown: int,
-        traded: Array,
-        price: Array,
-        cost: Array,
-    ) -> None:
-        """Note signed trades `[N]` (0 where none) at `price` and `cost` `[N]`, first seen in the
-        equity of `shown`."""
-        which = np.flatnonzero(traded)
-        if not which.size:
-            return
-        part = traded[which], price[which], cost[which]
-        when = np.full(which.size, decided), np.full(which.size, filled)
-        self.trades(np.full(which.size, kind, dtype=object), *when, which, *part)
-        self.turnover[shown] += np.abs(part[0] * part[1]).sum()
-        self.costs[shown] += part[2].sum()
-
-    def trades(self, *columns: NDArray[Any]) -> None:
-        """Note rows of the trade list (`TradeRows`) whose costs and turnover stand in the log
-        already."""
-        self._fills.append(TradeRows(*columns))
+    def add_trades(self, rows: TradeRows) -> None:
+        """Append rows to the trade list; their costs and turnover are in the log already."""
+        self._fills.append(rows)
 
     def ruin(self, bar: int) -> None:
-        """Close a ruined account at its last mark, with costs; its equity then stays what is
-        left."""
-        held = self.shares[bar].copy()
-        cost = self.cost_of_closing(bar)
-        self.trade("ruin", bar, bar, bar, -held, self.mark[bar], cost)
+        """Close a ruined account at its last mark, with costs; its equity stays at the rest."""
+        cost = self.closing_costs(bar)
+        sold = TradeRows.of("ruin", bar, bar, -self.shares[bar], self.mark[bar], cost)
+        self.add_trades(sold)
+        self.turnover[bar] += np.abs(sold.shares * sold.price).sum()
+        self.costs[bar] += sold.cost.sum()
         self.ruined = True
         self.shares[bar:] = 0.0
         self.equity[bar:] = self.equity[bar] - cost.sum()
 
-    def cost_of_closing(self, bar: int) -> Array:
-        """`[N]` USD: what closing every position at its mark of `bar` costs; however large, it
-        fills."""
+    def closing_costs(self, bar: int) -> Array:
+        """Compute the cost `[N]`, USD, of closing every position, of any size, at its mark of
+        `bar`."""
         held = torch.from_numpy(self.shares[[bar]])
         quote = self._view.quote(torch.tensor([bar], device=self._view.mark.device))._replace(
             price=self._view.mark[[bar]]
@@ -106,7 +100,7 @@ class TradeLog:
         return cost
 
     def result(self, name: str, note: str) -> BacktestResult:
-        """Everything noted so far, as a result."""
+        """Make a result of the log."""
         return BacktestResult(
             name=name,
             equity=self.equity,
@@ -117,11 +111,11 @@ class TradeLog:
             income_usd=self.income,
             trades=self._trades(),
             orders=self.orders,
-            closing_cost_usd=self.cost_of_closing(len(self.equity) - 1),
+            closing_cost_usd=self.closing_costs(len(self.equity) - 1),
             ruined=self.ruined,
             last_bar=self.market.last_bar.cpu().numpy(),
             note=note,
-            **of_market(self.market),
+            **window_fields(self.market),
         )
 
     def _trades(self) -> pd.DataFrame:
@@ -140,7 +134,7 @@ class TradeLog:
 def trade_frame(
     fills: TradeRows, symbols: Sequence[str], decided_ns: Any, filled_ns: Any
 ) -> pd.DataFrame:
-    """Rows of the trade list, decided and filled at these times (ns, UTC)."""
+    """Make rows of the trade list, decided and filled at these times (ns, UTC)."""
     frame = {
         "decision_bar": fills.decided,
         "fill_bar": fills.filled,

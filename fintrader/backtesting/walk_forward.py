@@ -1,5 +1,4 @@
-"""Train, validate, test, roll on: windows that move through a market, and their tests put together
-into one.
+"""Walk-forward: windows that move through a market, and one result of all their tests.
 
 for fold in make_folds(market, WalkForwardSettings()):
     part = fold_market(market, fold)      # its windows are the fold's: a tournament runs on it as on any market
@@ -41,11 +40,10 @@ class Fold(NamedTuple):
 def make_folds(
     market: MarketTensors, settings: WalkForwardSettings, embargo: int = 1
 ) -> list[Fold]:
-    """All folds whose test window fits; the last one may be shorter, but not below half.
+    """List all folds whose test window fits; the last one may be shorter, but not below half.
 
-    embargo: sessions left out before validation and before test.
-
-    Raises BacktestError when not even one fits.
+    `embargo`: sessions left out before validation and before test. Raises BacktestError if no fold
+    fits.
     """
     ends = m.find_session_ends(market.session.cpu().numpy())
     starts = np.concatenate([[0], ends + 1])
@@ -78,12 +76,11 @@ def make_folds(
 
 
 def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
-    """The bars of one fold as a market with the fold's own windows.
+    """Cut the bars of one fold into a market with the fold's windows.
 
-    Features keep the scale they were built with, that of the whole market's first training window,
-    which lies before every fold's validation; agents standardise what they see by their own
-    training window anyway. The market's own windows say nothing of a fold; what the market was cut
-    from, folds are, too.
+    Features keep the scale of the whole market's first training window, which lies before every
+    fold's validation; agents standardise observations by their own training window anyway. The fold
+    keeps the market's `cut_from`, not its windows.
     """
     start = fold.train[0]
     stop = fold.test[1]
@@ -96,36 +93,20 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
 
 
 def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> BacktestResult:
-    """Test windows one after another as one result: each starts with what the one before left.
+    """Join test windows into one result, each starting with the capital that the one before left.
 
     At the end of every window but the last the positions are sold at the last mark, at costs; the
     next window begins in cash. Shares and trades are scaled to the capital carried over, so they
-    may be fractions. Its active figures wait for the portfolio's own windows, put together likewise
-    (`result.measured_against`). Raises BacktestError when windows overlap or trade other symbols.
+    may be fractions. Its active figures need the portfolio's windows, joined likewise
+    (`result.measured_against`). Raises BacktestError if windows overlap or trade other symbols.
     """
-    if not results:
-        raise BacktestError("there is no test window to put together")
-    carried = 1.0
-    bars = 0
-    parts: list[BacktestResult] = []
-    for number, result in enumerate(results):
-        if number and (
-            result.symbols != results[0].symbols
-            or result.minutes[0] <= results[number - 1].minutes[-1]
-        ):
-            raise BacktestError(
-                f"test window {number} overlaps the one before it, or trades other symbols"
-            )
-        closed = result if number == len(results) - 1 else _sold(result)
-        parts.append(_scaled(closed, carried, bars))
-        bars += len(result.minutes)
-        carried *= float(closed.equity[-1]) / closed.initial_cash_usd
-        if carried <= 0:
-            raise BacktestError(f"test window {number} left nothing; what follows cannot be traded")
-
-    sessions = [part.session - part.session[0] for part in parts]
-    for k in range(1, len(sessions)):
-        sessions[k] = sessions[k] + sessions[k - 1][-1] + 1
+    parts = _chain(results)
+    session_counts = [int(part.session[-1] - part.session[0]) + 1 for part in parts]
+    first_sessions = np.cumsum([0, *session_counts])
+    sessions = [
+        part.session - part.session[0] + first
+        for part, first in zip(parts, first_sessions, strict=False)
+    ]
     levels = [parts[0].benchmark]
     for part in parts[1:]:
         levels.append(part.benchmark * (levels[-1][-1] / part.benchmark[0]))
@@ -159,19 +140,42 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
     )
 
 
-def _sold(result: BacktestResult) -> BacktestResult:
-    """The same result with everything sold at the last bar's mark."""
+def _chain(results: Sequence[BacktestResult]) -> list[BacktestResult]:
+    """Close every window but the last, and scale each to the capital that the one before left."""
+    if not results:
+        raise BacktestError("there is no test window to join")
+    carried = 1.0
+    bars = 0
+    parts: list[BacktestResult] = []
+    for number, result in enumerate(results):
+        if number and (
+            result.symbols != results[0].symbols
+            or result.minutes[0] <= results[number - 1].minutes[-1]
+        ):
+            raise BacktestError(
+                f"test window {number} overlaps the one before it, or trades other symbols"
+            )
+        closed = result if number == len(results) - 1 else _close(result)
+        parts.append(_scale(closed, carried, bars))
+        bars += len(result.minutes)
+        carried *= float(closed.equity[-1]) / closed.initial_cash_usd
+        if carried <= 0:
+            raise BacktestError(
+                f"test window {number} left no capital; the windows after it cannot be traded"
+            )
+    return parts
+
+
+def _close(result: BacktestResult) -> BacktestResult:
+    """Sell everything at the last bar's mark."""
     held = result.shares[-1]
-    which = np.flatnonzero(held)
-    if not which.size or not result.has_positions:
+    cost = result.closing_cost_usd
+    if cost is None or not held.any():
         return result
     notional = np.abs(held * result.mark[-1])
-    cost = result.closing_cost_usd
-    assert cost is not None  # it has positions
-    kind = np.full(which.size, "forced", dtype=object)
-    bar = np.full(which.size, len(result.minutes) - 1)
-    fills = TradeRows(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
-    time = np.full(which.size, int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
+    last = len(result.minutes) - 1
+    fills = TradeRows.of("forced", last, last, -held, result.mark[-1], cost)
+    time = np.full(len(fills.asset), int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
     sold = trade_frame(fills, result.symbols, time, time)
     trades = pd.concat([result.trades, sold], ignore_index=True) if len(result.trades) else sold
     equity = result.equity.copy()
@@ -187,8 +191,8 @@ def _sold(result: BacktestResult) -> BacktestResult:
     )
 
 
-def _scaled(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
-    """Everything in USD or shares times `factor`, bars counted from `bars`."""
+def _scale(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
+    """Multiply everything in USD or shares by `factor`, and count bars from `bars`."""
     trades = result.trades.copy()
     for column in ("shares", "notional_usd", "cost_usd"):
         trades[column] *= factor

@@ -1,4 +1,4 @@
-"""What a backtest leaves on disk, and how it is read back.
+"""Files of a backtest.
 
     metrics.json       {strategy: {metric: number or null}}
     equity.parquet     long: strategy, bar, minute (start of the bar, UTC), session, equity_usd,
@@ -10,21 +10,19 @@
                        there is a price
     trades.parquet     long: strategy, then the columns of `backtest_files.TRADE_COLUMNS`
     context.json       origin of the backtest: trials, seed, hashes, command (`results.context`)
-    verdict.json       how far the result can be told from luck (`assessment.assess`)
-    analysis.json      attribution, execution, factors (`results.analysis.Analysis`); null where the
-                       market is not at hand
-    explanation.json   influence of the inputs on some decisions (`results.explanation`); null where
+    verdict.json       the verdict (`assessment.assess`)
+    analysis.json      attribution, execution, factors (`results.analysis.Analysis`); null without
+                       the market
+    explanation.json   influence of the inputs on some decisions (`results.explanation`); null if
                        none was examined
     sensitivity.json   the result with one choice changed at a time (`results.analysis.Variation`);
-                       [] where not run
-    seal.json          SHA-256 of the files above, so that a change is seen when it is opened;
-                       who draws a report or notes a look seals again
-                       (`backtest_files.make_seal`)
-    report.html        the same, to read; whoever is above writes it afterwards
-                       (`report.html.write_report`)
+                       [] if not run
+    seal.json          SHA-256 of the files above, so that a change is found when it is opened;
+                       drawing a report or recording a look seals again (`backtest_files.make_seal`)
+    report.html        the same, to read; written afterwards by `report.html.write_report`
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a
-folder with a metrics.json is a whole backtest, and one with a report.html has its report.
+folder with a metrics.json is a whole backtest.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +72,8 @@ def tabulate(
     analysis: Analysis | None = None,
     explanation: Explanation | None = None,
 ) -> StoredBacktest:
-    """Results as the tables that are stored. Raises BacktestError when there is none, or their bars
-    differ."""
+    """Lay out results in the tables to be stored. Raises BacktestError without results, or if their
+    bars differ."""
     if not results:
         raise BacktestError("there is no result to write; simulate at least one strategy first")
     first = next(iter(results.values()))
@@ -84,12 +83,8 @@ def tabulate(
                 f"{name} and {first.name} cover different bars; simulate them over the same window"
             )
     parts = {
-        "equity": pd.concat(
-            [_equity_rows(name, result) for name, result in results.items()], ignore_index=True
-        ),
-        "positions": pd.concat(
-            [_position_rows(name, result) for name, result in results.items()], ignore_index=True
-        ),
+        "equity": pd.concat(list(starmap(_equity_rows, results.items())), ignore_index=True),
+        "positions": pd.concat(list(starmap(_position_rows, results.items())), ignore_index=True),
         "trades": _trade_rows(results),
         "prices": _price_rows(results),
         "context": replace(
@@ -145,7 +140,7 @@ def _position_rows(name: str, result: BacktestResult) -> pd.DataFrame:
 
 
 def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
-    """Session closes of the market that the strategies traded in."""
+    """List the session closes of the market that the strategies traded in."""
     traded = [result for result in results.values() if result.has_positions]
     if not traded:
         return pd.DataFrame(columns=list(PRICE_COLUMNS))
@@ -193,12 +188,12 @@ def write_backtest(
     explanation: Explanation | None = None,
     **evidence: Any,
 ) -> StoredBacktest:
-    """Write the data files of a backtest below `folder`; returns what was written.
+    """Write the data files of a backtest below `folder`, and return them.
 
     `evidence`: further arguments of `assessment.assess`; trials and look are those of the
-    `context`. Raises BacktestError when results cover different bars.
+    `context`. Raises BacktestError if results cover different bars.
     """
-    tabulate(results)  # refuses what cannot be written before anything is computed or touched
+    tabulate(results)  # raises before anything is computed or written
     verdict = assess(results, trials=context.trials or None, look=context.look, **evidence)
     stored = tabulate(
         results,
@@ -209,10 +204,7 @@ def write_backtest(
         explanation,
     )
     folder = Path(folder)
-    for name in (
-        "metrics.json",
-        "report.html",
-    ):  # an earlier backtest's, of which the rest goes now
+    for name in ("metrics.json", "report.html"):  # of an earlier backtest, now overwritten
         remove(folder / name)
     for name in TABLES:
         table: pd.DataFrame = getattr(stored, name)

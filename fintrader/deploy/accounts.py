@@ -124,14 +124,13 @@ class Accounts:
             self._first_usd = first
             self._peak_usd = peak
         shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
-        return BacktestAccount.standing(
+        return BacktestAccount.resume(
             market,
             self.env,
             bar=row,
             cash=cash,
             equity=equity,
-            peak=peak,
-            first=first,
+            capital=(peak, first),
             shares=shares,
         )
 

@@ -61,14 +61,13 @@ class SimulatedBroker:
         if not self._begun:  # the account begins with the newest bar
             cash = self.env.initial_cash_usd
             nothing = np.zeros(market.num_assets)
-            self._account = BacktestAccount.standing(
+            self._account = BacktestAccount.resume(
                 market,
                 self.env,
                 bar=bars - 1,
                 cash=cash,
                 equity=cash,
-                peak=cash,
-                first=cash,
+                capital=(cash, cash),
                 shares=nothing,
             )
             self.market = market
@@ -85,15 +84,13 @@ class SimulatedBroker:
                 " history"
             )
         moved = {bar + old - account.bar: basket for old, basket in self._baskets.items()}
-        peak, first = account.capital
-        self._account = BacktestAccount.standing(
+        self._account = BacktestAccount.resume(
             market,
             self.env,
             bar=bar,
             cash=account.cash,
             equity=account.equity,
-            peak=peak,
-            first=first,
+            capital=account.capital,
             shares=account.held,
         )
         self.market = market
@@ -116,14 +113,13 @@ class SimulatedBroker:
         self._minutes = self.market.minutes.numpy()
         self._begun = True
         bar = int(np.searchsorted(self._minutes, minute))
-        self._account = BacktestAccount.standing(
+        self._account = BacktestAccount.resume(
             self.market,
             self.env,
             bar=bar,
             cash=cash,
             equity=equity,
-            peak=peak,
-            first=first,
+            capital=(peak, first),
             shares=shares,
         )
         self._baskets = {}

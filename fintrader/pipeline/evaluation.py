@@ -60,6 +60,7 @@ from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
 from fintrader.results.looks import CHOSEN, Ledger, Look
 from fintrader.runs import Manifest, RunFolder
+from fintrader.verdict.selection import SearchRecord
 from fintrader.verdict.verdict import NullSearch
 
 
@@ -292,13 +293,11 @@ def _write(
     `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by
     `metric` there. `free`: what the same searches made of information-free features.
     """
-    null_model = None if free is None else _selection_scores(folders, metric)
-    chosen = {
-        f"trial_{kind}": [
-            found for folder in folders if (found := _trial_returns(folder, name)) is not None
-        ]
-        for kind, name in (("returns", "returns"), ("active", "active_returns"))
-    }
+    search = SearchRecord(
+        returns=_list_trial_returns(folders, "returns"),
+        active=_list_trial_returns(folders, "active_returns"),
+        null_model=None if free is None else _selection_scores(folders, metric),
+    )
     home = window_folder(config.folder, look.window)
     ledger = Ledger(config.runs_dir)
     number, line = ledger.record(look)
@@ -311,10 +310,9 @@ def _write(
             window_key=look.bars.key,
             look=number if look.window == "test" else None,
         ),
-        **chosen,
+        search=search,
         market=markets,
         settings=backtest_settings(config),
-        null_model=null_model,
         caveats=caveats(config, context),
         sensitivity=rows,
         explanation=explain("ensemble", moved),
@@ -436,6 +434,12 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
         write_tear_sheet(home / f"tear_sheet.{'png' if wanted == 'auto' else wanted}", stored)
     except BacktestError as error:
         print(f"no tear sheet: {error}")
+
+
+def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray[np.float64]]:
+    """List the trials' `returns` or `active_returns`, `[S, M]` for each folder that has any."""
+    every = [_trial_returns(folder, name) for folder in folders]
+    return [matrix for matrix in every if matrix is not None]
 
 
 def _trial_returns(folder: RunFolder, name: str) -> NDArray[np.float64] | None:

@@ -1,5 +1,5 @@
 """Tests of skill on returns: alpha, Sharpe ratios, resampling. numpy, scipy and pandas only."""
 
 LEVEL = 0.05
-"""Probability with which all looks at one window together may call luck skill; `verdict.alpha`
-spends it, look by look."""
+"""Probability that all looks at one window together may call luck skill; `verdict.alpha` divides
+it among the looks."""

@@ -1,14 +1,12 @@
-"""What the held-out window says by itself: is a strategy ahead of its benchmark, beyond its beta
-and beyond luck?
+"""Tests on the held-out window: is a strategy ahead of its benchmark, beyond its beta and luck?
 
-    found = alpha_test(ours, theirs, level=level_of_look(1), seed=0)
-    found.p_value <= found.level             # evidence, at the level that this look at the window was given
+    test = alpha_test(ours, theirs, level=level_of_look(1), seed=0)
+    test.p_value <= test.level             # evidence, at the level that this look at the window has
 
-The null hypothesis is that alpha, what is left of the mean return once beta times the benchmark's
-is taken away, is not above zero. How often the test is wrong without skill, and how often right
-with it, is measured by `benchmarks/calibration.py` and stands in docs/evidence.md. Selection is no
-matter of this module: a window that nobody chose by needs no correction for what was chosen
-elsewhere.
+The null hypothesis is that alpha, the mean return less beta times the benchmark's, is not above
+zero. `benchmarks/calibration.py` measures how often the test errs without skill and how often it
+finds skill; docs/evidence.md has the numbers. This module corrects for no selection, because the
+search did not choose by the held-out window.
 
 Sources: Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice" (2018)
 [cosine series, fixed-b critical values]; Götze and Künsch, "Second-Order Correctness of the
@@ -37,12 +35,12 @@ from fintrader.verdict.verdict import AlphaTest, Betting, ShiftTest
 
 Array = NDArray[np.float64]
 LATER = 0.2
-"""Share of what is left of it that each further look gets of the one before."""
+"""Level of each further look, as a share of the level of the look before."""
 POWER = 0.8
 SHORTEST = 12
 """Sessions below which there is nothing to test."""
 FEW = FEWEST_SESSIONS
-"""Sessions below which the bootstrap of a few blocks says too often that luck is skill; Student's t
+"""Sessions below which the bootstrap of a few blocks takes luck for skill too often; Student's t
 does not."""
 REPEATS = 9_999
 SHIFTS = 999
@@ -53,7 +51,7 @@ FIRST_BET = 20
 
 
 def level_of_look(look: int) -> float:
-    """The part of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5
+    """Share of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5
     % in all.
 
     Raises BacktestError below 1.
@@ -68,17 +66,17 @@ class Hedged(NamedTuple):
 
     beta: float
     alpha: float
-    """Mean a session."""
+    """Mean of a session."""
     residual: Array
-    """`[S]`: of mean zero, without the benchmark in it."""
+    """`[S]`: returns without alpha and without the benchmark's part; their mean is zero."""
     influence: Array
-    """`[S]`: what each session contributes to the error of alpha, that of beta included; of mean
-    zero."""
+    """`[S]`: contribution of each session to the error of alpha, the error of beta included; their
+    mean is zero."""
 
 
 def hedge(ours: ArrayLike, theirs: ArrayLike) -> Hedged:
-    """Least squares of returns `[S]` on the benchmark's; against cash, which does not vary, beta is
-    0."""
+    """Fit returns `[S]` to the benchmark's by least squares; against cash, which does not vary,
+    beta is 0."""
     r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
     centred = b - b.mean()
     spread = float(centred @ centred) / b.size
@@ -99,7 +97,7 @@ def alpha_test(
     sessions_a_year: int = TRADING_DAYS,
 ) -> AlphaTest | None:
     """Test daily returns `[S]` against the benchmark portfolio's on the same days; None below
-    `SHORTEST` sessions, and where nothing is left once the benchmark is taken away.
+    `SHORTEST` sessions, and if the hedged returns do not vary.
 
     The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
     frequencies, which holds for returns that depend on each other in time. Its p-value comes from a
@@ -124,8 +122,8 @@ def alpha_test(
         means, errors = _resampled(found.influence, block, waves, repeats, seed)
         drawn = means / errors
         p_value = (1 + int((drawn >= found.alpha / error).sum())) / (1 + repeats)
-        # Harvey and Liu: a true alpha is added to samples that have none, until enough of them
-        # pass.
+        # Harvey and Liu: the smallest true alpha that, added to samples without alpha, lets enough
+        # of them pass.
         reach = float(np.quantile(np.quantile(drawn, 1 - level) * errors - means, POWER))
         method = f"studentised block bootstrap, blocks of {block}, {repeats:,} samples"
     margin = float(student.ppf(0.975)) * error
@@ -141,7 +139,7 @@ def alpha_test(
 
 
 def _cosines(size: int) -> Array:
-    """`[S, K]`: the lowest K cosines, each of mean 0 and length 1."""
+    """Make the lowest K cosines `[S, K]`, each of mean 0 and length 1."""
     count = max(4, int(size ** (2 / 3)))
     steps = (np.arange(size) + 0.5) / size
     waves: Array = math.sqrt(2 / size) * np.cos(np.pi * np.outer(steps, np.arange(1, count + 1)))
@@ -149,8 +147,8 @@ def _cosines(size: int) -> Array:
 
 
 def _standard_error(samples: Array, waves: Array) -> Array:
-    """`[R]`: of the mean of each row of `[R, S]`; cosines have no mean, so neither need the
-    rows."""
+    """Standard errors `[R]` of the means of rows `[R, S]`; the rows need no centring, because the
+    cosines' mean is 0."""
     error: Array = np.sqrt(np.square(samples @ waves).mean(axis=1) / samples.shape[1])
     return np.maximum(error, 1e-15)
 
@@ -158,7 +156,7 @@ def _standard_error(samples: Array, waves: Array) -> Array:
 def _resampled(
     values: Array, block: int, waves: Array, repeats: int, seed: int
 ) -> tuple[Array, Array]:
-    """`[R]` means and `[R]` standard errors of samples put together of blocks, wrapping around."""
+    """Draw samples from circular blocks; return their means and standard errors, `[R]` each."""
     rng = create_numpy_generator(seed, "alpha")
     size = values.size
     pieces = -(-size // block)
@@ -176,14 +174,14 @@ def _resampled(
 def shift_test(
     pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int = SHIFTS
 ) -> ShiftTest | None:
-    """Move a frozen strategy's active weights in time, past the returns, and count how often they
+    """Shift a strategy's active weights in time, against fixed returns, and count how often they
     earn as much.
 
-    `pairs`: for each asset its weight at the close of a bar `[T]`, beyond beta times the
-    benchmark's, and its return over the next bar. All circular shifts come from one correlation per
-    asset; `shifts` of them are drawn. A tilt that never changes earns the same whenever it is held,
-    and has a p-value near one: this sees timing, not choice. None where no weight ever differs from
-    the benchmark's, and below two bars.
+    `pairs`: for each asset its weight at the close of a bar `[T]` less beta times the benchmark's,
+    and its return over the next bar. One correlation per asset gives all circular shifts, of which
+    `shifts` are drawn. A constant tilt earns the same in every shift and has a p-value near one:
+    the test sees timing, not the choice of symbols. None if no weight differs from the benchmark's,
+    and below two bars.
     """
     total: Array | None = None
     size = 0
@@ -198,7 +196,7 @@ def shift_test(
     by_shift = fft.irfft(total, n=size)
     rng = create_numpy_generator(seed, "shifts")
     drawn = by_shift[1 + rng.permutation(size - 1)[:shifts]]
-    # The transform rounds: what is equal to its last digits counts as equal.
+    # The transform rounds: values that differ in the last digits only count as equal.
     as_much = int((drawn >= by_shift[0] - 1e-12 * float(np.abs(by_shift).max())).sum())
     return ShiftTest(
         (1 + as_much) / (1 + drawn.size), int(drawn.size), float(by_shift[0]), float(drawn.mean())
@@ -212,13 +210,13 @@ def bet(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS)
 
 
 def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Array:
-    """`[S]`: what 1 became by each session for a bettor on alpha. Above 1/α it is evidence at level
-    α, at any time.
+    """Wealth `[S]` after each session of a bettor on alpha who begins with 1. Above 1/α it is
+    evidence at level α, at any time.
 
-    Each session a part of the stake goes on the hedged return, as an information ratio of one of
-    `BETS` would have it, with beta and volatility learnt from the sessions before; without alpha no
-    bet gains on average, and by Ville's inequality the value ever exceeds 1/α with a probability of
-    at most α. A bet that loses more than its stake is lost.
+    In each session the bettor stakes a part on the hedged return, sized for an information ratio of
+    each of `BETS`, with beta and volatility learnt from the sessions before. Without alpha no bet
+    gains on average, and by Ville's inequality the wealth ever exceeds 1/α with a probability of at
+    most α. A bet that loses more than its stake ends at 0.
     """
     r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
     wealth = np.ones(r.size)

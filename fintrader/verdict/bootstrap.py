@@ -23,8 +23,8 @@ REPEATS = 2000
 
 
 def block_length(values: ArrayLike) -> float:
-    """Mean block length for the stationary bootstrap of a series `[T]` (Politis and White,
-    corrected 2009).
+    """Estimate the mean block length for the stationary bootstrap of a series `[T]` (Politis and
+    White, corrected 2009).
 
     b = (2 g² / d)^(1/3) T^(1/3) with g = Σ λ(k/m) |k| R(k), d = 2 (Σ λ(k/m) R(k))², λ the flat-top
     window and m twice the first lag after which the autocorrelations are negligible. At least 1; 1
@@ -62,8 +62,8 @@ def block_length(values: ArrayLike) -> float:
 def bootstrap_indices(
     size: int, length: float, repeats: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """`[repeats, size]` row numbers: blocks of geometric length with mean `length`, wrapping
-    around."""
+    """Draw row numbers `[repeats, size]`: circular blocks of geometric length with mean
+    `length`."""
     fresh = rng.random((repeats, size)) < 1 / max(length, 1.0)
     fresh[:, 0] = True
     starts = rng.integers(0, size, (repeats, size))
@@ -81,10 +81,10 @@ def intervals(
     repeats: int = REPEATS,
     sessions_a_year: int = TRADING_DAYS,
 ) -> Intervals:
-    """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
+    """Compute stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
-    `returns`: `[S]`, daily. Ends are None for fewer than eight sessions: there is nothing to
-    resample. No annual return of a window that is too short for one (`metrics.is_too_short`).
+    `returns`: daily, `[S]`. Below eight sessions the ends are None, because there is too little to
+    resample. The annual return is None for a window that is too short (`metrics.is_too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
     length = 1.0
@@ -115,7 +115,7 @@ def intervals(
 
 
 def _statistics(samples: Array, sessions_a_year: int) -> dict[str, Array]:
-    """Statistics of every row of `[R, S]`."""
+    """Compute the statistics of every row of `[R, S]`."""
     size = samples.shape[1]
     wealth = np.cumprod(1 + samples, axis=1)
     peak = np.maximum(np.maximum.accumulate(wealth, axis=1), 1.0)
@@ -154,11 +154,12 @@ def paired_excess(
 
 
 def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Array:
-    """`[K]` p-values that the mean of each column of `[T, K]` is above zero, all K tested together.
+    """Test whether the mean of each column of `[T, K]` is above zero, all K together: p-values
+    `[K]`.
 
-    The stepdown of Romano and Wolf: the share of resampled samples whose largest t-ratio reaches a
-    column's, among those that are not more significant than it (2016, algorithm 4.1). The chance
-    that any column without a mean falls below α is at most α. 1 for a column that never varies.
+    The stepdown of Romano and Wolf: the share of bootstrap samples in which the largest t-ratio of
+    this column and of all less significant ones reaches the column's t-ratio (2016, algorithm 4.1).
+    The chance that any column without a mean falls below α is at most α. 1 for a constant column.
     Raises BacktestError below eight periods.
     """
     values = np.asarray(active, dtype=np.float64)
@@ -171,7 +172,7 @@ def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Arra
     mean = values.mean(axis=0)
     length = float(np.mean([block_length(values[:, k]) for k in range(columns)]))
     rows = bootstrap_indices(size, length, repeats, create_numpy_generator(seed, "romano-wolf"))
-    # Means of resampled rows are counts times rows: one product instead of a [R, T, K] array.
+    # The means of resampled rows are counts times rows: one product instead of an [R, T, K] array.
     counts = np.stack([np.bincount(row, minlength=size) for row in rows]) / size
     scale = np.sqrt(np.maximum(_long_run_variance(values - mean, length), 1e-30) / size)
     observed = np.where(flat, -np.inf, mean / scale)
@@ -185,8 +186,8 @@ def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Arra
 
 
 def _long_run_variance(centred: Array, length: float) -> Array:
-    """Variance of √T times the mean under the stationary bootstrap, per column (Hansen 2005,
-    section 3.2)."""
+    """Estimate the variance of √T times the mean of each column under the stationary bootstrap
+    (Hansen 2005, section 3.2)."""
     size = centred.shape[0]
     stay = 1 - 1 / max(length, 1.0)
     variance: Array = np.square(centred).mean(axis=0)

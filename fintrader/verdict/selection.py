@@ -1,6 +1,6 @@
-"""Statistics of trials on the window they were chosen by: how good the best looks when none is.
+"""Statistics of trials on the window they were chosen by: the score of the best by luck alone.
 
-They diagnose the search and are no verdict on its result: that comes from the window that the
+They diagnose the search. The verdict on its result comes from the held-out window, which the
 search did not see (`verdict.alpha`).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,33 +33,38 @@ FEW_SESSIONS = 8
 DECIDES = 0.05
 
 
-def diagnose(
-    trials: int | None,
-    returns: TrialReturns | None,
-    active: TrialReturns | None,
-    null_model: NullSearch | None,
-    seed: int,
-    sessions_a_year: int = TRADING_DAYS,
-) -> Selection:
-    """Measure the search; what is not known is None.
+class SearchRecord(NamedTuple):
+    """Trials on the window that the search chose by; a walk-forward has a list with one matrix
+    for each fold, because each fold selects among its own trials."""
 
-    `trials`: how many strategies were tried. `returns`, `active`: `[S, M]`, daily returns of those
-    that were scored, and the same less the benchmark portfolio's, on the window they were chosen
-    by; of a walk-forward one a fold. `null_model`: what the same search found without information.
-    """
-    windows = _windows(returns)
+    returns: TrialReturns | None = None
+    """Daily returns of the trials that were scored."""
+    active: TrialReturns | None = None
+    """The same less the benchmark portfolio's returns."""
+    null_model: NullSearch | None = None
+    """Best scores of the same search on information-free features and on the true ones."""
+
+
+UNKNOWN_SEARCH = SearchRecord()
+
+
+def diagnose(
+    trials: int | None, search: SearchRecord, seed: int, sessions_a_year: int = TRADING_DAYS
+) -> Selection:
+    """Measure a search of so many trials (None: unknown)."""
+    windows = _windows(search.returns)
     return Selection(
         trials=trials,
         sharpe=_deflated(trials, windows, sessions_a_year),
         overfitting=_overfitting(windows),
-        romano_wolf=_romano_wolf(_windows(active), seed),
-        null_model=null_model,
+        romano_wolf=_romano_wolf(_windows(search.active), seed),
+        null_model=search.null_model,
     )
 
 
-def _windows(given: TrialReturns | None) -> list[Array]:
+def _windows(returns: TrialReturns | None) -> list[Array]:
     """Return the matrices of every selection window that has enough rows."""
-    matrices = [given] if isinstance(given, np.ndarray) else given or []
+    matrices = [returns] if isinstance(returns, np.ndarray) else returns or []
     return [
         matrix
         for matrix in matrices
@@ -72,8 +77,8 @@ def _deflated(
 ) -> SelectedSharpe | None:
     """Compare the chosen trial's Sharpe ratio over its selection window with the best by luck.
 
-    Over several windows the chosen trials' returns stand one after another, and so do the hurdles:
-    their mean. Sharpe ratios are annualised here, probabilities are not.
+    With several windows the chosen trials' returns are joined, and the hurdle is the mean of the
+    windows' hurdles. Sharpe ratios are annualised here, probabilities are not.
     """
     chosen = [matrix[:, int(sig.trial_sharpes(matrix).argmax())] for matrix in windows]
     sample = sig.SharpeSample.of(np.concatenate(chosen)) if chosen else None
@@ -87,9 +92,8 @@ def _deflated(
     known = []
     alike = []
     for matrix in windows:
-        # Trials that are alike share their luck: it does not show in their variance, yet it lifts
-        # the best of them. Knowing the trials therefore never lowers the hurdle below that of a
-        # search of which nothing is known.
+        # Correlated trials share their luck: their variance does not show it, but it lifts the
+        # best of them. The hurdle is therefore never below that of a search with unknown trials.
         least = sig.sampling_variance(len(matrix))
         measured = sig.sharpe_variance(matrix)
         correlation = sig.mean_correlation(matrix)
@@ -124,8 +128,8 @@ def _deflated(
 def _overfitting(windows: Sequence[Array]) -> OverfittingEstimate | None:
     """Estimate the probability of backtest overfitting (PBO), with at most 16 blocks.
 
-    Of several windows each has its own cross-validation; the numbers are their means, the logits
-    stand together.
+    Each of several windows has its own cross-validation; the numbers are means over the windows,
+    the logits are pooled.
     """
     cut = [
         (values, min(16, values.shape[0] // 2 // 2 * 2))

@@ -1,5 +1,5 @@
-"""How much of a Sharpe ratio is luck: probabilistic and deflated Sharpe ratios, track record
-length, overfitting.
+"""Luck in a Sharpe ratio: probabilistic and deflated Sharpe ratios, track record length,
+overfitting.
 
 Sharpe ratios here are per period (not annualised) unless a name says otherwise: the formulas hold
 for any period, and annualising is one multiplication by √252 at the end.
@@ -10,7 +10,7 @@ effective trials]; Lo, "The Statistics of Sharpe Ratios" (2002); Bailey, Borwein
 Zhu, "The Probability of Backtest Overfitting" (2017) [CSCV].
 
 An example. ElegantRL-Podracer (arXiv 2112.05923) reports a Sharpe ratio of 2.20 over one year of
-trading, the best of a tournament of 80 agents, say. What can be said of it?
+trading. Suppose that it is the best of a tournament of 80 agents:
 
     >>> year = SharpeSample(2.20 / 252**0.5, periods=252)
     >>> low, high = (round(bound * 252**0.5, 2) for bound in year.interval(0.95))
@@ -19,7 +19,7 @@ trading, the best of a tournament of 80 agents, say. What can be said of it?
     >>> round(probabilistic_sharpe(year), 3)  # P(true Sharpe ratio > 0), had nothing else been tried
     0.986
     >>> luck = 1 / 252  # variance of a Sharpe ratio per day, measured over a year, when there is no skill
-    >>> round(expected_best_sharpe(80, luck) * 252**0.5, 2)  # what the best of 80 shows by luck alone
+    >>> round(expected_best_sharpe(80, luck) * 252**0.5, 2)  # the best of 80 by luck alone
     2.45
     >>> round(deflated_sharpe(year, 80, luck), 2)  # P(true Sharpe ratio > that)
     0.4
@@ -47,7 +47,7 @@ EULER = 0.5772156649015329
 
 @dataclass(frozen=True)
 class SharpeSample:
-    """A Sharpe ratio per period and what its sampling error depends on."""
+    """A Sharpe ratio per period, and the moments that its sampling error depends on."""
 
     sharpe: float
     periods: int
@@ -59,8 +59,7 @@ class SharpeSample:
 
     @classmethod
     def of(cls, returns: ArrayLike) -> SharpeSample | None:
-        """The sample of a return series; None when it has fewer than three values or no
-        dispersion."""
+        """Measure a return series; None below three values or without dispersion."""
         values = drop_missing(returns)
         spread = standard_deviation(values)
         third = skew(values)
@@ -77,7 +76,8 @@ class SharpeSample:
         return math.sqrt(max(variance, 1e-12) / (self.periods - 1))
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Two-sided interval of the Sharpe ratio per period, normal approximation."""
+        """Compute the two-sided interval of the Sharpe ratio per period, by normal
+        approximation."""
         reach = float(stats.norm.ppf(0.5 + level / 2)) * self.standard_error
         return self.sharpe - reach, self.sharpe + reach
 
@@ -94,9 +94,9 @@ def sampling_variance(periods: int) -> float:
     """1/(T − 1): variance of a Sharpe ratio per period over T periods when there is no skill (Lo
     2002, at SR = 0).
 
-    Least V for a verdict. The expected maximum holds for independent trials; what correlated trials
-    share is luck, too, but moves all of them at once, so that the variance among them does not hold
-    it.
+    The least V that a verdict uses. The expected maximum holds for independent trials; correlated
+    trials share some of their luck, which moves all of them at once and is therefore missing from
+    the variance among them.
     """
     return 1 / (periods - 1)
 
@@ -137,8 +137,8 @@ def minimum_track_record(
 
 
 def trial_sharpes(returns: ArrayLike) -> Array:
-    """Sharpe ratio per period of each column of `[T, N]`; 0 for a column without dispersion (it
-    never traded)."""
+    """Compute the Sharpe ratio per period of each column of `[T, N]`; 0 for a constant column,
+    which never traded."""
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] < 2:
         raise BacktestError(
@@ -182,10 +182,10 @@ def effective_trials(trials: float, correlation: float) -> float:
 
 @dataclass(frozen=True)
 class Overfitting:
-    """What combinatorially symmetric cross-validation found."""
+    """The result of combinatorially symmetric cross-validation."""
 
     probability: float
-    """PBO: share of splits in which the best trial in-sample falls into the lower half
+    """PBO: share of splits in which the best trial in-sample ranks in the lower half
     out-of-sample."""
     logits: Array
     """`[splits]`: ln(ω / (1 − ω)) of the in-sample best's relative rank out-of-sample; PBO is the
@@ -200,7 +200,8 @@ class Overfitting:
 
 
 def backtest_overfitting(returns: ArrayLike, blocks: int = 16) -> Overfitting:
-    """Probability of backtest overfitting by CSCV, over a return matrix `[T, N]` (2017, section 3).
+    """Estimate the probability of backtest overfitting by CSCV from returns `[T, N]` (2017, section
+    3).
 
     Time is cut into `blocks` equal pieces (the first T mod blocks periods are dropped); every half
     of them selects the best trial by Sharpe ratio, and the other half ranks it. Only the pieces'

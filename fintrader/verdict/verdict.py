@@ -1,6 +1,6 @@
 """`Verdict` and its parts, as they are stored, passed on and shown. Nothing is computed here.
 
-Rates and ratios are those of a year where nothing else is said; `S` sessions.
+Rates and ratios are annual unless noted; `S` sessions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 State: TypeAlias = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
 """`likely_skill`: ahead of the benchmark portfolio beyond its beta, at the level of this look, and
-without a caveat. `no_verdict`: the window cannot be concluded from, or there was nothing to test.
+without a caveat. `no_verdict`: the window allows no conclusion, or there was nothing to test.
 `not_told_from_luck`: everything else, a bankrupt account included."""
 
 
@@ -83,16 +83,15 @@ class AlphaTest:
     high: float
     """The interval of 95 % of alpha."""
     ratio: float
-    """Alpha over the deviation of what the benchmark does not explain: the information ratio, beta
-    hedged."""
+    """Alpha over the deviation of the hedged returns: the information ratio after hedging beta."""
     p_value: float
     level: float
-    """At which it was asked to decide."""
+    """The level that the test decides at."""
     visible: float
-    """The least ratio that this many sessions show at that level four times in five."""
+    """The smallest true ratio that the test detects at that level four times in five."""
     sessions_needed: int | None
-    """Sessions in all after which a true ratio of the measured size shows as often; None where it
-    is not above 0."""
+    """Total sessions after which a true ratio of the measured size is detected as often; None
+    unless it is above 0."""
     method: str
 
     @property
@@ -102,15 +101,15 @@ class AlphaTest:
 
 @dataclass(frozen=True)
 class ShiftTest:
-    """A test that it mattered when the decisions were made."""
+    """A test of timing: did the moment of the decisions matter?"""
 
     p_value: float
-    """Share of the shifts in time with which the same holdings earned as much."""
+    """Share of the shifts in time in which the same holdings earned as much."""
     shifts: int
     earned: float
-    """Sum over the window of what the active weights earned, costs apart."""
+    """Return of the active weights over the window, before costs."""
     expected: float
-    """The same, as a mean over the shifts: what the weights earn whenever they are held."""
+    """The same, as a mean over the shifts: the return of the weights without any timing."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +129,12 @@ class Evidence:
     against: str
     """The benchmark portfolio's name, or `index`."""
     look: int | None
-    """Number of this look at the window, from 1; None where nothing counted the looks."""
+    """Number of this look at the window, from 1; None if the looks were not counted."""
     level: float
     """The part of the error rate that this look may spend."""
     active_return: float
     alpha: AlphaTest | None
-    """None for too few sessions, and where nothing is left once the benchmark is taken away."""
+    """None below the least number of sessions, and if the hedged returns do not vary."""
     shift: ShiftTest | None
     betting: Betting
 
@@ -153,7 +152,7 @@ class SharpeEstimate:
 
 @dataclass(frozen=True)
 class ShareAbove:
-    """Share of random portfolios that did better; None where it cannot be said."""
+    """Share of random portfolios that did better; None if unknown."""
 
     cumulative_return: float | None
     sharpe: float | None
@@ -178,7 +177,7 @@ class RandomDraws:
 
 @dataclass(frozen=True)
 class SelectedSharpe:
-    """The chosen trial's Sharpe ratio on its selection window, against the best by luck."""
+    """The chosen trial's Sharpe ratio on its selection window, and the best by luck."""
 
     sharpe: float
     probabilistic: float
@@ -244,7 +243,7 @@ class Selection:
     """A diagnosis of the search on the window it chose by; no verdict rests on it."""
 
     trials: int | None
-    """Number of strategies that were tried; None where it is unknown."""
+    """Number of strategies that were tried; None if unknown."""
     sharpe: SelectedSharpe | None
     overfitting: OverfittingEstimate | None
     romano_wolf: StepdownCount | None
@@ -257,16 +256,16 @@ class Selection:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a strategy's result over one window can be told from luck."""
+    """The judgement of one strategy's result over one window: skill, luck, or neither."""
 
     state: State
     sentences: tuple[str, ...]
-    """The finding, what the window can show, and what would change the verdict."""
+    """The finding, the power of the window, and the evidence that would change the verdict."""
     strategy: str
     window: str
     """`train`, `validation`, `test`, or `whole` for bars that were never split."""
     windows: tuple[str, ...]
-    """Windows of the split that the bars lie in."""
+    """Windows of the split that contain the bars."""
     is_seen: bool
     """The policy was trained or chosen on some of these bars."""
     is_ruined: bool
@@ -274,12 +273,12 @@ class Verdict:
     sessions: int
     sessions_a_year: int
     caveats: tuple[str, ...]
-    """Assumptions that no likely skill is stated with; each completes "with ..."."""
+    """Assumptions that rule out likely skill; each completes "with ..."."""
     evidence: Evidence
     sharpe: SharpeEstimate | None
     intervals: Intervals
     excess: dict[str, Excess]
-    """By baseline."""
+    """Excess over each baseline."""
     random_portfolios: RandomDraws | None
     selection: Selection
 
@@ -303,16 +302,16 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """The rest of the first sentence; empty where there was nothing to test."""
+        """The rest of the first sentence; empty if there was nothing to test."""
         reason = self.sentences[0].partition(": ")[2]
         return reason[:1].upper() + reason[1:]
 
     @property
     def power(self) -> str:
-        """What a window of this length can show; empty where nothing was tested."""
+        """The sentence on the power of the window; empty if nothing was tested."""
         return self.sentences[1] if len(self.sentences) > 1 else ""
 
     @property
     def change(self) -> str:
-        """What would change the verdict; empty where nothing was tested."""
+        """The evidence that would change the verdict; empty if nothing was tested."""
         return " ".join(self.sentences[2:])

@@ -10,7 +10,7 @@ from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.attribution import attribute, symbol_returns
 from fintrader.backtesting.execution import NO_VOLUME, measure_execution
 from fintrader.backtesting.factors import FACTORS, LOOKBACK, factor_returns, fit_factors
-from fintrader.backtesting.result import measured_against, of_market
+from fintrader.backtesting.result import measured_against, window_fields
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
@@ -51,7 +51,7 @@ def held(market, name, shares, equity):
         turnover_usd=nothing,
         income_usd=nothing,
         trades=empty_trades(),
-        **of_market(market),
+        **window_fields(market),
     )
 
 

@@ -14,7 +14,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json
 from fintrader.records import from_json, to_json
-from fintrader.verdict.selection import diagnose
+from fintrader.verdict.selection import SearchRecord, diagnose
 from fintrader.verdict.verdict import NullSearch, Verdict
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market, pick_assets
@@ -54,7 +54,10 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(temp
     lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80, look=1)
     assert lucky.text.startswith("Not distinguishable from luck: ahead of equal weight by 2.5")
     assert "first look at this window" in lucky.text
-    assert "A window of 250 sessions sees an information ratio of 2." in lucky.text
+    assert (
+        "With 250 sessions the test has 80 % power only above an information ratio of 2."
+        in lucky.text
+    )
     assert lucky.text.endswith("more sessions would tell.")
     assert not lucky.is_likely_skill
     ahead = pair(template, theirs + noise + 0.0015, theirs)
@@ -74,7 +77,9 @@ def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(template):
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.0008, 0.004, 250), theirs)
     noise = rng.normal(0, 0.01, (60, 80))
-    few, many = (assess(results, trials=count, trial_returns=noise[:, :count]) for count in (2, 80))
+    few, many = (
+        assess(results, trials=count, search=SearchRecord(noise[:, :count])) for count in (2, 80)
+    )
     assert few.evidence == many.evidence
     assert few.selection.sharpe.expected_best < many.selection.sharpe.expected_best
     assert "80 trials" in many.selection.sentence
@@ -128,7 +133,7 @@ def test_a_search_without_information_that_scored_as_well_is_said(template):
     results = pair(template, theirs + rng.normal(0.001, 0.004, 250), theirs)
     for score in (1.0, 3.0):
         control = NullSearch(score, 2.0, "sharpe")
-        judged = assess(results, trials=80, null_model=control)
+        judged = assess(results, trials=80, search=SearchRecord(null_model=control))
         assert ("search without information" in judged.text) == (score > 2)
         assert judged.is_likely_skill
 
@@ -165,8 +170,7 @@ def test_the_edges_have_their_own_sentences(template):
     assert same.text.startswith("Holds its benchmark")
     geared = assess(pair(template, 1.5 * theirs, theirs), trials=3)
     assert (
-        geared.text
-        == "Nothing to judge: beyond its beta to equal weight, what it earned never varied."
+        geared.text == "Nothing to judge: beyond its beta to equal weight its returns never varied."
     )
     with pytest.raises(BacktestError, match="counted from 1"):
         assess(pair(template, 1.5 * theirs, theirs), trials=3, look=-3)
@@ -177,7 +181,7 @@ def test_the_edges_have_their_own_sentences(template):
     assert losing.text.startswith("Not distinguishable from luck: behind equal weight by 39.98 %")
     assert "in the window" in losing.text
     assert "a year" not in losing.text
-    assert "More sessions would not help" in losing.text
+    assert "Its alpha is negative" in losing.text
     assert assess({"ensemble": with_returns(template, theirs)}).selection.sentence.startswith(
         "Chosen from an unknown number of trials"
     )
@@ -232,8 +236,8 @@ def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own():
     rng = np.random.default_rng(3)
     apart = np.linspace(-0.006, 0.006, 6)  # trials that differ by more than chance alone makes them
     folds = [rng.normal(0, 0.01, (40, 6)) + apart + shift for shift in (0.0, 0.02)]
-    whole = diagnose(12, folds, None, None, 0)
-    alone = [diagnose(6, matrix, None, None, 0) for matrix in folds]
+    whole = diagnose(12, SearchRecord(folds), 0)
+    alone = [diagnose(6, SearchRecord(matrix), 0) for matrix in folds]
     pbo = [one.overfitting.probability for one in alone]
     assert whole.overfitting.probability == pytest.approx(np.mean(pbo))
     assert [window.probability for window in whole.overfitting.windows] == pbo
@@ -243,10 +247,10 @@ def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own():
         assert getattr(whole.sharpe, name) == pytest.approx(
             np.mean([getattr(one.sharpe, name) for one in alone])
         )
-    together = diagnose(12, np.hstack(folds), None, None, 0)
+    together = diagnose(12, SearchRecord(np.hstack(folds)), 0)
     assert together.sharpe.trial_variance > 2 * whole.sharpe.trial_variance
-    assert diagnose(12, [], None, None, 0).overfitting is None
-    active = diagnose(12, folds, [folds[0], folds[0] - 0.02], None, 0).romano_wolf
+    assert diagnose(12, SearchRecord([]), 0).overfitting is None
+    active = diagnose(12, SearchRecord(folds, [folds[0], folds[0] - 0.02]), 0).romano_wolf
     assert active.trials == 12
     assert 1 <= active.ahead < 6
 
@@ -269,7 +273,7 @@ def test_trials_that_are_alike_do_not_lower_the_hurdle():
     of one ratio."""
     rng = np.random.default_rng(5)
     alike = rng.normal(0, 0.01, (40, 1)) + rng.normal(0, 0.001, (40, 6))
-    found = diagnose(6, alike, None, None, 0).sharpe
+    found = diagnose(6, SearchRecord(alike), 0).sharpe
     assert found.trial_variance == pytest.approx(252 / 39)
     assert found.trial_variance_source == "1/(S - 1): the trials differ by less"
     assert found.deflated_effective > found.deflated  # alike, they count for fewer

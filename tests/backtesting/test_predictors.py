@@ -8,7 +8,7 @@ import torch
 import fintrader
 from fintrader import EnvSettings, TradingEnv
 from fintrader.backtesting import simulate
-from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.backtesting.simulation import callable_policy, is_predictor
 from fintrader.errors import BacktestError
 from tests.factories import make_market
@@ -151,8 +151,9 @@ def test_a_recurrent_model_keeps_its_state_within_one_simulation(market):
 
 
 def test_variations_of_a_model_begin_with_a_state_of_their_own(market):
-    few = {"costs_bps": (0,), "fills": (), "capitals": (), "start_shifts": ()}
-    rows = [sensitivity(Recurrent(), market.split().test, EnvSettings(), **few) for _ in range(2)]
+    few = Choices(costs_bps=(0,), fills=(), capitals=(), start_shifts=())
+    test = market.split().test
+    rows = [sensitivity(Recurrent(), test, EnvSettings(), choices=few) for _ in range(2)]
     assert rows[0] == rows[1]
     kinds = ["cost_bps"] * 2 + ["delay_bars"] * 2 + ["without"] * 3
     assert [row.kind for row in rows[0]] == kinds

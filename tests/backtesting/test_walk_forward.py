@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
-from fintrader.backtesting.sensitivity import delayed, sensitivity, without_each
+from fintrader.backtesting.sensitivity import Choices, delayed, sensitivity, without_each
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
@@ -127,7 +127,9 @@ def test_more_capital_than_the_market_takes_earns_less_of_it():
     market = make_market(60, 3, gaps=False, volume=600.0)
     settings = EnvSettings(cost_bps=0.0, impact_bps=50.0)
     rows = by_kind(
-        sensitivity(noisy_policy(3), market, settings, costs_bps=(), fills=(), stocks=False)
+        sensitivity(
+            noisy_policy(3), market, settings, choices=Choices(costs_bps=(), fills=(), stocks=False)
+        )
     )["capital_usd"]
     assert [row.setting for row in rows] == ["1000000", "10000000", "100000000"]
     assert [row.is_chosen for row in rows] == [True, False, False]
@@ -193,7 +195,9 @@ def test_accounts_that_go_short_have_a_row_for_the_delay(interval):
     orders = late.trades[late.trades["kind"] == "order"]
     assert set((orders["fill_bar"] - 2) % interval) == {0}
     rows = by_kind(
-        sensitivity(noisy_policy(4), market, settings, costs_bps=(), fills=(), stocks=False)
+        sensitivity(
+            noisy_policy(4), market, settings, choices=Choices(costs_bps=(), fills=(), stocks=False)
+        )
     )["delay_bars"]
     assert [row.setting for row in rows] == ["0", "1"]
     assert (
@@ -227,9 +231,9 @@ def test_a_walk_forwards_rows_are_its_folds_put_together():
 def test_the_sharpe_ratio_is_of_the_markets_own_year():
     market = replace(make_market(60, 3), provenance=Provenance(sessions_a_year=365))
     policy = noisy_policy(3)
-    few = {"costs_bps": (), "fills": (), "capitals": (), "start_shifts": (), "stocks": False}
+    few = Choices(costs_bps=(), fills=(), capitals=(), start_shifts=(), stocks=False)
     plain = simulate(policy, market, EnvSettings()).metrics
-    rows = sensitivity(policy, market, EnvSettings(), **few)
+    rows = sensitivity(policy, market, EnvSettings(), choices=few)
     chosen = [row.sharpe for row in rows if row.is_chosen]
     assert chosen == [plain.sharpe] * 2
 
@@ -243,7 +247,7 @@ def test_a_fold_that_leaves_nothing_has_rows_without_figures():
     windows = [market.window(0, 40), market.window(40, 80)]
     settings = EnvSettings(short=True, max_leverage=2)
     sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731
-    rows = sensitivity([sell, sell], windows, settings, costs_bps=(0,), fills=())
+    rows = sensitivity([sell, sell], windows, settings, choices=Choices(costs_bps=(0,), fills=()))
     assert [(row.kind, row.setting) for row in rows] == [
         *(("cost_bps", "0"), ("cost_bps", "20"), ("delay_bars", "0"), ("delay_bars", "1")),
         *(("capital_usd", usd) for usd in ("1000000", "10000000", "100000000")),

@@ -16,7 +16,7 @@ from fintrader.agents.settings import Budget
 from fintrader.backtesting import simulate, simulate_all_baselines, write_backtest
 from fintrader.backtesting.baselines import benchmark
 from fintrader.backtesting.explain import OWN
-from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
 from fintrader.market.description import Provenance
@@ -29,6 +29,7 @@ from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from fintrader.verdict.selection import SearchRecord
 from fintrader.verdict.verdict import NullSearch
 from tests.engines import stubs
 from tests.factories import make_market
@@ -140,14 +141,14 @@ def make_backtest(
         checks = {
             "market": market,
             "settings": settings,
-            "trial_returns": rng.normal(0, 0.01, (16, trials)),
-            "null_model": NullSearch(0.1, 0.7, "sharpe"),
+            "search": SearchRecord(
+                rng.normal(0, 0.01, (16, trials)), null_model=NullSearch(0.1, 0.7, "sharpe")
+            ),
             "sensitivity": sensitivity(
                 lambda obs: torch.full((len(obs), market.num_assets), 0.3),
                 market,
                 settings,
-                costs_bps=(0.0, 10.0, 20.0),
-                stocks=False,
+                choices=Choices(costs_bps=(0.0, 10.0, 20.0), stocks=False),
             ),
         }
         write_json(

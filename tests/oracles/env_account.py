@@ -10,7 +10,7 @@ from torch import Tensor
 from fintrader.backtesting.account import Action
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import ask, trade
-from fintrader.backtesting.trade_log import TradeLog
+from fintrader.backtesting.trade_log import TradeLog, TradeRows
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.account import split_shares
 from fintrader.market.tensors import MarketTensors
@@ -84,21 +84,38 @@ class EnvAccount:
         costs = info["closed_cost"]
         at_once = filled == decided
         if at_once:
-            log.trade("order", decided, filled, first, traded, price, cost)
+            self._log("order", decided, filled, first, traded, price, cost)
             held += traded
         for k, bar in enumerate(np.unique(bars).tolist()):
             split = view.splits[view.event_row[bar]]
             change = split_shares(torch.from_numpy(held), split, self.settings).numpy() - held
-            log.trade("split", bar, bar, bar, change, np.zeros_like(held), np.zeros_like(held))
+            self._log("split", bar, bar, bar, change, np.zeros_like(held), np.zeros_like(held))
             held += change
             if k == 0 and not at_once:
-                log.trade("order", decided, filled, first, traded, price, cost)
+                self._log("order", decided, filled, first, traded, price, cost)
                 held += traded
             held[np.abs(held) < 1e-9] = 0.0  # what adding up leaves of a position that was sold
-            log.trade("forced", bar, bar, bar, closed[k], log.mark[bar], costs[k])
+            self._log("forced", bar, bar, bar, closed[k], log.mark[bar], costs[k])
             held[closed[k] != 0] = 0.0  # what is closed is closed in whole
             log.shares[bar] = held
         log.shares[bars[-1]] = self.held
         log.equity[bars] = info["bar_equity"]
         np.add.at(log.costs, bars, info["interest"])
         np.add.at(log.income, bars, info["income"])
+
+    def _log(
+        self,
+        kind: str,
+        decided: int,
+        filled: int,
+        shown: int,
+        traded: Array,
+        price: Array,
+        cost: Array,
+    ) -> None:
+        """Log trades `[N]` that the equity of bar `shown` is the first to show."""
+        log = self.trade_log
+        rows = TradeRows.of(kind, decided, filled, traded, price, cost)
+        log.add_trades(rows)
+        log.turnover[shown] += np.abs(rows.shares * rows.price).sum()
+        log.costs[shown] += rows.cost.sum()

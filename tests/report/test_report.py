@@ -19,7 +19,7 @@ from fintrader.backtesting import (
 )
 from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.assessment import assess
-from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
@@ -76,7 +76,7 @@ def test_charts_hold_what_was_simulated():
         "ensemble": simulate(policy, market, settings),
         **simulate_baselines(market, settings, every=True),
     }
-    rows = sensitivity(policy, market, settings, costs_bps=(0.0, 10.0))
+    rows = sensitivity(policy, market, settings, choices=Choices(costs_bps=(0.0, 10.0)))
     page = page_of(results, sensitivity=rows)
     charts = charts_of(page)
     drawn = {

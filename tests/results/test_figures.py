@@ -15,7 +15,7 @@ pytest.importorskip("streamlit")
 
 
 from fintrader.backtesting import read_backtest, simulate, simulate_baselines, write_backtest
-from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.market.description import Provenance
 from fintrader.report.html import render_report
@@ -23,6 +23,7 @@ from fintrader.report.run_comparison import render_comparison
 from fintrader.results import figures
 from fintrader.results.context import BacktestContext
 from fintrader.runs import RunFolder
+from fintrader.verdict.selection import SearchRecord
 from tests.app.conftest import Open, open_page  # noqa: F401
 from tests.engines import fakes
 from tests.engines.policies import noisy_policy
@@ -172,8 +173,10 @@ def site(tmp_path_factory):
             market=window,
             settings=settings,
             explanation=fakes.explanation_of(window, np.random.default_rng(seed)),
-            trial_returns=np.random.default_rng(seed).normal(0, 0.01, (16, 7)),
-            sensitivity=sensitivity(policy, window, settings, costs_bps=(0.0, 10.0), stocks=False),
+            search=SearchRecord(np.random.default_rng(seed).normal(0, 0.01, (16, 7))),
+            sensitivity=sensitivity(
+                policy, window, settings, choices=Choices(costs_bps=(0.0, 10.0), stocks=False)
+            ),
         )
     return root
 
