@@ -77,7 +77,18 @@ def site(template, tmp_path):
 
 
 def pytest_collection_modifyitems(items):
-    """Slow tests may take an hour: the limit is for what hangs."""
+    """Slow tests may take an hour: the limit is for what hangs. Without a GPU or the real bars,
+    tests that need them skip."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in gpu:
+                item.add_marker(pytest.mark.skip("needs a CUDA device"))
     for item in items:
+        for bars in getattr(item.get_closest_marker("real_data"), "args", ()):
+            if not bars.exists():
+                item.add_marker(pytest.mark.skip("the real bars are not beside the checkout"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))

@@ -206,8 +206,6 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later():
 
 @pytest.mark.gpu
 def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     market = make_market(120, 5, session_bars=20)
     chosen = EnvSettings(decision_interval=3)
     weight = torch.randn(26, 5, generator=torch.Generator().manual_seed(0))

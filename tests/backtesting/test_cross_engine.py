@@ -12,10 +12,7 @@ CASES = [(engine, fill) for engine, fills in FILLS.items() for fill in fills]
 REAL = pytest.param(
     "real",
     marks=[
-        pytest.mark.real_data,
-        pytest.mark.skipif(
-            not REAL_DAILY.exists(), reason="the real daily bars are not beside the checkout"
-        ),
+        pytest.mark.real_data(REAL_DAILY),
     ],
 )
 

@@ -121,10 +121,7 @@ def test_splits_listings_and_half_days_are_clean():
 
 
 @pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(
-    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
-)
+@pytest.mark.real_data(REAL_2016)
 def test_real_minutes_do_not_look_ahead():
     source = {"kind": "files", "path": str(REAL_2016), "timezone": "America/New_York"}
     universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
@@ -135,10 +132,7 @@ def test_real_minutes_do_not_look_ahead():
 
 
 @pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(
-    not REAL_2019.exists(), reason="the real minute bars are not beside the checkout"
-)
+@pytest.mark.real_data(REAL_2019)
 def test_two_years_of_real_minutes_raise_no_alarm():
     config = load_config("configs/walkforward_us14.yaml")
     data = config.data.model_copy(update={"path": str(REAL_2019)})

@@ -68,6 +68,13 @@ def write_csv(folder, table, name="bars.csv"):
     return folder / name
 
 
+def as_days(table):
+    """Bars of whole days of minute bars; each begins with its day's first."""
+    prices = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    days = table.ts.dt.strftime("%Y-%m-%d")
+    return table.groupby(["ticker", days], as_index=False).agg({"ts": "first", **prices})
+
+
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
     "features": {"names": ["return_1", "sma_5"], "context": ["time_of_day", "index_return_1"]},

@@ -1,5 +1,7 @@
 import gzip
+import json
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from fintrader.errors import BarError, ConfigError
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.starter import config_path, write_config, yaml_of
+from fintrader.pipeline.config import RunConfig
 from tests.bars.tables import assert_same_market, minute_table, write_csv
 
 FIELDS = ["open", "high", "low", "close", "volume"]
@@ -137,9 +140,41 @@ def chicago(folder, table):
     return write_csv(folder, table.assign(ts=table.ts - pd.Timedelta("1h")), "chicago.csv")
 
 
+def polygon_api(folder, table):
+    short = {name: name[0] for name in FIELDS}
+    milliseconds = utc(table).astype("datetime64[ns, UTC]").astype("int64") // 10**6
+    rows = table.rename(columns={**short, "ts": "t"}).assign(t=milliseconds, vw=1.5, n=3)
+    for ticker, own in rows.groupby("ticker"):
+        write_csv(folder / "polygon_api", own.drop(columns="ticker"), f"{ticker}.csv")
+    return folder / "polygon_api"
+
+
+def fixed_point(folder, table):
+    """Databento's prices as whole billionths, its moments as nanoseconds."""
+    rows = table.rename(columns={"ts": "ts_event", "ticker": "symbol"})
+    rows["ts_event"] = utc(table).astype("datetime64[ns, UTC]").astype("int64")
+    rows[FIELDS[:4]] = (rows[FIELDS[:4]] * 1e9).round().astype("int64")
+    rows.insert(1, "rtype", 33)
+    return write_csv(folder, rows, "fixed_point.csv")
+
+
+def naive_utc(folder, table):
+    rows = table.assign(ts=utc(table).dt.tz_localize(None)).rename(columns={"ts": "Date Time"})
+    return write_csv(folder, rows, "naive_utc.csv")
+
+
+def single(folder, table):
+    table.astype(dict.fromkeys(FIELDS[:4], "float32")).to_parquet(folder / "single.parquet")
+    return folder / "single.parquet"
+
+
 LAYOUTS = {
     one.__name__: one
     for one in (
+        polygon_api,
+        fixed_point,
+        naive_utc,
+        single,
         lean,
         polygon,
         databento,
@@ -170,7 +205,7 @@ def plain(bars, tmp_path_factory):
 def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
     market = make_market(built(found, tmp_path))
-    assert market.symbols == ("AAA", "BBB")
+    assert (found.bar_minutes, len(found.sessions), found.symbols) == (1, 10, ("AAA", "BBB"))
     assert_same_market(market, plain)
     assert found.extended == (name in ("lean", "polygon", "firstrate"))
     assert "range" in describe_detection(found)
@@ -217,9 +252,28 @@ def test_a_configuration_is_not_written_over(bars, tmp_path):
         yaml_of(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
 
 
-def test_a_table_that_lacks_a_column_is_told(bars, tmp_path):
-    with pytest.raises(BarError, match=r"which column is the close\? It has ts, ticker, open"):
-        detect(str(write_csv(tmp_path, bars.drop(columns="close"))))
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (
+            minute_table(1, 1).drop(columns="close"),
+            "which column is the close? It has ts, ticker, open",
+        ),
+        (pd.DataFrame({"ts": ["2016-01-04"], "ticker": ["A"], "price": [1]}), ""),
+        (minute_table(1, 1).drop(columns="ts"), ""),
+        (minute_table(1, 1).assign(ts="noon"), ""),
+    ],
+    ids=["no close", "no prices", "no time", "noon"],
+)
+def test_nothing_to_be_inferred(tmp_path, table, problem, capsys):
+    out = tmp_path / "my.yaml"
+    with pytest.raises(SystemExit, match="2"):
+        main(["init", str(write_csv(tmp_path, table)), "--out", str(out)])
+    said = capsys.readouterr().err
+    assert said.startswith("fintrader: ")
+    assert problem in said
+    assert said.count("\n") == 1
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(("offset", "told"), [("", "09:35:00"), ("-05:00", "14:35:00 UTC")])
@@ -291,3 +345,56 @@ def test_sound_bars_come_without_waivers(bars, tmp_path):
     found = detect(str(write_csv(tmp_path, bars)))
     assert found.waivers == []
     assert "waive" not in yaml_of(found, tmp_path / "x.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a_day", [1, 13])
+@pytest.mark.parametrize("sessions", [149, 150, 230])
+def test_from_a_file_of_many_days_to_a_backtest(tmp_path, monkeypatch, sessions, a_day):
+    """From 150 sessions on what is judged has 120, and what `init` writes judges agents where they
+    were not trained."""
+    monkeypatch.chdir(tmp_path)
+    names = {"ts": "Timestamp", "ticker": "Symbol", "volume": "Volume"}
+    write_csv(tmp_path, days_table(sessions, a_day).rename(columns=names), "my.csv")
+    main(["init", "my.csv"])
+    written = validate(RunConfig, yaml.safe_load(Path("my.yaml").read_text()), "my.yaml")
+    careful = sessions >= 150
+    assert (written.tournament.validation == "kfold") is careful
+    assert (written.tournament.ensemble_shrinkage == "james_stein") is careful
+    assert written.env.decision_interval in ({a_day} if careful else {1})
+    assert written.tournament.fresh == 1.0
+    small = "--tournament.budget.env-steps 12000 --backtest.null-model False"
+    main(["run", "my.yaml", *small.split()])
+    assert json.loads((tmp_path / "runs" / "my" / "backtest" / "metrics.json").read_text())
+
+
+def days_table(sessions, a_day):
+    """Five walks of so many sessions of the exchange from 2015-03-02 on, in days or in half
+    hours."""
+    from exchange_calendars import get_calendar
+
+    days = get_calendar("XNAS").sessions_in_range("2015-03-02", "2016-12-30")[:sessions]
+    random = np.random.default_rng(3)
+    opens = pd.Timedelta("9h30min")
+    ts = (
+        [day + opens + k * pd.Timedelta("30min") for day in days for k in range(a_day)]
+        if a_day > 1
+        else list(days)
+    )
+    tables = []
+    for number in range(5):
+        close = (
+            50 * (number + 1) * np.exp(np.cumsum(random.normal(0, 0.01 / a_day**0.5, len(ts))))
+        ).round(2)
+        open_ = np.concatenate([close[:1], close[:-1]])
+        prices = {
+            "open": open_,
+            "high": np.maximum(open_, close),
+            "low": np.minimum(open_, close),
+            "close": close,
+        }
+        volume = 1000 + random.integers(0, 500, len(ts))
+        tables.append(
+            pd.DataFrame({"ts": ts, "ticker": chr(65 + number) * 3, **prices, "volume": volume})
+        )
+    return pd.concat(tables)

@@ -205,11 +205,9 @@ def fives(bars, _):
     return bars.take(bars.ts // MINUTE_NS % 5 == 0)
 
 
-@pytest.mark.real_data
+@pytest.mark.real_data(REAL_2016, REAL_2019)
 @pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
 def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
-    if not path.is_file():
-        pytest.skip("the real bars are not here")
     bars = read_files(FilesSettings(path=str(path), decimals=4))
     first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid("XNAS", first, last)
@@ -229,11 +227,9 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
     evidence.judge()
 
 
-@pytest.mark.real_data
+@pytest.mark.real_data(REAL_FOLDER / "lean_raw")
 def test_raw_lean_bars_equal_those_filtered_outside():
     folder = REAL_FOLDER / "lean_raw"
-    if not folder.is_dir():
-        pytest.skip("the raw Lean bars are not here")
     source = {"preset": "lean"}
     raw = make_market(settings(folder, source))
     assert raw.provenance.repairs["extended_hours"] > 20_000

@@ -428,10 +428,7 @@ def real_faults(path):
 
 
 @pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(
-    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
-)
+@pytest.mark.real_data(REAL_2016)
 def test_the_holes_of_the_real_file_of_2015():
     found = real_faults(REAL_2016)
     assert found["early_close"] == {("", "2015-11-27", 210), ("", "2015-12-24", 210)}
@@ -455,10 +452,7 @@ def test_the_holes_of_the_real_file_of_2015():
 
 
 @pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(
-    not REAL_2019.exists(), reason="the real minute bars are not beside the checkout"
-)
+@pytest.mark.real_data(REAL_2019)
 def test_the_holes_of_the_real_file_of_2019():
     found = real_faults(REAL_2019)
     assert found["market_halt"] == {("", f"2020-03-{day}", 14) for day in ("09", "12", "16", "18")}

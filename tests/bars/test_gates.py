@@ -16,7 +16,14 @@ from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import to_json
-from tests.bars.tables import REAL_2016, REAL_FOLDER, file_settings, minute_table, write_csv
+from tests.bars.tables import (
+    REAL_2016,
+    REAL_FOLDER,
+    as_days,
+    file_settings,
+    minute_table,
+    write_csv,
+)
 from tests.bars.test_faults import DAY, FAULTS, PRICES, moved
 
 DAILY = "daily_n100_20151001_20180215.parquet"
@@ -136,16 +143,7 @@ def test_bars_in_pandas_pass_the_same_gate(healthy):
 def test_days_pass_the_gate_as_minutes_do(tmp_path):
     """Bars of whole days: a day's prices away, a split, volumes in lots."""
     table = minute_table(symbols=6, sessions=40)
-    days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
-        {
-            "ts": "first",
-            "open": "first",
-            "high": "max",
-            "low": "min",
-            "close": "last",
-            "volume": "sum",
-        }
-    )
+    days = as_days(table)
     days = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")).astype({"volume": float})
     one = (days.ticker == "BBB") & (days.ts == "2016-02-02")
     later = (days.ticker == "CCC") & (days.ts >= "2016-02-02")
@@ -161,10 +159,7 @@ def test_days_pass_the_gate_as_minutes_do(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(
-    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
-)
+@pytest.mark.real_data(REAL_2016)
 def test_real_bars_pass():
     names = ["AAPL", "BRCM", "GMCR", "SYMC", "WYNN"]
     provenance = make_market(
@@ -177,10 +172,7 @@ def test_real_bars_pass():
 
 
 @pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(
-    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
-)
+@pytest.mark.real_data(REAL_2016)
 def test_what_stops_a_build_of_real_days_is_wrong_there():
     source = {"kind": "files", "columns": {"ts": "date"}, "path": str(REAL_FOLDER / DAILY)}
     report = quality_report(validate(DataSettings, {"source": source}, "test"))

@@ -29,13 +29,12 @@ EVENTFUL = {
     "source": {
         "kind": "synthetic",
         "seed": 5,
-        "num_symbols": 14,
+        "num_symbols": 9,
         "num_sessions": 60,
         "volatility_bps": 40.0,
         "missing": 0.1,
-        "events": {"splits": 6, "dividends": 8, "halts": 8},
+        "events": {"splits": 3, "dividends": 4, "halts": 4},
     },
-    "windows": {"fractions": [0.6, 0.3, 0.1]},
 }
 
 

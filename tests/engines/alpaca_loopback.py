@@ -150,31 +150,22 @@ class LoopbackAlpaca:
         row: dict[str, Any] = dict.fromkeys(
             ("filled_at", "expired_at", "canceled_at", "failed_at", "replaced_by")
         )
+        row |= dict.fromkeys(("created_at", "updated_at", "submitted_at"), stamp)
+        row |= dict.fromkeys(("type", "order_type"), "market")
+        row |= dict.fromkeys(("filled_avg_price", "notional", "legs"))
         row |= {
             "id": str(uuid.uuid4()),
             "client_order_id": client_id,
             "symbol": symbol,
             "status": "accepted",
-        }
-        row |= {
-            "created_at": stamp,
-            "updated_at": stamp,
-            "submitted_at": stamp,
             "asset_class": "us_equity",
-        }
-        row |= {
             "qty": f"{abs(shares):.12g}",
             "filled_qty": "0",
-            "filled_avg_price": None,
-            "notional": None,
-        }
-        row |= {
             "side": "buy" if shares > 0 else "sell",
-            "type": "market",
-            "order_type": "market",
             "order_class": "",
+            "time_in_force": "day",
+            "extended_hours": False,
         }
-        row |= {"time_in_force": "day", "extended_hours": False, "legs": None}
         self.orders[row["id"]] = row
         return row
 
@@ -349,15 +340,6 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     disable_nagle_algorithm = True
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        self._serve()
-
     def log_message(self, *_: Any) -> None:
         pass
 
@@ -386,6 +368,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(status, b"" if body is None else json.dumps(body).encode())
         else:
             self._fail(fault.removesuffix("_after").removesuffix("_late"), body)
+
+    do_GET = do_POST = do_DELETE = _serve
 
     def _answered(self, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
         keys = self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY")

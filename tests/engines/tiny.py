@@ -12,16 +12,7 @@ from torch import Tensor
 from fintrader.agents import AgentSettings
 from fintrader.envs.observation import FlatLayout, Layout, ObservationLayout
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        ],
-    ),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def agent_settings(algo: str, values: dict[str, Any]) -> Any:

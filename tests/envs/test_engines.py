@@ -21,7 +21,6 @@ CASES = [
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cuda_equals_the_cpu(case, mode):

@@ -26,6 +26,7 @@ from tests.bars.tables import (
     PLAIN,
     SHORT_WINDOWS,
     as_bars,
+    as_days,
     assert_same_market,
     minute_table,
     stamps_of,
@@ -267,16 +268,7 @@ def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path):
     table = minute_table(symbols=2, sessions=6)
     names = {"features": {"names": ["return_1", "gap"], "context": []}, "bar_minutes": 390}
     minutes = make_market(settings(write_csv(tmp_path, table), **names))
-    days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
-        {
-            "ts": "first",
-            "open": "first",
-            "high": "max",
-            "low": "min",
-            "close": "last",
-            "volume": "sum",
-        }
-    )
+    days = as_days(table)
     dates = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d"))
     market = make_market(settings(write_csv(tmp_path, dates, "dates.csv"), **names))
     assert_same_market(market, minutes)

@@ -186,8 +186,7 @@ def test_a_page_says_what_is_missing_and_escapes_names():
     assert report["days"]["close"][0] == [0.0, None, 0.0]
 
 
-@pytest.mark.real_data
-@pytest.mark.skipif(not DAILY.is_file(), reason="the real bars are not there")
+@pytest.mark.real_data(DAILY)
 def test_real_minutes_against_real_days():
     (a, calendar), (b, _) = (
         open_side(str(path), CompareSettings(), Path("unused")) for path in (REAL_2016, DAILY)

@@ -18,7 +18,7 @@ from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
-from tests.engines import chaos, evaluators, stubs
+from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, REFUSED, Faults, Tally, amount, everything, forked
 from tests.engines.waiting import gone, until
 from tests.tournament.conftest import PODS
@@ -80,31 +80,13 @@ def test_pods_struck_in_their_own_process(
 
 
 @SLOW
-@pytest.mark.parametrize("mode", ["kill", "torn", "full"])
-def test_evaluators_struck_in_their_own_process(tmp_path, undisturbed, mode):
-    def plan(at):
-        return evaluators.Plan(mode, tmp_path / f"{at}.mark", at=at)
-
-    tally = Tally()
-    expected = everything(undisturbed)
-    for at in chaos.count_up(lambda at: plan(at).mark, amount(7, 1)):
-        strike = partial(evaluators.struck, pods=PODS, plan=plan(at))
-        tally.strike_and_recover(tmp_path, f"run-{at}", PODS, expected, strike)
-    assert tally.problems == []
-    assert tally.hits > 2
-    assert (mode == "full") == (tally.stopped > 0)
-
-
-@SLOW
-@pytest.mark.parametrize("target", ["orchestrator", "pod", "evaluator"])
+@pytest.mark.parametrize("target", ["orchestrator", "pod"])
 def test_struck_at_random_moments(tmp_path, undisturbed, monkeypatch, target):
     monkeypatch.setenv("STUB_SECONDS", "0.08")
     tally = Tally()
     expected = everything(undisturbed)
     for seed in range(amount(4, 100)):
         strike = partial(chaos.kill_at_random, pods=PODS, seed=seed, target=target)
-        if target == "evaluator":
-            strike = partial(evaluators.struck_at_random, pods=PODS, seed=seed)
         tally.strike_and_recover(tmp_path, f"run-{seed}", PODS, expected, strike)
     assert tally.problems == []
     assert tally.hits > 0
@@ -215,41 +197,29 @@ def test_a_damaged_database_is_made_again_and_a_torn_log_mended(tmp_path, undist
     )
 
 
-def test_a_foreign_database_that_never_ends_is_damaged(tmp_path, undisturbed, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit", "most", "rows", "cell", "said"),
+    [
+        ("READ_SECONDS", 0.2, "(SELECT 1 UNION ALL SELECT x FROM n)", "1", "took more than 0.2 s"),
+        ("CELL_BYTES", 100_000, "(SELECT 1)", "zeroblob(200000)", "too big"),
+    ],
+)
+def test_a_foreign_database_takes_neither_hours_nor_gigabytes(
+    tmp_path, undisturbed, monkeypatch, limit, most, rows, cell, said
+):
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
+    monkeypatch.setattr(f"fintrader.results.leaderboard_reader.{limit}", most)
+    assert len(read_leaderboard(run.leaderboard)) > 0
     with closing(sqlite3.connect(run.leaderboard)) as connection:
-        (columns,) = connection.execute(
-            "SELECT group_concat(name) FROM pragma_table_info('leaderboard')"
-        ).fetchone()
-        same = ", ".join(f"1 AS {name}" for name in columns.split(","))
-        again = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n)"
-        connection.executescript(
-            f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS {again} SELECT {same} FROM n"
-        )
-    monkeypatch.setattr("fintrader.results.leaderboard_reader.READ_SECONDS", 0.2)
-    with pytest.raises(RunError, match=r"took more than 0.2 s.*fintrader verify .* --repair"):
+        names = connection.execute("SELECT name FROM pragma_table_info('leaderboard')").fetchall()
+        cells = ", ".join(f"{cell} AS {name}" for (name,) in names)
+        view = f"WITH RECURSIVE n(x) AS {rows} SELECT {cells} FROM n"
+        connection.executescript(f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS {view}")
+    with pytest.raises(RunError, match=rf"{said}.*fintrader verify .* --repair"):
         read_leaderboard(run.leaderboard)
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
-
-
-def test_a_foreign_database_takes_no_memory(tmp_path, undisturbed, monkeypatch):
-    """Its view is as long as a line, and asks for gigabytes."""
-    run = RunFolder(tmp_path / "run")
-    shutil.copytree(undisturbed.root, run.root)
-    monkeypatch.setattr("fintrader.results.leaderboard_reader.CELL_BYTES", 100_000)
-    assert len(read_leaderboard(run.leaderboard)) > 0
-    with closing(sqlite3.connect(run.leaderboard)) as connection:
-        (columns,) = connection.execute(
-            "SELECT group_concat(name) FROM pragma_table_info('leaderboard')"
-        ).fetchone()
-        large = ", ".join(f"zeroblob(200000) AS {name}" for name in columns.split(","))
-        connection.executescript(
-            f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS SELECT {large}"
-        )
-    with pytest.raises(RunError, match=r"too big.*fintrader verify .* --repair"):
-        read_leaderboard(run.leaderboard)
 
 
 @pytest.mark.parametrize(

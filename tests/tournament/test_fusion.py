@@ -33,7 +33,6 @@ from fintrader.tournament.fusion.coordinator import (
     assign_ranks,
 )
 from fintrader.tournament.fusion.learners import average, build_maker, locate_replica, read_round
-from fintrader.tournament.launchers.local import list_cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.messages import EndMessage, PodTask
 from fintrader.tournament.mirrored_store import open_store
@@ -121,9 +120,6 @@ def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path, monkeypatch)
         whole.returns,
         whole.env_steps,
     )
-
-
-NO_GPU = pytest.mark.skipif(not list_cuda_devices(), reason="needs a CUDA device")
 
 
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path):
@@ -321,7 +317,6 @@ def test_the_meeting_point_is_bound_to_its_address_alone():
 
 
 @pytest.mark.gpu
-@NO_GPU
 def test_nccl_fuses_what_the_replicas_hold(tmp_path):
     """On as many GPUs as there are (one rank of NCCL where there is one): the average of the stored
     replicas."""
@@ -348,7 +343,6 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path):
 
 
 @pytest.mark.gpu
-@NO_GPU
 def test_two_ranks_share_one_gpu_over_gloo(tmp_path):
     output, context = train_pod(tmp_path, fused_spec(), device="cuda:0/cuda:0")
     assert output.env_steps == 384

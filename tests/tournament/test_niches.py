@@ -8,23 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fintrader.errors import ConfigError
-from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.spec import PodResult
+from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.updater import submit
-from tests.engines import stubs
 from tests.engines.races import settings
-from tests.tournament.test_roles import breeder
+from tests.tournament.test_roles import breeder, entry
 
 
 def child(index, score, parent=None):
-    generation = parent.spec.generation + 1 if parent else 0
-    spec = stubs.spec(
-        index, generation=generation, **({"parent": parent.spec.pod} if parent else {})
-    )
-    outcome = (
-        {"status": "failed"} if score is None else {"status": "done", "snapshot": f"sha-{index}"}
-    )
-    return FinishedPod(spec, PodResult(pod=spec.pod, score=score, **outcome))
+    spec = parent.spec if parent else None
+    made = {"parent": spec.pod, "generation": spec.generation + 1} if spec else {}
+    return entry(index, score, spec=made)
 
 
 def family(draws):

@@ -27,6 +27,11 @@ SEARCH = {
 }
 
 
+def done(spec, score, status="done", **more):
+    result = PodResult(pod=spec.pod, score=score, snapshot="s", status=status, **more)
+    return FinishedPod(spec, result)
+
+
 def search(generator, count, stopped=False):
     """Fresh pods one after another, each seeing the last; the score is best at a rate of 1e-3 and a
     width of 20."""
@@ -35,13 +40,8 @@ def search(generator, count, stopped=False):
     for index in range(count):
         spec = generator.draw_fresh(index, board)
         score = -abs(np.log10(spec.agent["learning_rate"]) + 3) - abs(spec.agent["width"] - 20) / 20
-        more = {"status": "done"}
-        if stopped and index % 2:
-            more = {"status": "stopped", "rung_scores": {"0.25": score}}
-        submit(
-            board,
-            FinishedPod(spec, PodResult(pod=spec.pod, score=float(score), snapshot="s", **more)),
-        )
+        ends = {"status": "stopped", "rung_scores": {"0.25": score}}
+        submit(board, done(spec, float(score), **(ends if stopped and index % 2 else {})))
         specs.append((score, spec))
     return specs
 
@@ -82,12 +82,7 @@ def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_bel
     board = Leaderboard(16)
     for index in range(12):
         spec = breeder(search=SEARCH).draw_fresh(index, board)
-        submit(
-            board,
-            FinishedPod(
-                spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")
-            ),
-        )
+        submit(board, done(spec, float(index)))
     found = propose(
         {"steps": Range(low=0.4, high=8, log=True)}, {"steps": 3}, board.applied, seed=1
     )
@@ -100,12 +95,7 @@ def test_children_do_not_count():
     board = Leaderboard(16)
     for index in range(12):
         spec = replace(generator.draw_fresh(index, Leaderboard(16)), origin="exploit")
-        submit(
-            board,
-            FinishedPod(
-                spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")
-            ),
-        )
+        submit(board, done(spec, float(index)))
     assert generator.draw_fresh(20, board).agent == generator.draw_fresh(20, Leaderboard(16)).agent
 
 

@@ -1,7 +1,6 @@
 import math
 import socket
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +35,8 @@ from tests.engines.races import settings
 from tests.engines.stubs import OtherAgent, StubAgent
 
 
-def entry(index, value, *, agent=None, **more):
-    spec = stubs.spec(
-        index, generation=more.pop("generation", 0), **({"agent": agent} if agent else {})
-    )
+def entry(index, value, *, spec=None, **more):
+    spec = stubs.spec(index, **(spec or {}))
     outcome = (
         {"status": "failed"} if value is None else {"status": "done", "snapshot": f"sha-{index}"}
     )
@@ -138,7 +135,7 @@ def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside():
     moved = bred(breeder(resample=0.0), board, "learning_rate")
     assert {round(value / 1e-3, 6) for value in moved} == {0.8, 1.25}
     assert len(set(bred(breeder(resample=1.0), board, "learning_rate"))) == 30
-    edge = entry(0, 1.0, agent=StubAgent(learning_rate=0.0999).model_dump())
+    edge = entry(0, 1.0, spec={"agent": StubAgent(learning_rate=0.0999).model_dump()})
     assert max(bred(breeder(resample=0.0), board, "learning_rate", edge)) == 0.1
 
 
@@ -147,7 +144,7 @@ def test_a_parent_as_set_has_children_unlike_itself(as_set):
     """Their learning rate lies at the end of the range: half of the steps lead out of it."""
     rate = as_set.learning_rate
     space = {"learning_rate": Range(low=3e-5, high=rate, log=True)}
-    board = board_of(1.0, agent=as_set.model_dump(mode="json"))
+    board = board_of(1.0, spec={"agent": as_set.model_dump(mode="json")})
     assert set(bred(breeder(as_set, search=space, resample=0.0), board, "learning_rate")) == {
         rate / 1.25
     }
@@ -167,17 +164,14 @@ def test_a_parent_as_set_has_children_unlike_itself(as_set):
 )
 def test_steps_never_end_where_they_began(space, at, expected):
     generator = breeder(search={"width": Range(**space)}, resample=0.0)
-    assert (
-        set(bred(generator, board_of(1.0, agent=StubAgent(width=at).model_dump()), "width"))
-        == expected
-    )
+    board = board_of(1.0, spec={"agent": StubAgent(width=at).model_dump()})
+    assert set(bred(generator, board, "width")) == expected
 
 
 def test_a_zero_that_no_factor_moves_is_drawn_anew():
     generator = breeder(OtherAgent(), search={"gamma": Range(low=0.0, high=1.0)}, resample=0.0)
-    assert (
-        min(bred(generator, board_of(1.0, agent=OtherAgent(gamma=0.0).model_dump()), "gamma")) > 0
-    )
+    board = board_of(1.0, spec={"agent": OtherAgent(gamma=0.0).model_dump()})
+    assert min(bred(generator, board, "gamma")) > 0
 
 
 def test_only_scored_pods_with_a_snapshot_become_parents():
@@ -221,7 +215,7 @@ def test_successive_halving_compares_peers_of_an_age():
     board = Leaderboard(8)
     for index, rungs in enumerate(scores):
         submit(board, entry(index, 1.0, rung_scores=rungs))
-    submit(board, entry(9, 1.0, rung_scores={"0.25": 99.0}, generation=1))
+    submit(board, entry(9, 1.0, rung_scores={"0.25": 99.0}, spec={"generation": 1}))
     rules = stop_rules(on, board, 0)
     assert [(rule.share, rule.score) for rule in rules] == [(0.25, 2.5), (0.5, 5.0)]
     assert stop_rules(on, board, 1) == ()  # too few peers
@@ -302,12 +296,9 @@ def test_members_are_the_best_or_the_best_that_differ():
 
 def test_at_most_half_of_an_ensemble_has_one_founder():
     board = Leaderboard(8)
-    for index, (value, parent) in enumerate(
-        [(9, None), (8, 0), (7, 1), (6, None), (5, 3), (-9, None)]
-    ):
-        one = entry(index, float(value))
-        spec = replace(one.spec, parent=None if parent is None else f"p{parent:04d}")
-        submit(board, FinishedPod(spec, one.result))
+    parents = [None, "p0000", "p0001", None, "p0003", None]
+    for index, (value, parent) in enumerate(zip((9, 8, 7, 6, 5, -9), parents, strict=True)):
+        submit(board, entry(index, float(value), spec={"parent": parent}))
     assert [board.find_founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + [
         "p0005"
     ]
