@@ -142,28 +142,44 @@ def test_two_years_of_real_minutes_raise_no_alarm():
 
 
 def test_exit_status_and_stored_answer(tmp_path, monkeypatch):
-    path = lab.write_bars(tmp_path, sessions=6)
+    """What was found is another test's matter: here the environment that peeks is."""
+    found = lab.with_environment("observation")
+    asked = []
+    monkeypatch.setattr(
+        "fintrader.pipeline.data.lookahead", lambda *given, **_: asked.append(given[2]) or found
+    )
     monkeypatch.chdir(tmp_path)
-    features = {"names": [lab.column(lab.next_return)], "context": []}
-    config = {
-        "name": "lab",
-        "data": lab.settings_of(path, features=features).model_dump(mode="json"),
-    }
-    (tmp_path / "lab.yaml").write_text(json.dumps(config))
+    (tmp_path / "lab.yaml").write_text('{"name": "lab"}')
     (tmp_path / "runs" / "lab").mkdir(parents=True)
     with pytest.raises(SystemExit) as stop:
         cli.main(["lookahead", "lab.yaml", "--cuts", "1", "--prefixes=0", "--run", "0"])
     assert stop.value.code == 1
+    assert asked == [lab.QUICK]
     stored = json.loads((tmp_path / "runs" / "lab" / "lookahead.json").read_text())
-    assert any("next_return" in leak for leak in stored["leaks"])
+    assert stored["leaks"] == list(map(str, found.leaks)) != []
     assert {"alarms", "trusted", "untried", "cuts", "prefixes", "modes"} <= set(stored)
 
 
-def test_bad_input_is_a_typed_error(tmp_path):
+def test_bad_settings_are_a_typed_error():
     with pytest.raises(ConfigError, match="prefixes"):
         LookaheadSettings(prefixes=-1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "problem"),
+    [
+        (
+            {"features": {"names": [lab.column(lab.next_rows)]}},
+            BacktestError,
+            r"next_rows.*ZeroDivisionError",
+        ),
+        pytest.param(
+            *({"universe": {"symbols": ["ZZZ"]}}, DataError, "no bars of ZZZ"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_error_of_a_build_elsewhere_is_typed(tmp_path, changes, error, problem):
     path = lab.write_bars(tmp_path, sessions=6)
-    with pytest.raises(DataError, match="no bars of ZZZ"):
-        lookahead(lab.settings_of(path, universe={"symbols": ["ZZZ"]}), lab.ENV)
-    with pytest.raises(BacktestError, match=r"next_rows.*ZeroDivisionError"):
-        lookahead(lab.settings_of(path, features={"names": [lab.column(lab.next_rows)]}), lab.ENV)
+    with pytest.raises(error, match=problem):
+        lookahead(lab.settings_of(path, **changes), lab.ENV, lab.QUICK)

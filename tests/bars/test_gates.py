@@ -46,16 +46,14 @@ def test_a_certain_fault_stops_the_build_until_it_is_waived(name, tmp_path, heal
     assert not list(cache.rglob("market.safetensors"))
     if kind != "conflicting_duplicate":  # that one is told with its row
         assert f"{kind} of BBB on {day}" in str(caught.value)
-    for waiver in (kind, f"{kind}:BBB", f"{kind}:BBB:{day}"):
+    is_first = name == next(iter(PLANTED))  # a waiver is read alike whatever its kind
+    for waiver in [f"{kind}:BBB:{day}", *([kind, f"{kind}:BBB"] if is_first else [])]:
         market = make_market(file_settings(path, waive=[waiver]))
         waived = market.provenance.waived
         assert [(one.kind, one.symbol, one.day) for one in waived] == [(kind, "BBB", day)]
     assert f"waived: {kind} of BBB on {day}" in caplog.text
-    for other in (
-        f"{kind}:AAA",
-        f"{kind}:BBB:2016-01-05",
-        next(one for one in STOPPING if one != kind),
-    ):
+    other_kind = next(one for one in STOPPING if one != kind)
+    for other in [other_kind, *([f"{kind}:AAA", f"{kind}:BBB:2016-01-05"] if is_first else [])]:
         with pytest.raises(BarError):
             make_market(file_settings(path, waive=[other]))
 

@@ -52,7 +52,7 @@ EVENTFUL = {
                 "min_commission_usd": 1,
             },
         ),
-        (EVENTFUL, {"decision_interval": 3}),
+        (EVENTFUL, {"decision_interval": 9}),
         (
             {**SHORT, "features": {"cross_sectional": "zscore"}},
             {"benchmark": "equal_weight", "fractional": True},
