@@ -74,7 +74,7 @@ class APGAgent(BaseAgent):
                 " algorithm"
             )
         if not env.settings.fractional:
-            env = env.with_settings(fractional=True)
+            env = env.with_settings(env.settings.model_copy(update={"fractional": True}))
         return super().prepare_env(env)
 
     def act(self, obs: Tensor) -> Tensor:

@@ -26,12 +26,10 @@ def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
         return env
     # A clock must be exact, and differ in width from a row of the market.
     has_clock = len(env.market_rows) <= MAX_CLOCK_BARS and env.layout.market_width > 1
-    changes = {
-        "observation": "factored" if has_clock else "flat",
-        **env.settings.training_costs,
-    }
-    if any(getattr(env.settings, name) != value for name, value in changes.items()):
-        env = env.with_settings(**changes)
+    observation = "factored" if has_clock else "flat"
+    settings = env.settings.for_training().model_copy(update={"observation": observation})
+    if settings != env.settings:
+        env = env.with_settings(settings)
     if not env.settings.randomise.active:
         return env
     if isinstance(env, JoinedEnv):

@@ -25,7 +25,7 @@ from fintrader.agents.description import MarketIdentity
 from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings, compare_values
-from fintrader.envs.observation import layout_to_json
+from fintrader.envs.observation import ResetReturn, StepReturn, layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
 from fintrader.market.tensors import MarketTensors
@@ -75,10 +75,10 @@ class TrainingEnvironment(Protocol):
 
     num_envs: int
 
-    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None) -> ResetReturn:
         """Start all episodes; return first observations `[B, D]`."""
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> StepReturn:
         """Step all accounts; return obs `[B, D]`, reward, terminated, truncated `[B]`, and
         `info["final_obs"]` where an episode ended."""
 

@@ -1,4 +1,4 @@
-"""The trading environment: `TradingEnv` and what it is made of.
+"""The trading environment: `TradingEnv` and its parts.
 
 `import fintrader` registers `fintrader/Trading-v0` with gymnasium, for `gymnasium.make` (one
 account, numpy) and `gymnasium.make_vec` (`TradingEnv`).

@@ -163,8 +163,8 @@ class Marks(NamedTuple):
 
 
 class Record(NamedTuple):
-    """All that happened between two decisions, in k = decision_interval bars; the bars after an
-    early end repeat it."""
+    """The events between two decisions, in k = decision_interval bars; bars after an early end
+    repeat the last one."""
 
     decision_bar: Tensor
     """`[B]`: orders were decided at its close."""

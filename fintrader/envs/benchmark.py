@@ -1,7 +1,7 @@
-"""The portfolio that accounts are judged against: what it holds at every bar, and what it grows to.
+"""The portfolio that accounts are judged against: its weights at every bar, and its growth.
 
-It trades at no cost here: what it would have cost to hold it is for the backtest to say
-(`backtesting.baselines.benchmark_portfolio`).
+It trades at no cost here; `backtesting.baselines.benchmark_portfolio` trades it at a strategy's
+costs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
 
 
 def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]) -> BenchmarkKind:
-    """What `env.benchmark` means in this market: `auto` is equal weights of real bars, and cash of
-    made-up ones (where to leave the market may be what pays) and of tensors that say nothing of
-    where they come from."""
+    """Resolve `env.benchmark` for a market: `auto` is equal weights of real bars, and cash of
+    synthetic bars (where leaving the market may pay) and of tensors without provenance."""
     if asked != "auto":
         return asked
     provenance = market.provenance
@@ -31,8 +30,8 @@ def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]
 
 
 def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
-    """The weights of a benchmark that something is to be judged against. Raises EnvError, too, for
-    one that never holds anything: a market without members."""
+    """Compute the weights of a benchmark. Raises EnvError, too, for one that never holds anything,
+    in a market without members."""
     weights = benchmark_weights(market, kind)
     if kind != "cash" and not bool((weights > 0).any()):
         raise EnvError(
@@ -43,13 +42,13 @@ def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
 
 
 def shows_benchmark(market: MarketTensors, settings: EnvSettings) -> bool:
-    """Whether observations of this market tell who is a member, and what the benchmark holds."""
+    """Check whether observations of this market contain membership and the benchmark's weights."""
     return benchmark_kind(market, settings.benchmark) != "cash"
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
-    """`[T, N]` float64: weights at the close of each bar, of sum 1; all 0 for cash and where
-    nothing has a price yet.
+    """Compute weights `[T, N]` float64 at the close of each bar, of sum 1; all 0 for cash and
+    before anything has a price.
 
     equal_weight: the members that have a price and bars to come, brought to equal weights at a
     session's first bar and drifting with their prices to its last. cap_weight: the same members in
@@ -67,19 +66,19 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     to_come = (bars < last) | (last == market.num_bars - 1)
     chosen = market.member & priced & to_come
     if kind == "buy_and_hold":
-        worth = _held(market, priced) * to_come
+        worth = _grow_from_window_start(market, priced) * to_come
     elif kind == "cap_weight":
-        worth = _capitalisation(market, chosen)
+        worth = _capitalise(market, chosen)
     else:
-        worth = _drifting(market, chosen)
+        worth = _grow_from_session_start(market, chosen)
     return worth / worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _drifting(market: MarketTensors, chosen: Tensor) -> Tensor:
-    """`[T, N]`: worth of a dollar put into each of the `chosen` `[T, N]` at its first bar of the
+def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
+    """Value `[T, N]` a dollar put into each of the `chosen` `[T, N]` at its first bar of the
     session.
 
-    Who holds these weights need not trade during the day, however often he decides.
+    An account that holds these weights need not trade during the day.
     """
     price = market.adjusted_close
     bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
@@ -91,9 +90,9 @@ def _drifting(market: MarketTensors, chosen: Tensor) -> Tensor:
     return torch.where(chosen, price / paid, torch.zeros_like(price))
 
 
-def _held(market: MarketTensors, priced: Tensor) -> Tensor:
-    """`[T, N]`: worth of a dollar put into each first-session member at its first price, its
-    dividends in itself."""
+def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
+    """Value `[T, N]` a dollar put into each first-session member at its first price, dividends
+    reinvested."""
     price = market.adjusted_close
     session = market.session == market.session[0]
     first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
@@ -102,7 +101,8 @@ def _held(market: MarketTensors, priced: Tensor) -> Tensor:
     return torch.where(priced & chosen, price / paid, torch.zeros_like(price))
 
 
-def _capitalisation(market: MarketTensors, chosen: Tensor) -> Tensor:
+def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
+    """Compute the capitalisation `[T, N]` of the `chosen`."""
     shares = getattr(market, "shares_outstanding", None)
     if shares is None:
         raise EnvError(
@@ -116,14 +116,14 @@ def _capitalisation(market: MarketTensors, chosen: Tensor) -> Tensor:
             name for name, odd in zip(market.symbols, unknown.tolist(), strict=True) if odd
         )
         raise EnvError(
-            f"data.universe.shares_outstanding does not say how many shares there were of {names};"
-            " add them, or set env.benchmark to equal_weight"
+            f"data.universe.shares_outstanding has no number of shares for {names}; add them, or"
+            " set env.benchmark to equal_weight"
         )
     return worth
 
 
 def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
-    """`[T]` float64: the benchmark's worth at each close, 1 at the first, before costs.
+    """Value the benchmark `[T]` float64 at each close, 1 at the first, before costs.
 
     It is brought back to its weights at the close of each session's first bar and drifts with
     prices in between; dividends stay in the symbol that pays them.
@@ -140,7 +140,7 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
         paid = price[start]
         held = weights[start]
         now = price[start + 1 : stop + 1]
-        # What has no price any more is worth its last one: prices do not come back after an end.
+        # A symbol without a price keeps its last one: prices do not come back after an end.
         relative = torch.where(now.isnan(), _last_known(now, paid), now) / paid
         grown = torch.where(held > 0, held * relative, 0.0).sum(1) + (1 - held.sum())
         level[start + 1 : stop + 1] = level[start] * grown
@@ -148,7 +148,7 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
 
 
 def _last_known(price: Tensor, before: Tensor) -> Tensor:
-    """`[t, N]`: each price, or the newest one before it."""
+    """Carry prices `[t, N]` forward, from `before` on."""
     rows = torch.arange(len(price), device=price.device).unsqueeze(1)
     newest = torch.where(price.isnan(), -1, rows).cummax(0).values
     return torch.where(newest < 0, before, price.gather(0, newest.clamp_min(0)))

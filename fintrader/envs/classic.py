@@ -1,8 +1,8 @@
 """Classic environments for the same agents: worker processes that step, tensors in and out.
 
-Algorithms are comparable where everybody runs them, so any gymnasium environment with a continuous
-action space can be trained on: from Python, or with `env: {kind: gymnasium, id: Pendulum-v1}` in a
-configuration. Each worker is a process of gymnasium's `AsyncVectorEnv`; its accounts' seeds differ.
+Algorithms are compared on common benchmarks, so agents can train in any gymnasium environment with
+a continuous action space: from Python, or with `env: {kind: gymnasium, id: Pendulum-v1}` in a
+configuration. Each worker is a process of gymnasium's `AsyncVectorEnv` with its own seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-from fintrader.envs.observation import FlatLayout
+from fintrader.envs.observation import FlatLayout, ResetReturn, StepReturn
 from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, EnvError, install_command
 from fintrader.seeding import derive, draw_seed
@@ -26,8 +26,8 @@ class WorkerEnv:
     """A gymnasium vector environment behind the training loop's interface.
 
     Observations are flattened to float32 `[B, D]`; actions in [-1, 1] are stretched to the
-    environment's bounds. A classic environment cannot be stored, so that a resumed training begins
-    with fresh episodes.
+    environment's bounds. A classic environment cannot be stored: a resumed training begins with new
+    episodes.
     """
 
     resumable = False
@@ -41,11 +41,12 @@ class WorkerEnv:
         seed: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`env` must reset in the same step. Without a `seed` the system's entropy gives one.
+        """Wrap `env`, which must reset in the same step. Without a `seed` the system's entropy
+        gives one.
 
         Raises ConfigError for spaces that are not continuous boxes.
         """
-        action, observation = continuous(env.single_action_space, env.single_observation_space)
+        action, observation = require_boxes(env.single_action_space, env.single_observation_space)
         mode = env.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             raise ConfigError(
@@ -58,7 +59,7 @@ class WorkerEnv:
         self.device = torch.device(device)
         self.num_envs: int = env.num_envs
         self.settings: GymnasiumSettings | None = None
-        """Those it was made from, if it was made by `make`."""
+        """The settings that `make` used."""
         self._shape = action.shape
         self._low = action.low.reshape(-1)
         self._span = (action.high - action.low).reshape(-1)
@@ -72,28 +73,25 @@ class WorkerEnv:
         seed: int | None = None,
         device: torch.device | str = "cpu",
     ) -> WorkerEnv:
-        """Raises ConfigError when gymnasium does not know the environment or lacks what it
-        needs."""
+        """Make the environment of the settings. Raises ConfigError if gymnasium does not know it
+        or a package is missing."""
 
-        def one() -> gymnasium.Env[Any, Any]:
+        def make_copy() -> gymnasium.Env[Any, Any]:
             return gymnasium.make(settings.id)
 
-        makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]] = [one] * settings.num_envs
-        # Once here, before any process starts: what is wrong with it is said by one traceback less.
+        makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]] = [make_copy] * settings.num_envs
+        # A first copy in this process reports its errors without a worker's traceback.
         try:
-            probe = one()
+            probe = make_copy()
         except gymnasium.error.UnregisteredEnv as error:
             raise ConfigError(
                 f"env.id: gymnasium knows no {settings.id!r} ({_first_line(error)}); correct it"
             ) from None
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-            module, own, _ = settings.id.partition(":")
+            module, has_module, _ = settings.id.partition(":")
             hint = f"`{install_command('classic')}` brings MuJoCo and classic control"
-            hint = (
-                f"install what holds the module {module!r}, or put its folder on PYTHONPATH"
-                if own
-                else hint
-            )
+            if has_module:
+                hint = f"install the package of {module!r}, or put its folder on PYTHONPATH"
             raise ConfigError(
                 f"env.id {settings.id!r} needs a package ({_first_line(error)}); {hint}"
             ) from None
@@ -101,18 +99,18 @@ class WorkerEnv:
             raise ConfigError(
                 f"env.id {settings.id!r} cannot be made: {_first_line(error)}"
             ) from None
-        continuous(probe.action_space, probe.observation_space)
+        require_boxes(probe.action_space, probe.observation_space)
         probe.close()
         vector = AsyncVectorEnv if settings.workers == "async" else SyncVectorEnv
         made = cls(vector(makers, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed, device=device)
         made.settings = settings
         return made
 
-    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """First observations; copy i is seeded by `derive(seed, "worker", i)`.
+    def reset(self, *, seed: int | None = None) -> ResetReturn:
+        """Begin episodes; copy i is seeded by `derive(seed, "worker", i)`.
 
-        The first call without a seed takes the environment's own; later ones let the copies' random
-        streams go on.
+        The first call without a seed takes the environment's seed; later ones continue the copies'
+        random streams.
         """
         seeds: list[int] | None = None
         if seed is not None:
@@ -124,9 +122,8 @@ class WorkerEnv:
         self._is_seeded = True
         return self._tensor(obs), {}
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One step of every copy. Raises EnvError for actions with NaN, of which simulators make
-        anything."""
+    def step(self, actions: Tensor) -> StepReturn:
+        """Step every copy. Raises EnvError for actions with NaN, which simulators accept."""
         unit = actions.detach().cpu().numpy().astype(np.float64)
         if not np.isfinite(unit).all():
             raise EnvError(
@@ -149,11 +146,11 @@ class WorkerEnv:
         return observation, reward_tensor, self._flag(terminated), self._flag(truncated), out
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Empty: gymnasium has no way to store an environment."""
+        """Return nothing: gymnasium cannot store an environment."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         """End the worker processes."""
@@ -167,12 +164,13 @@ class WorkerEnv:
         return torch.from_numpy(np.array(values, dtype=bool)).to(self.device)
 
 
-def continuous(action: Any, observation: Any) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
-    """Both spaces, if these agents can act and see in them. Raises ConfigError otherwise."""
+def require_boxes(
+    action: Any, observation: Any
+) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
+    """Return both spaces if agents can use them. Raises ConfigError otherwise."""
     if not isinstance(action, gymnasium.spaces.Box):
         raise ConfigError(
-            f"the actions are {action}; these agents need a continuous Box, take another"
-            " environment"
+            f"the actions are {action}; agents need a continuous Box, choose another environment"
         )
     if not isinstance(observation, gymnasium.spaces.Box):
         raise ConfigError(
@@ -190,10 +188,10 @@ def _first_line(error: Exception) -> str:
 def episode_returns(
     env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int
 ) -> list[float]:
-    """Undiscounted returns of `episodes` episodes from fresh resets, as many of each copy (give or
-    take one).
+    """Play `episodes` episodes from fresh resets, equally many of each copy (give or take one), and
+    return their undiscounted returns.
 
-    Counting those that end first instead would count short episodes too often.
+    Counting the episodes that end first instead would count short ones too often.
     """
     obs, _ = env.reset(seed=seed)
     running = torch.zeros(env.num_envs, dtype=torch.float64)

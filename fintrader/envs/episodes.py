@@ -1,4 +1,4 @@
-"""Episodes: where accounts begin, which bars they draw, and what they observe."""
+"""Episodes: the start of accounts, the draw of their bars, and their observations."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def mix(x: Tensor) -> Tensor:
 
 
 def account_keys(seed: int | Sequence[int], count: int, device: torch.device) -> Tensor:
-    """Keys `[B]` int64 of the accounts' random streams; account i's does not depend on how many
-    there are.
+    """Make the keys `[B]` int64 of the accounts' random streams; account i's does not depend on
+    their number.
 
-    A list gives account i the stream that account 0 of an environment seeded with `seed[i]` has.
+    A list gives account i the stream of account 0 in an environment seeded with `seed[i]`.
     """
     if isinstance(seed, int | np.integer):
         first = torch.tensor(derive(int(seed), "env"), device=device)

@@ -1,5 +1,5 @@
-"""Policies on the factored observation: what all accounts share is projected once, and gathered by
-their clocks.
+"""Policies on the factored observation: market rows are projected once for all accounts, and
+gathered by their clocks.
 
 A first layer maps a flat observation o = (p, m), private part and market row, to W o + b = (W_p p +
 b) + W_m m. The second term is the same for every account at a bar, and m is by far the wider part.
@@ -22,13 +22,13 @@ in the results of `benchmarks/env.py`."""
 
 
 def project_market(project: Callable[[Tensor], Tensor], rows: Tensor, clock: Tensor) -> Tensor:
-    """`project(rows[clock])`, computed once for each market row that occurs where that is less
+    """Compute `project(rows[clock])`, with one projection for each occurring row if that is less
     work.
 
     `rows` `[T, W]` are the market's rows, `clock` `[S]` the bar of each sample, `project` maps `[S,
     W]` to `[S, H]` row by row (a policy's first layer, without the private part). In a rollout of B
-    accounts few rows occur many times; in a minibatch drawn from everywhere nearly every sample has
-    a row of its own, and sorting them out costs more than it saves.
+    accounts few rows occur many times; in a random minibatch nearly every sample has another row,
+    and sorting the rows costs more than it saves.
     """
     occurring, place = torch.unique(clock, return_inverse=True)
     if occurring.numel() <= WORTH_SORTING * clock.numel():
@@ -40,22 +40,22 @@ class FactoredLinear(nn.Module):
     """A linear layer on flat observations `[..., D]` that takes factored ones, `{"private": [...,
     P], "clock": [...]}`.
 
-    The result `[..., H]` is the flat layer's up to rounding, and so are the gradients; the
-    parameters are its own. The rows of a batch are projected once each or for every sample,
-    whichever is less work (`project_market`).
+    The result `[..., H]` and the gradients are the flat layer's up to rounding; the parameters are
+    the flat layer's. `project_market` projects the rows of a batch once each or for every sample.
 
-    After `eval()` and without gradients, all T rows are projected once, as soon as that many
-    samples were asked for: a rollout then gathers sums that are ready. They are forgotten by
-    `train()`, by `eval()` and by a call with gradients, and nothing else may change the weights in
-    between (torch's own record of changes misses fused optimisers).
+    After `eval()` and without gradients, all T rows are projected once, after the first T samples:
+    a rollout then only gathers. `train()`, `eval()` and a call with gradients discard these
+    projections; nothing else may change the weights in between (torch's record of changes misses
+    fused optimisers).
     """
 
     rows: Tensor
 
     def __init__(self, flat: nn.Linear, market_rows: Tensor) -> None:
-        """`flat` reads D = P + L*W columns, `market_rows` `[T, L*W]` are `TradingEnv.market_rows`.
+        """Wrap `flat`, which reads D = P + L*W columns; `market_rows` `[T, L*W]` are
+        `TradingEnv.market_rows`.
 
-        Raises EnvError when the layer is not wider than the rows.
+        Raises EnvError unless the layer is wider than the rows.
         """
         super().__init__()
         self.private_width = flat.in_features - market_rows.shape[1]
@@ -70,7 +70,7 @@ class FactoredLinear(nn.Module):
         self._forget()
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; what was projected before is forgotten."""
+        """Set the mode, and discard the projections."""
         self._forget()
         return super().train(mode)
 
@@ -79,7 +79,7 @@ class FactoredLinear(nn.Module):
         self._samples = 0
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """`[..., H]`."""
+        """Map a factored observation to `[..., H]`."""
         private = obs["private"]
         clock = obs["clock"]
         weight = self.flat.weight
@@ -94,14 +94,14 @@ class FactoredLinear(nn.Module):
         return own + shared.view_as(own)
 
     def _project(self, rows: Tensor) -> Tensor:
-        """Market rows `[S, L*W]` to their share of the result `[S, H]`."""
+        """Project market rows `[S, L*W]` to their part of the result `[S, H]`."""
         return functional.linear(
             rows.to(self.flat.weight.dtype), self.flat.weight[:, self.private_width :]
         )
 
     def _gather(self, clock: Tensor) -> Tensor:
-        """`[S, H]` without gradients. All rows are not projected before as much was spent on
-        samples."""
+        """Gather projections `[S, H]` without gradients. All rows are projected only after T
+        samples, which cost as much."""
         self._samples += clock.numel()
         if self.training or (self._projected is None and self._samples < len(self.rows)):
             return project_market(self._project, self.rows, clock)

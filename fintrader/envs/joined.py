@@ -1,9 +1,7 @@
-"""Several environments as one (`SeveralEnvs`), and pieces of one market, whose accounts never leave
-their own (`JoinedEnv`).
+"""Several environments as one (`SeveralEnvs`), and separate pieces of one market (`JoinedEnv`).
 
-A learner that must not see a block in the middle of a market trains on what lies on both sides of
-it. Every piece has accounts of its own, in proportion to its length, so that no episode runs across
-the hole.
+A learner that must not see a block in the middle of a market trains on both sides of it. Every
+piece has its own accounts, in proportion to its length, so that no episode crosses the gap.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.observation import ObservationLayout, ResetReturn, StepReturn
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError, EnvError
@@ -25,12 +23,11 @@ from fintrader.seeding import derive, draw_seed
 
 
 class SeveralEnvs:
-    """Environments side by side as one: what `train` needs of one (`TrainingEnvironment`),
-    gradients included.
+    """Environments side by side as one `TrainingEnvironment`, gradients included.
 
     Subclasses set `envs`, `settings`, `layout`, `np_random_seed` and `market_rows` `[T, L*W]`, and
-    say which of these rows an account sees. Observations are `[B, D]`, or factored as the settings
-    say; the accounts of the first environment come first.
+    define `shown_row`. Observations are `[B, D]`, or factored if the settings ask for it; the
+    accounts of the first environment come first.
     """
 
     envs: Sequence[TradingEnv]
@@ -42,7 +39,7 @@ class SeveralEnvs:
 
     @property
     def num_envs(self) -> int:
-        """B: the accounts of all."""
+        """B: number of all accounts."""
         return sum(env.num_envs for env in self.envs)
 
     @property
@@ -54,28 +51,26 @@ class SeveralEnvs:
         return self.envs[0].autoreset_mode
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Any:
         return self.envs[0].metadata
 
     def shown_row(self, number: int, clock: Tensor) -> Tensor:
-        """The rows that accounts of environment `number` see at its bars `clock` `[B]`."""
-        raise TypeError(f"{type(self).__name__} does not say what its accounts see")
+        """Find the rows that accounts of environment `number` see at its bars `clock` `[B]`."""
+        raise TypeError(f"{type(self).__name__} must define shown_row")
 
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None) -> ResetReturn:
         """Begin episodes everywhere; a seed starts the accounts' random streams anew."""
         if seed is not None:
             self.np_random_seed = seed
-        seeds = [
-            None if seed is None else derive(seed, "several", number)
-            for number in range(len(self.envs))
+        shown = [
+            env.reset(seed=None if seed is None else derive(seed, "several", number))[0]
+            for number, env in enumerate(self.envs)
         ]
-        return (
-            self._join([env.reset(seed=own)[0] for env, own in zip(self.envs, seeds, strict=True)]),
-            {},
-        )
+        return self._join(shown), {}
 
-    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """As `TradingEnv.step`. Raises EnvError for what is no action `[B, N]`."""
+    def step(self, actions: Tensor) -> StepReturn:
+        """Step every environment (see `TradingEnv.step`). Raises EnvError unless actions are
+        `[B, N]`."""
         shape = (self.num_envs, self.layout.num_assets)
         if not isinstance(actions, Tensor) or tuple(actions.shape) != shape:
             raise EnvError(
@@ -86,22 +81,23 @@ class SeveralEnvs:
         steps = [env.step(part) for env, part in zip(self.envs, parts, strict=True)]
         shown, *numbers, infos = zip(*steps, strict=True)
         reward, terminated, truncated = (torch.cat(part) for part in numbers)
-        info: dict[str, Any] = {}
-        if "final_obs" in infos[0]:
-            ended = torch.cat([one["_final_obs"] for one in infos])
-            last = self._join([one["final_obs"] for one in infos])
-            info = {"final_obs": last, "_final_obs": ended, "final_info": {}, "_final_info": ended}
-        return self._join(list(shown)), reward, terminated, truncated, info
+        joined = self._join(shown)
+        if "final_obs" not in infos[0]:
+            return joined, reward, terminated, truncated, {}
+        ended = torch.cat([info["_final_obs"] for info in infos])
+        last = self._join([info["final_obs"] for info in infos])
+        info = {"final_obs": last, "_final_obs": ended, "final_info": {}, "_final_info": ended}
+        return joined, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything a bit-exact continuation needs (not the markets, not the settings)."""
+        """Collect the state for a bit-exact continuation (without markets and settings)."""
         states = enumerate(env.state_dict() for env in self.envs)
         return {
             f"{number}.{name}": value for number, state in states for name, value in state.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`. Raises CheckpointError when it does not fit."""
+        """Continue from `state_dict`. Raises CheckpointError unless it fits."""
         own: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(self.envs))}
         for name, value in state.items():
             number, _, rest = name.partition(".")
@@ -114,22 +110,21 @@ class SeveralEnvs:
             env.load_state_dict(part)
 
     def _join(self, shown: Sequence[Any]) -> Any:
+        """Join the environments' observations."""
         if not isinstance(shown[0], Mapping):
             return torch.cat(list(shown))
-        private = torch.cat([one["private"] for one in shown])
-        clock = torch.cat(
-            [self.shown_row(number, one["clock"]) for number, one in enumerate(shown)]
-        )
+        private = torch.cat([obs["private"] for obs in shown])
+        clock = torch.cat([self.shown_row(k, obs["clock"]) for k, obs in enumerate(shown)])
         if self.settings.observation == "factored":
             return {"private": private, "clock": clock}
         return self.layout.assemble(private, self.market_rows[clock])
 
 
 class JoinedEnv(SeveralEnvs):
-    """Made of a `TradingEnv` for each piece.
+    """A `TradingEnv` for each piece.
 
-    `observation: factored` shows a bar's number among the bars of all pieces, one after another, as
-    `market_rows` has them.
+    With `observation: factored` the clock is a bar's number in `market_rows`, among the bars of all
+    pieces.
     """
 
     def __init__(
@@ -140,10 +135,9 @@ class JoinedEnv(SeveralEnvs):
         device: torch.device | str | None = None,
         seed: int | None = None,
     ) -> None:
-        """Without a `seed` one is drawn from the system's entropy.
+        """Make the environments; without a `seed` one is drawn from the system's entropy.
 
-        Raises EnvError for fewer accounts (or groups of them) than pieces, and what `TradingEnv`
-        raises.
+        Raises EnvError for fewer accounts (or groups of them) than pieces, and as `TradingEnv`.
         """
         accounts = shares_of(settings, [piece.num_bars for piece in pieces])
         groups = settings.start_groups
@@ -170,15 +164,14 @@ class JoinedEnv(SeveralEnvs):
             for number in range(len(self.envs))
         ]
 
-    def with_settings(self, **changes: Any) -> JoinedEnv:
-        """An environment like this one but for these settings, before its first reset."""
-        settings = self.settings.model_copy(update=changes)
+    def with_settings(self, settings: EnvSettings) -> JoinedEnv:
+        """Make an environment like this one with other settings, before its first reset."""
         pieces = [env.market for env in self.envs]
         return JoinedEnv(pieces, settings, device=self.device, seed=self.np_random_seed)
 
     @cached_property
     def market_rows(self) -> Tensor:  # type: ignore[override]
-        """`[T, L*W]`: what accounts see of the market, the pieces' bars one after another."""
+        """Market rows `[T, L*W]` of the pieces, one after another."""
         return torch.cat([env.market_rows for env in self.envs])
 
     def shown_row(self, number: int, clock: Tensor) -> Tensor:
@@ -186,10 +179,10 @@ class JoinedEnv(SeveralEnvs):
 
 
 def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
-    """Accounts of each piece: in proportion to its bars, one (or one group of `start_groups`) at
-    least, and all of `num_envs` together.
+    """Share `num_envs` accounts out among the pieces in proportion to their bars, at least one (or
+    one group of `start_groups`) each.
 
-    Raises EnvError when there are fewer accounts, or groups of them, than pieces.
+    Raises EnvError for fewer accounts, or groups of them, than pieces.
     """
     groups = settings.start_groups
     units = settings.num_envs if groups == "auto" else groups
@@ -200,10 +193,9 @@ def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
         )
     due = [units * count / sum(bars) for count in bars]
     shares = [max(1, int(part)) for part in due]
-    while (
-        missing := units - sum(shares)
-    ) != 0:  # whoever is furthest from what is due to it, the first of equals
-        step = 1 if missing > 0 else -1
+    # The piece furthest from its due share gives or takes one, the first of equals.
+    while sum(shares) != units:
+        step = 1 if sum(shares) < units else -1
         apart = [step * (part - share) for part, share in zip(due, shares, strict=True)]
         shares[apart.index(max(apart))] += step
     return [share * (settings.num_envs // units) for share in shares]

@@ -1,17 +1,15 @@
 """Several traders in one market: their orders meet in one temporary price impact.
 
-In every game K traders stand at the same bar. The orders they want are added up per symbol; the net
-flow q (USD, bought less sold) moves the price everybody fills at,
+In every game K traders stand at the same bar. Their wanted orders are added up per symbol; the net
+flow q (USD, bought less sold) moves the price that all of them fill at,
 
     p' = p (1 + clamp(kappa q, -limit, +limit))
 
-and it is gone by the close, where accounts are marked at the market's price. Whoever follows the
-crowd pays for it, whoever stands on the other side is paid.
+and the move is gone by the close, where accounts are marked at the market's price. Traders on the
+side of the flow pay for it, traders on the other side are paid.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from fintrader.envs.account import Account, advance
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.episodes import account_keys, begin, observe, select
 from fintrader.envs.market_view import build_market_view
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.observation import ObservationLayout, ResetReturn, StepReturn
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings, TraderSettings
 from fintrader.errors import EnvError
@@ -32,9 +30,9 @@ class MultiTraderEnv:
     """G games of K traders, vectorised: observations `[G, K, D]`, actions `[G, K, N]`, rewards `[G,
     K]`.
 
-    A ruined trader is out (`terminated`): he orders nothing and is rewarded 0 until the game ends,
-    which it does for all at the time limit (`truncated`) or when everybody is ruined. An ended game
-    is reset in the same step; its true last observation is `info["final_obs"]` `[G, K, D]` where
+    A ruined trader is out (`terminated`): it orders nothing and is rewarded 0 until the game ends
+    for all, at the time limit (`truncated`) or when all traders are ruined. An ended game is reset
+    in the same step; its true last observation is `info["final_obs"]` `[G, K, D]` where
     `info["_final_obs"]` `[G]`.
     """
 
@@ -48,7 +46,8 @@ class MultiTraderEnv:
         device: torch.device | str | None = None,
         seed: int | None = None,
     ) -> None:
-        """Without a `seed` one is drawn from the system's entropy; `np_random_seed` says which.
+        """Make the games; without a `seed` one is drawn from the system's entropy
+        (`np_random_seed`).
 
         Raises EnvError for a window of one bar or no game at all.
         """
@@ -76,10 +75,10 @@ class MultiTraderEnv:
             raise EnvError("call reset() first: there are no accounts yet")
         return self._account
 
-    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None) -> ResetReturn:
         """Begin all games: obs `[G, K, D]`.
 
-        A seed starts their random streams anew; without one they go on.
+        A seed restarts their random streams; without one the streams go on.
         """
         if seed is not None:
             self.np_random_seed = seed
@@ -92,12 +91,12 @@ class MultiTraderEnv:
         self._account = self._begin(episode)
         return self._observe(self._account), {}
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One decision of every trader: obs `[G, K, D]`, reward, terminated, truncated `[G, K]`,
-        info.
+    def step(self, actions: Tensor) -> StepReturn:
+        """Carry out one decision of every trader: obs `[G, K, D]`, reward, terminated, truncated
+        `[G, K]`, info.
 
         Raises EnvError, changing nothing, for actions of the wrong shape or with NaN. On CUDA,
-        where to look would be to wait for the device, a NaN counts as 0.
+        where a check would wait for the device, a NaN counts as 0.
         """
         account = self.account
         action = self._check_action(actions)
@@ -111,7 +110,7 @@ class MultiTraderEnv:
             record=False,
             move_prices=lambda orders, price: self._move(orders, price, out),
         )
-        # Who is out keeps his books; only his clock runs on with the game's.
+        # A trader that is out keeps its books; only its clock runs on with the game's.
         after = select(out, account._replace(bar=acted.bar), acted)
         ruined = ruined & ~out
         reward = torch.where(out, torch.zeros_like(reward), reward)
@@ -121,21 +120,15 @@ class MultiTraderEnv:
         truncated = (limit.unsqueeze(1) & ~gone).flatten()
         after = after._replace(finished=gone.flatten())
         obs = self._observe(after)
-        info: dict[str, Any] = {"final_obs": obs, "_final_obs": over}
         ended = over.repeat_interleave(self.num_traders)
         after = select(ended, self._begin(after.episode), after)
         self._account = after
-        return (
-            self._observe(after),
-            self._share(reward),
-            self._games(ruined),
-            self._games(truncated),
-            info,
-        )
+        ends = (self._games(ruined), self._games(truncated))
+        info = {"final_obs": obs, "_final_obs": over}
+        return self._observe(after), self._share(reward), *ends, info
 
     def _check_action(self, actions: Tensor) -> Tensor:
-        """`[G * K, N]` on the environment's device, without NaN: one would stay in the books for
-        good."""
+        """Move actions to the device, `[G * K, N]`, without NaN, which would stay in the books."""
         shape = (self.num_games, self.num_traders, self.layout.num_assets)
         if (
             not isinstance(actions, Tensor)
@@ -151,7 +144,7 @@ class MultiTraderEnv:
         return action
 
     def _keys(self, seed: int) -> Tensor:
-        """One random stream a game: its traders start at the same bar."""
+        """Make one random stream for each game, whose traders start at the same bar."""
         return account_keys(seed, self.num_games, self.device).repeat_interleave(self.num_traders)
 
     def _begin(self, episode: Tensor) -> Account:
@@ -166,7 +159,7 @@ class MultiTraderEnv:
         return begin(self._view, self._key, episode, cash, shares, length, self.settings)
 
     def _move(self, orders: Tensor, price: Tensor, out: Tensor) -> Tensor:
-        """Fill prices `[G * K, N]` under the net flow of each game's traders who are still in."""
+        """Move fill prices `[G * K, N]` by the net flow of each game's remaining traders."""
         price = price.to(torch.float64)
         flow = torch.where(out.unsqueeze(1), torch.zeros_like(price), orders * price)
         net = flow.view(self.num_games, self.num_traders, -1).sum(1)
@@ -175,7 +168,7 @@ class MultiTraderEnv:
         return price * (1.0 + shift.repeat_interleave(self.num_traders, dim=0))
 
     def _share(self, reward: Tensor) -> Tensor:
-        """Rewards `[G, K]` float32 after cooperation c: (1 - c) own + c mean for c >= 0, own + c
+        """Share rewards `[G, K]` float32 by cooperation c: (1 - c) own + c mean for c >= 0, own + c
         others for c < 0."""
         own = self._games(reward)
         c = self.traders.cooperation

@@ -1,8 +1,7 @@
-"""What an account sees: the layout of the flat observation, the functions that fill it, and those
-that take it apart.
+"""Observations: the layout of the flat observation, and functions that fill it and take it apart.
 
 A market's layout is `ObservationLayout`; a classic environment has a `FlatLayout`. `Bfloat16Box` is
-the space of observations in a format that numpy does not have.
+the space of bfloat16 observations, which numpy does not know.
 """
 
 from __future__ import annotations
@@ -21,13 +20,16 @@ from torch import Tensor
 from fintrader.errors import CheckpointError
 from fintrader.market.tensors import MarketTensors
 
+ResetReturn: TypeAlias = tuple[Any, dict[str, Any]]
+"""Observations and info, as gymnasium's `reset` returns them."""
+StepReturn: TypeAlias = tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]
+"""Observations, reward, terminated, truncated and info, as gymnasium's `step` returns them."""
+
 
 class Bfloat16Box(gymnasium.spaces.Box):
-    """The unbounded space of bfloat16 tensors of a shape, and of the float32 arrays that numpy gets
-    in their place.
+    """The unbounded space of bfloat16 tensors of a shape, or of float32 arrays in numpy.
 
-    numpy has no bfloat16, so `dtype`, which is always one of numpy's, is float32; `tensor_dtype` is
-    torch's.
+    `dtype` is numpy's and therefore float32; `tensor_dtype` is torch's.
     """
 
     tensor_dtype = torch.bfloat16
@@ -36,7 +38,7 @@ class Bfloat16Box(gymnasium.spaces.Box):
         super().__init__(-np.inf, np.inf, shape, np.float32, seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a bfloat16 tensor, or a float32 array, of this shape."""
+        """Check that `x` is a bfloat16 tensor, or a float32 array, of this shape."""
         if isinstance(x, Tensor):
             return x.dtype == self.tensor_dtype and tuple(x.shape) == self.shape
         return super().contains(x)
@@ -85,8 +87,8 @@ def num_actions(layout: Layout) -> int:
 
 
 def market_widths(layout: ObservationLayout) -> list[int]:
-    """Widths of account, holdings, history, features, tradable, member, benchmark and context, as
-    they lie."""
+    """List the widths of account, holdings, history, features, tradable, member, benchmark and
+    context, in the order of the columns."""
     assets = layout.num_assets
     features = layout.num_features
     context = layout.num_context
@@ -105,7 +107,7 @@ def market_widths(layout: ObservationLayout) -> list[int]:
 
 
 def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
-    """`rows [U, L*W]` as named views."""
+    """Take rows `[U, L*W]` apart into named views."""
     history, features, *others = torch.split(rows, market_widths(layout)[2:], dim=-1)
     features = features.reshape(*rows.shape[:-1], layout.num_assets, -1)
     history = history.reshape(*rows.shape[:-1], layout.lookback - 1, layout.row_width)
@@ -113,8 +115,7 @@ def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
 
 
 def window_of(part: Columns) -> Tensor:
-    """`[U, N, L, F + 1]`: each asset's features and whether it trades, oldest bar first, the newest
-    last."""
+    """Stack each asset's features and tradable flag, `[U, N, L, F + 1]`, oldest bar first."""
     assets, features = part.features.shape[-2:]
     past = part.history[..., : assets * features]
     past = past.reshape(*past.shape[:-1], assets, features).transpose(-2, -3)
@@ -124,20 +125,20 @@ def window_of(part: Columns) -> Tensor:
 
 
 def holdings_of(obs: Tensor, layout: ObservationLayout) -> Tensor:
-    """`[B, N]`: the portfolio weights held, from a raw observation."""
+    """Select the weights held, `[B, N]`, from a raw observation."""
     start = layout.account_width
     return obs[..., start : start + layout.num_assets]
 
 
 def benchmark_of(rows: Tensor, layout: ObservationLayout) -> Tensor:
-    """`[U, N]`: the benchmark's weights, from raw rows of the market."""
+    """Select the benchmark's weights, `[U, N]`, from raw rows of the market."""
     stop = rows.shape[-1] - layout.num_context
     return rows[..., stop - layout.num_assets : stop]
 
 
 def statistic_groups(layout: Layout) -> Tensor:
-    """`[D]` int64: which columns share one mean and deviation. Assets and bars share theirs,
-    feature by feature."""
+    """Number the groups `[D]` int64 of columns that share one mean and deviation: each feature is
+    one group for all assets and bars."""
     if isinstance(layout, FlatLayout):
         return torch.arange(layout.width)
     account, assets, *_, context = market_widths(layout)
@@ -156,20 +157,20 @@ def statistic_groups(layout: Layout) -> Tensor:
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
-    """Plain JSON that `layout_from_json` reads."""
+    """Write a layout as plain JSON that `layout_from_json` reads."""
     if isinstance(layout, FlatLayout):
         return {"kind": "flat", "width": layout.width, "num_actions": layout.num_actions}
     return {"kind": "market", "layout": layout.to_json()}
 
 
 MOST_COLUMNS = 2**24
-"""Of a stored layout. What shares its weights among assets takes memory by the layout alone,
-whatever was stored."""
+"""Largest width of a stored layout. Networks that share weights among assets take memory by the
+layout, not by the size of the file."""
 
 
 def layout_from_json(value: dict[str, Any]) -> Layout:
-    """Raises CheckpointError when `value` is no layout of this version, or wider than any that is
-    trained."""
+    """Read a layout. Raises CheckpointError if `value` is none of this version, or wider than any
+    market's."""
     try:
         if value["kind"] == "flat":
             layout: Layout = FlatLayout(int(value["width"]), int(value["num_actions"]))
@@ -189,11 +190,16 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
 
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")
 """cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead."""
+PARTS = (
+    *("account", "holdings", "history", "features"),
+    *("tradable", "member", "benchmark", "context"),
+)
+"""Parts of a flat observation, in order."""
 
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """Where what stands in a flat observation of width D."""
+    """The places of all parts in a flat observation of width D."""
 
     num_assets: int
     """N"""
@@ -206,13 +212,13 @@ class ObservationLayout:
     lookback: int = 1
     """L: bars shown, the newest included."""
     benchmark: int = 0
-    """1 where it is shown who is a member, and what the benchmark portfolio holds; else 0."""
+    """1 if observations contain membership and the benchmark portfolio's weights, else 0."""
 
     @classmethod
     def of(
         cls, market: MarketTensors, lookback: int = 1, *, benchmark: bool = False
     ) -> ObservationLayout:
-        """The layout of observations of `market`."""
+        """Lay out observations of `market`."""
         sizes = (market.num_assets, market.num_features, market.num_context)
         return cls(*sizes, lookback=lookback, benchmark=int(benchmark))
 
@@ -223,50 +229,39 @@ class ObservationLayout:
 
     @property
     def private_width(self) -> int:
-        """A + N: what differs between accounts at the same bar."""
+        """A + N: columns that differ between accounts at the same bar."""
         return self.account_width + self.num_assets
 
     @property
     def row_width(self) -> int:
-        """W = N*F + N + M, or N*F + 3*N + M with a benchmark: what one bar shows of the market."""
+        """W = N*F + N + M, or N*F + 3*N + M with a benchmark: columns of the market at one bar."""
         return self.num_assets * (self.num_features + 1 + 2 * self.benchmark) + self.num_context
 
     @property
     def market_width(self) -> int:
-        """L*W: what all accounts at the same bar share."""
+        """L*W: columns that all accounts at the same bar share."""
         return self.lookback * self.row_width
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Part name -> columns, in order; `history`, `member` and `benchmark` only where there are
-        any."""
-        names = (
-            "account",
-            "holdings",
-            "history",
-            "features",
-            "tradable",
-            "member",
-            "benchmark",
-            "context",
-        )
-        absent = {
-            "history": self.lookback == 1,
-            "member": not self.benchmark,
-            "benchmark": not self.benchmark,
-        }
+        """Columns of each part, in order; `history`, `member` and `benchmark` are left out if they
+        are absent."""
+        absent = {"history"} if self.lookback == 1 else set()
+        if not self.benchmark:
+            absent |= {"member", "benchmark"}
         slices = {}
         start = 0
-        for name, width in zip(names, market_widths(self), strict=True):
-            if not absent.get(name, False):
+        for name, width in zip(PARTS, market_widths(self), strict=True):
+            if name not in absent:
                 slices[name] = slice(start, start + width)
             start += width
         return slices
 
     def split(self, obs: Tensor) -> dict[str, Tensor]:
-        """Views of `obs` `[..., D]`: account `[..., A]`, holdings `[..., N]`, features `[..., N,
-        F]`, tradable `[..., N]`, context `[..., M]`; with a lookback also history `[..., L - 1,
-        W]`, oldest bar first; with a benchmark also member and benchmark `[..., N]`."""
+        """Take `obs` `[..., D]` apart into views: account `[..., A]`, holdings `[..., N]`, features
+        `[..., N, F]`, tradable `[..., N]`, context `[..., M]`; with a lookback also history
+        `[..., L - 1, W]`, oldest bar first; with a benchmark also member and benchmark
+        `[..., N]`."""
         parts = {name: obs[..., columns] for name, columns in self.slices.items()}
         shape = (*obs.shape[:-1], self.num_assets, self.num_features)
         parts["features"] = parts["features"].reshape(shape)
@@ -277,17 +272,17 @@ class ObservationLayout:
         return parts
 
     def assemble(self, private: Tensor, rows: Tensor) -> Tensor:
-        """The flat observation `[..., D]` of a private part `[..., A + N]` and its market rows
-        `[..., L*W]`."""
+        """Join a private part `[..., A + N]` and market rows `[..., L*W]` to the flat observation
+        `[..., D]`."""
         return torch.cat((private, rows), dim=-1)
 
     def to_json(self) -> dict[str, int]:
-        """Plain JSON that `from_json` reads back."""
+        """Write the layout as plain JSON that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ObservationLayout:
-        """Raises CheckpointError when `value` is no layout."""
+        """Read a layout. Raises CheckpointError if `value` is none."""
         try:
             return cls(**{name: int(value[name]) for name in cls.__dataclass_fields__})
         except (KeyError, TypeError, ValueError) as error:
@@ -299,7 +294,8 @@ class ObservationLayout:
 def observation_space(
     layout: ObservationLayout, dtype: torch.dtype, clocks: int
 ) -> gymnasium.Space[Any]:
-    """One account's: flat, or factored where there are `clocks`, the numbers of so many bars."""
+    """Make the space of one account's observations: flat, or factored with clocks below `clocks`,
+    if that is not 0."""
 
     def box(width: int) -> gymnasium.spaces.Box[Any]:
         if dtype == torch.bfloat16:
@@ -313,11 +309,11 @@ def observation_space(
 
 
 def market_rows(parts: Sequence[Tensor], dtype: torch.dtype, lookback: int = 1) -> Tensor:
-    """`[T, L*W]`: the market's part of every observation, laid out once, from features, tradable,
-    (member, benchmark,) context, `[T, ...]` each.
+    """Lay out the market's part of all observations, `[T, L*W]`, from features, tradable, (member,
+    benchmark,) context, `[T, ...]` each.
 
     Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With a lookback the
-    rows overlap in memory: each bar is stored once, whatever L. Do not write to them.
+    rows overlap in memory, so that each bar is stored once. Do not write to them.
     """
     rows = torch.cat([part.flatten(1).to(dtype) for part in parts], dim=1).contiguous()
     if lookback == 1:
@@ -337,8 +333,8 @@ def private_part(
     time_left: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`[B, A + N]`: account features and holdings weights; all arguments `[B]` but shares and mark
-    `[B, N]`."""
+    """Compute account features and weights held, `[B, A + N]`; all arguments are `[B]` but shares
+    and mark, `[B, N]`."""
     # An account at or below zero is over: the guard keeps its last observation finite.
     safe = torch.maximum(equity, 1e-6 * first_equity)
     account = torch.stack(
@@ -349,11 +345,8 @@ def private_part(
 
 
 def session_clock(session: Tensor, clock: Literal["episode", "session", "none"]) -> Tensor:
-    """`[T]` float64: what `time_left` shows at each bar's close, -1 where that is for the episode
-    to say.
-
-    session `[T]`: of the bars of a session, the share that is to come.
-    """
+    """Compute `time_left` at each bar's close, `[T]` float64: the share of the session's bars still
+    ahead, 0 for `none`, and -1 if the episode decides."""
     none = torch.zeros(len(session), dtype=torch.float64, device=session.device)
     if clock != "session":
         return none if clock == "none" else none - 1.0

@@ -1,27 +1,24 @@
-"""`RandomisedEnv`: accounts in V variants of one market, for agents that shall learn what holds in
-all of them.
+"""`RandomisedEnv`: accounts in V variants of one market, so that an agent learns from all of them.
 
-A variant differs in its costs, in how late it shows the market, and in the order of its sessions.
-The last is a block bootstrap (Künsch 1989, https://doi.org/10.1214/aos/1176347265): sessions are
-drawn with replacement, `block_sessions` at a time, and prices are chained. A block's first session
-follows the one played before it as it followed the session before it in the data, overnight gap,
-splits and dividends included, so that no price jumps but those that did. The window's first session
-is not drawn: how it opened against the day before is not known.
+Variants differ in costs, in the delay of observations, and in the order of sessions. The order is a
+block bootstrap (Künsch 1989, https://doi.org/10.1214/aos/1176347265): sessions are drawn with
+replacement, `block_sessions` at a time, and prices are chained. A block's first session follows the
+one played before it with the overnight gap, splits and dividends of the data, so that no new price
+jumps arise. The window's first session is never drawn, because its overnight gap is unknown.
 
-What a variant shows of the market is a row of the original, whose number its clock says: features,
-and the benchmark's weights, are those that were. Volumes stand in dollars as they did. The
-benchmark grows over every bar as it did over the original one.
+A variant shows rows of the original market, by their numbers: features and the benchmark's weights
+are unchanged, volumes in dollars too, and the benchmark grows over every bar as over the original
+one.
 
-A symbol that has ended, or is not listed yet, stands still and cannot be traded in sessions of that
-time. It goes on at its last price when sessions of its life are played again; after the last of
-these accounts are sold out of it.
+A symbol that has ended, or is not listed yet, keeps its price and cannot be traded in sessions of
+that time. It goes on at its last price when sessions of its life are played again; after the last
+of them accounts are sold out of it.
 """
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,11 +38,11 @@ from fintrader.errors import EnvError
 from fintrader.seeding import create_generator, derive, draw_seed
 
 
-def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
-    """`[T]` int64: the bars that a variant of a window plays, from the window's `session` `[T]`:
-    blocks of so many sessions, drawn with replacement, the last one cut off.
+def draw_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
+    """Draw the bars `[T]` int64 that a variant plays, from the window's `session` `[T]`: blocks of
+    `block` sessions with replacement, the last one cut off.
 
-    Raises EnvError where there are not so many sessions after the first.
+    Raises EnvError for fewer sessions after the first than `block`.
     """
     bounds = [*torch.nonzero(session.diff()).flatten().add(1).tolist(), len(session)]
     count = len(bounds) - 1
@@ -62,9 +59,9 @@ def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
     return torch.cat(pieces)[: len(session)].to(session.device)
 
 
-def chained(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """`[T, N]` float64: prices of the bars `source` `[T]`, one after the other, and their ratio to
-    the original ones.
+def chain_prices(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Chain the prices of the bars `source` `[T]`; return them and their ratio to the original
+    ones, `[T, N]` float64 each.
 
     `mark` `[T, N]` are closes, carried forward, 0 before the first; `source` never begins a block
     at bar 0.
@@ -77,8 +74,7 @@ def chained(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     for start, stop in pairwise([0, *seams, len(source)]):
         first = int(source[start])
         block = closes[first : first + stop - start]
-        # What a block is chained by: the close before it, or the first one of a symbol that is
-        # listed in it.
+        # A block is chained by the close before it, or the first close of a symbol listed in it.
         listing = block.gather(0, (block > 0).to(torch.int64).argmax(0, keepdim=True))[0]
         before = torch.where(closes[first - 1] > 0, closes[first - 1], listing)
         known = (newest > 0) & (before > 0)
@@ -88,11 +84,11 @@ def chained(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     return price, ratio
 
 
-def resampled(view: MarketView, source: Tensor, settings: EnvSettings) -> MarketView:
-    """The market that plays the bars `source` `[T]`; its `rows` stay in the order of the
+def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> MarketView:
+    """Make the market that plays the bars `source` `[T]`; its `rows` keep the order of the
     original."""
     bars = len(source)
-    price, ratio = chained(view.mark, source)
+    price, ratio = chain_prices(view.mark, source)
     end = view.last_bar
     steps = torch.arange(1, bars + 1, device=end.device).unsqueeze(1)
     final = ((source.unsqueeze(1) <= end) * steps).amax(0) - 1
@@ -127,7 +123,7 @@ def resampled(view: MarketView, source: Tensor, settings: EnvSettings) -> Market
 
 
 class _Variant(TradingEnv):
-    """Some accounts in one variant. It shows a clock of its own bars."""
+    """Some accounts in one variant, with a clock of the variant's bars."""
 
     def __init__(self, env: TradingEnv, count: int, number: int, seed: int) -> None:
         settings = env.settings
@@ -139,47 +135,47 @@ class _Variant(TradingEnv):
         )
         self.delay = int(torch.randint(asked.delay_bars + 1, (1,), generator=draws))
         self.source: Tensor | None = None
-        """`[T]`: the original's bar that each bar is; None: the same."""
+        """`[T]`: the original bar that each bar plays; None: the same."""
         # Groups as large as without variants: a bar is embedded once for all of a group.
         groups = math.gcd(max(1, env.start_groups // asked.variants), count)
-        changes = {**settings.costs_times(times), "observation": "factored", "start_groups": groups}
-        settings = settings.model_copy(update=changes)
+        settings = settings.scale_costs(times).model_copy(
+            update={"observation": "factored", "start_groups": groups}
+        )
         view = env.view._replace(spread=half_spreads(env.market, settings))
         if asked.block_sessions is not None:
-            self.source = drawn_bars(env.market.session.cpu(), asked.block_sessions, draws).to(
-                env.device
-            )
-            view = resampled(view, self.source, settings)
-        self.view = view  # in place of what `TradingEnv.view` would make of the market as it was
-        common: dict[str, Any] = {
-            "autoreset_mode": env.autoreset_mode,
-            "engine": env._asked["engine"],
-        }
-        common["seed"] = derive(seed, "accounts", number)
-        super().__init__(env.market, settings, num_envs=count, **common)
+            session = env.market.session.cpu()
+            self.source = draw_bars(session, asked.block_sessions, draws).to(env.device)
+            view = resample_view(view, self.source, settings)
+        self.view = view  # in place of the unchanged market's view
+        super().__init__(
+            env.market,
+            settings,
+            num_envs=count,
+            seed=derive(seed, "accounts", number),
+            autoreset_mode=env.autoreset_mode,
+            engine=env.wanted_engine,
+        )
 
     def shown_bar(self, clock: Tensor) -> Tensor:
-        """The original's bar that is shown at bars `clock` `[B]` of this variant."""
+        """Find the original bars shown at bars `clock` `[B]` of this variant."""
         bar = clock if self.source is None else self.source[clock]
         return (bar - self.delay).clamp(min=0)
 
 
 class RandomisedEnv(SeveralEnvs):
-    """B accounts, B / V in each of V variants of `env`'s market: to an agent one environment of
-    that market.
+    """B accounts, B / V in each of V variants of `env`'s market, as one environment of that market.
 
-    Observations `[B, D]`, or factored with the original's bar as the clock; actions `[B, N]`. It
-    has what `train` needs, gradients included, and records nothing. With `block_sessions` each
-    variant holds prices and limits of its own, 17 bytes for each asset and bar (what kernels make
-    of them comes on top), but no features.
+    Observations `[B, D]`, or factored with the original's bar as the clock; actions `[B, N]`. It is
+    a `TrainingEnvironment`, gradients included, and records nothing. With `block_sessions` each
+    variant has its own prices and limits, 17 bytes for each asset and bar (and the kernels' copies
+    of them), but no features.
     """
 
     def __init__(self, env: TradingEnv, *, seed: int | None = None) -> None:
-        """The variants are those of `env.settings.randomise` and the seed.
+        """Make the variants of `env.settings.randomise`; without a seed the system's entropy gives
+        one.
 
-        Without a seed the system's entropy gives one.
-
-        Raises EnvError where variants do not share the accounts evenly, or sessions are too few for
+        Raises EnvError unless the variants share the accounts evenly and have enough sessions for
         their blocks.
         """
         count, rest = divmod(env.num_envs, env.settings.randomise.variants)

@@ -1,5 +1,5 @@
-"""Rewards: what one decision was worth, from the equity before and after the interval, by itself or
-beyond what the benchmark made of the same bars."""
+"""Rewards of one decision, from the equity before and after the interval, absolute or relative to
+the benchmark's return over the same bars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fintrader.errors import ConfigError
 
 
 class Outcome(NamedTuple):
-    """What a reward may look at; every tensor is `[B]` float64 in USD unless said otherwise."""
+    """The inputs of a reward; every tensor is `[B]` float64 in USD unless noted."""
 
     equity_before: Tensor
     """V[t], at the decision."""
@@ -32,8 +32,7 @@ class Outcome(NamedTuple):
     turnover: Tensor
     """Notional traded in the interval."""
     memory: Tensor
-    """`[B, 2]` moving first and second moment of the step returns (differential Sharpe), active
-    ones or not."""
+    """`[B, 2]`: moving first and second moment of the step returns, or of active ones."""
     benchmark: Tensor
     """r_b: the log return of the benchmark portfolio (`env.benchmark`) from the decision to the end
     of the interval, before costs; 0 for cash."""
@@ -57,7 +56,7 @@ def profit(outcome: Outcome) -> Tensor:
 
 
 def active_return(outcome: Outcome) -> Tensor:
-    """r - r_b: what was earned beyond the benchmark."""
+    """r - r_b: the return beyond the benchmark's."""
     return step_return(outcome) - outcome.benchmark
 
 
@@ -88,8 +87,7 @@ REMEMBERING = ("differential_sharpe", "differential_information_ratio")
 
 
 def update_memory(outcome: Outcome, settings: EnvSettings) -> Tensor:
-    """Moments after the step, `[B, 2]`: A += eta (r - A), B += eta (r^2 - B), of what the reward
-    looks at."""
+    """Update the moments `[B, 2]` of the reward's returns: A += eta (r - A), B += eta (r^2 - B)."""
     r = step_return(outcome) if settings.reward == "differential_sharpe" else active_return(outcome)
     return outcome.memory + settings.sharpe_decay * (
         torch.stack((r, r * r), dim=1) - outcome.memory

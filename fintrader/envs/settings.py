@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,26 +17,23 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 
 MOST_CASH_USD = float(1 << 32)
-"""More than that could grow beyond the sums of money that are exact (`envs.money`), where engines
-would differ."""
+"""Largest cash: more could grow beyond the sums of money that are exact (`envs.money`), where
+engines would differ."""
 
 REWARDS = (
     *("profit", "log_return", "mean_variance", "drawdown", "differential_sharpe"),
     *("active_return", "active_mean_variance", "differential_information_ratio"),
 )
-ACTIVE_REWARDS = REWARDS[-3:]
-"""Rewards of what an account did otherwise than its benchmark."""
-
+"""Built-in rewards; the last three are relative to the benchmark."""
 
 SHARPE_PRIOR_VOLATILITY = 1e-3
-"""Volatility of one step's return that the differential rewards assume before any was seen: about
-that of an hour of a stock."""
+"""Volatility of one step's return that the differential rewards begin with: about that of an hour
+of a stock."""
 
 
 class RandomiseSettings(Settings):
-    """Markets that differ a little from account to account while an agent trains
-    (`envs/randomised.py`), so that it learns what holds in all of them
-    (https://arxiv.org/abs/1703.06907)."""
+    """Differences between the markets of accounts while an agent trains (`envs/randomised.py`), so
+    that it learns from all of them (https://arxiv.org/abs/1703.06907)."""
 
     variants: Annotated[int, Field(ge=1)] = 4
     """V: markets that the accounts are shared out among; a divisor of their number."""
@@ -44,11 +41,11 @@ class RandomiseSettings(Settings):
     """Least and most that fees, spread and impact of a variant are multiplied by; the logarithm is
     uniform between."""
     delay_bars: Annotated[int, Field(ge=0)] = 0
-    """Most bars by which what a variant shows of the market is late, while orders fill now: 0 to so
-    many."""
+    """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
+    delay."""
     block_sessions: Annotated[int, Field(ge=1)] | None = None
-    """Each variant plays sessions of the window drawn with replacement, so many at a time in their
-    own order (a block bootstrap); none: the window as it was."""
+    """Length of the blocks of consecutive sessions that each variant draws with replacement (a
+    block bootstrap); none: the window unchanged."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -60,29 +57,29 @@ class RandomiseSettings(Settings):
 
     @property
     def active(self) -> bool:
-        """Whether any variant may differ from the market as it was."""
+        """True if a variant may differ from the original market."""
         return self.costs != (1.0, 1.0) or self.delay_bars > 0 or self.block_sessions is not None
 
 
 class TradingSettings(Settings):
-    """How accounts trade, what they pay, what they see and what they are rewarded for."""
+    """Orders, costs, observations and rewards of accounts."""
 
     kind: Literal["trading"] = "trading"
     """`trading`; a configuration may have `gymnasium` here instead (see `GymnasiumSettings`)."""
     num_envs: Annotated[int, Field(ge=1)] = 256
     """B: accounts stepping at once."""
     start_groups: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """G: accounts begin their episodes in G groups, all of a group on the same bar, each group on
-    one of its own. What the market shows is then read, and embedded, once for all of a group. A
-    divisor of the number of accounts; auto: 16, or every account by itself where there are fewer.
-    An account that is ruined leaves its group."""
+    """G: groups of accounts; those of a group begin their episodes on the same bar, so that the
+    market's row is read, and embedded, once for all of them. A divisor of the number of accounts;
+    auto: 16, or as many as there are accounts if they are fewer. An account that is ruined leaves
+    its group."""
 
     # --- orders -----------------------------------------------------------------------------------
     action: Literal["target", "trade"] = "target"
     """target: weights relu(a)/max(1, sum); trade: a * max_shares shares."""
     fill: Literal["next_open", "next_close", "close"] = "next_open"
-    """Where orders decided at the close of bar t fill; `close` (bar t itself) is the papers'
-    optimistic choice."""
+    """Price and bar at which orders decided at the close of bar t fill; `close` (of bar t itself)
+    is the papers' optimistic choice."""
     fractional: bool = False
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: Positive = 100.0
@@ -121,8 +118,8 @@ class TradingSettings(Settings):
 
     # --- account ----------------------------------------------------------------------------------
     initial_cash_usd: Annotated[float, Field(gt=0.0, le=MOST_CASH_USD)] = 1_000_000.0
-    """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of what is
-    added up exactly."""
+    """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of the largest
+    exact sum."""
     ruin_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Equity at or below this share of the episode's first equity is ruin: the episode
     terminates."""
@@ -143,17 +140,17 @@ class TradingSettings(Settings):
     """In the units of the column (standardised, usually)."""
 
     training_cost_multiplier: Positive = 1.0
-    """Costs (fees, spread, impact) are this many times as high while an agent trains, and as they
-    are when it is judged: above 1 it learns to be choosier than it has to be."""
+    """Factor on costs (fees, spread, impact) while an agent trains: above 1 it learns to trade less
+    than the true costs demand."""
     randomise: RandomiseSettings = RandomiseSettings()
-    """What differs between accounts while an agent trains; whoever judges it trades the market as
-    it was."""
+    """Differences between accounts while an agent trains; validation and backtest use the original
+    market."""
 
     # --- benchmark --------------------------------------------------------------------------------
     benchmark: Literal["auto", "equal_weight", "cap_weight", "buy_and_hold", "cash"] = "auto"
-    """The portfolio to be compared with: of active rewards, of the `tilt` head, of scores. Any but
-    cash is shown, too: who is a member, and the benchmark's weights. auto: equal_weight on real
-    bars, cash on made-up ones."""
+    """The portfolio that active rewards, the `tilt` head and scores refer to. Unless it is cash,
+    observations contain membership and its weights. auto: equal_weight on real bars, cash on
+    synthetic ones."""
 
     # --- reward -----------------------------------------------------------------------------------
     reward: str = Field("log_return", json_schema_extra={"examples": list(REWARDS)})
@@ -173,23 +170,21 @@ class TradingSettings(Settings):
     episode_bars: Annotated[int, Field(ge=1)] | None = None
     """Bars of an episode; none: to the window's end."""
     random_start: bool = True
-    """Every account starts each episode at a bar of its own, drawn uniformly; else at the window's
-    first bar."""
+    """Draw the first bar of each group's episode uniformly; otherwise it is the window's first."""
 
     # --- observation ------------------------------------------------------------------------------
     clock: Literal["episode", "session", "none"] = "episode"
-    """What the account's column `time_left` shows: the share of the episode that is left, which
-    means nothing to who trades on; the share of the session's bars that are still to come; or
-    nothing (0)."""
+    """Meaning of the account's column `time_left`: the share of the episode still ahead, which is
+    meaningless to a deployment; the share of the session's bars still ahead; or nothing (0)."""
     lookback: Annotated[int, Field(ge=1)] = 1
     """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a
-    window's start its first bar is repeated). Whatever stores observations grows with it; see
+    window's start its first bar is repeated). Memory for stored observations grows with it; see
     `agent.network.encoder`."""
 
     @field_validator("participation", mode="before")
     @classmethod
     def _no_limit(cls, participation: object) -> object:
-        """Python's None and YAML's null mean none, too."""
+        """Read Python's None and YAML's null as none."""
         return "none" if participation is None else participation
 
     @field_validator("reward")
@@ -213,24 +208,24 @@ class TradingSettings(Settings):
             )
         return self
 
-    def costs_times(self, times: float) -> dict[str, Any]:
-        """Fees, spread and impact, `times` as high."""
-        costs = {
-            name: times * getattr(self, name)
-            for name in ("cost_bps", "half_spread_bps", "impact_bps")
-        }
-        return {
-            **costs,
-            "half_spread_bps_of": {
-                name: times * rate for name, rate in self.half_spread_bps_of.items()
-            },
-        }
+    def scale_costs(self, times: float) -> Self:
+        """Multiply fees, spread and impact."""
+        own = {name: times * rate for name, rate in self.half_spread_bps_of.items()}
+        return self.model_copy(
+            update={
+                "cost_bps": times * self.cost_bps,
+                "half_spread_bps": times * self.half_spread_bps,
+                "half_spread_bps_of": own,
+                "impact_bps": times * self.impact_bps,
+            }
+        )
 
-    @property
-    def training_costs(self) -> dict[str, Any]:
-        """The settings that say what an agent pays while it learns."""
-        times = self.training_cost_multiplier
-        return {} if times == 1.0 else {**self.costs_times(times), "training_cost_multiplier": 1.0}
+    def for_training(self) -> Self:
+        """Apply the multiplier of the training's costs."""
+        if self.training_cost_multiplier == 1.0:
+            return self
+        scaled = self.scale_costs(self.training_cost_multiplier)
+        return scaled.model_copy(update={"training_cost_multiplier": 1.0})
 
     @property
     def fee_rate(self) -> float:
@@ -254,12 +249,12 @@ class TradingSettings(Settings):
 
     @property
     def charges_interest(self) -> bool:
-        """True where borrowed stock and cash cost interest."""
+        """True if borrowed stock and cash cost interest."""
         return self.short and self.borrow_bps_per_year > 0.0
 
     @property
     def costs_are_proportional(self) -> bool:
-        """True where the cost of all orders is that of their sum."""
+        """True if the cost of all orders is the cost of their sum."""
         return (
             self.min_commission_usd == 0.0
             and self.impact_rate == 0.0
@@ -268,33 +263,33 @@ class TradingSettings(Settings):
 
 
 class EnvSettings(TradingSettings):
-    """Settings of a trading environment in Python: those of a run, and the form of observations."""
+    """Settings of a trading environment in Python: a run's settings and the form of
+    observations."""
 
     observation: Literal["flat", "factored"] = "flat"
     """flat: one row of width D; factored: the private part and the clock (market rows are
     shared)."""
     observation_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the observation. numpy has no bfloat16: doors that hand out numpy arrays
-    make float32 of it."""
+    """Number format of the observation; adapters to numpy, which has no bfloat16, return
+    float32."""
 
 
 CONVENTIONS = tuple(field.name for field in dataclasses.fields(TradingTerms))
-"""Settings of `env` that say how orders are carried out: a trained policy can be traded under
-others. The rest says what it sees, what its outputs mean, or how it was trained."""
+"""Settings of `env` for carrying out orders: a trained policy can be traded under other ones. All
+others belong to the policy: its observations, its outputs, its training."""
 
 
 class TraderSettings(Settings):
-    """Who shares a market, and how they are rewarded."""
+    """Traders that share a market, and their rewards."""
 
     num_traders: Annotated[int, Field(ge=1)] = 2
     """K: traders in one market."""
     impact_bps_per_million_usd: Annotated[float, Field(ge=0.0)] = 10.0
-    """kappa: basis points the price moves per million USD of everybody's net orders."""
+    """kappa: basis points that the price moves per million USD of all traders' net orders."""
     impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Most the price moves, as a share of it."""
+    """Largest move of the price, as a share of it."""
     cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
-    """1: everybody gets the mean reward; 0: each his own; -1: each his own less the mean of the
-    others."""
+    """1: each trader gets the mean reward; 0: its own; -1: its own less the mean of the others."""
 
 
 class GymnasiumSettings(Settings):
@@ -303,8 +298,8 @@ class GymnasiumSettings(Settings):
     kind: Literal["gymnasium"] = "gymnasium"
     """`gymnasium`; `trading` is the default."""
     id: str = "Pendulum-v1"
-    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra
-    `classic`. `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
+    """Its name in gymnasium; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`.
+    `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
     num_envs: int = Field(default=8, ge=1)
     """Copies stepping at once."""
     workers: Literal["async", "sync"] = "async"

@@ -1,5 +1,5 @@
-"""What `TradingEnv.reset` may be told: seeds, which accounts, where they start, what they own, how
-long they trade."""
+"""Arguments of `TradingEnv.reset` (seeds, accounts, first bars, endowment) and its stored state,
+checked."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from fintrader.envs.settings import MOST_CASH_USD, EnvSettings
 from fintrader.errors import CheckpointError, EnvError
 
 AUTO_GROUPS = 16
-"""`env.start_groups: auto`. Fewer show a rollout too little of the market, more cost time."""
+"""`env.start_groups: auto`. Fewer groups show a rollout too little of the market, more cost
+time."""
 RESET_OPTIONS = ("reset_mask", "start", "cash_usd", "shares", "episode_bars")
 
 
 class Endowment(NamedTuple):
-    """What every account begins an episode with."""
+    """Cash, shares and time of every account at the start of an episode."""
 
     cash: Tensor
     """`[B]` float64, USD."""
@@ -31,13 +32,13 @@ class Endowment(NamedTuple):
 
 
 def seed_numbers(seed: Any, count: int) -> int | list[int]:
-    """Raises EnvError unless `seed` is a whole number or `count` of them."""
+    """Read a whole number, or `count` of them. Raises EnvError for any other seed."""
     try:
         return int(index(seed))
     except TypeError:
         pass
     try:
-        numbers = [int(index(one)) for one in seed]
+        numbers = [int(index(number)) for number in seed]
     except TypeError:
         raise EnvError(
             f"a seed is a whole number, or a list of one for each account; got {_shown(seed)}"
@@ -50,9 +51,9 @@ def seed_numbers(seed: Any, count: int) -> int | list[int]:
 
 
 def start_groups(settings: EnvSettings, accounts: int) -> int:
-    """Groups of accounts that begin their episodes on the same bars.
+    """Count the groups of accounts that begin their episodes on the same bar.
 
-    Raises EnvError when groups of one size do not make up all `accounts`.
+    Raises EnvError unless the groups divide the `accounts`.
     """
     if settings.start_groups == "auto":
         return min(accounts, AUTO_GROUPS)
@@ -69,7 +70,7 @@ def start_groups(settings: EnvSettings, accounts: int) -> int:
 
 
 def check_names(options: Any) -> None:
-    """Raises EnvError for what is no dict, and for an option that does not exist."""
+    """Check that options are a mapping with known names. Raises EnvError."""
     if not isinstance(options, Mapping):
         raise EnvError(f"reset options are a dict, such as {{'start': 0}}; got {_shown(options)}")
     unknown = [name for name in options if name not in RESET_OPTIONS]
@@ -85,10 +86,10 @@ def endowment(
     mask: Tensor | None = None,
     before: Endowment | None = None,
 ) -> Endowment:
-    """The accounts' endowment `(B, N)`; with a mask only its accounts change, and only in what the
-    options name.
+    """Make the endowment of accounts and assets `(B, N)`; with a mask only its accounts change, and
+    only in the options given.
 
-    Raises EnvError for what is no number, and for a wrong shape or range.
+    Raises EnvError unless all values are numbers of the right shape and range.
     """
     count, assets = shape
     wanted: dict[str, tuple[Any, tuple[int, ...], torch.dtype]] = {
@@ -134,7 +135,8 @@ def _check_shares(shares: Tensor, settings: EnvSettings) -> None:
 
 
 def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:
-    """`[B]` bool or None. Raises EnvError unless it is `count` booleans, one of them true."""
+    """Read a mask `[B]` bool or None. Raises EnvError unless it is `count` booleans, one of them
+    true."""
     if value is None:
         return None
     mask = _tensor(value, device)
@@ -146,8 +148,8 @@ def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:
 
 
 def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> Tensor | None:
-    """`[B]` int64 or None. Raises EnvError unless it is one bar or `count`, each with a bar to
-    follow."""
+    """Read first bars `[B]` int64 or None. Raises EnvError unless it is one bar or `count`, each
+    with a later bar."""
     if value is None:
         return None
     start = _numbers("start", value, torch.int64, device)
@@ -159,7 +161,7 @@ def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> T
 
 
 def _tensor(value: Any, device: torch.device) -> Tensor | None:
-    """None where torch can make nothing of it."""
+    """Convert to a tensor; None if torch cannot."""
     try:
         return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -167,7 +169,8 @@ def _tensor(value: Any, device: torch.device) -> Tensor | None:
 
 
 def _numbers(name: str, value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Raises EnvError for what is no number, and for one with a fraction where bars are counted."""
+    """Convert an option to numbers. Raises EnvError unless it is numeric, and whole if it counts
+    bars."""
     given = _tensor(value, device)
     if given is None or given.dtype == torch.bool or given.is_complex():
         raise EnvError(f"options[{name!r}] must be numbers, got {_shown(value)}")
@@ -195,8 +198,8 @@ _DTYPES = {
 
 
 def check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> None:
-    """Raises CheckpointError unless `state` has the names, dtypes and shapes of B accounts and N
-    assets."""
+    """Check the names, dtypes and shapes of a state of B accounts and N assets. Raises
+    CheckpointError."""
     wanted = {*ACCOUNT, *ENDOWMENT, "key"}
     if not isinstance(state, Mapping):
         raise CheckpointError(
@@ -226,12 +229,11 @@ def check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> N
 def check_values(
     state: Mapping[str, Tensor], settings: EnvSettings, *, num_bars: int, resets_at_once: bool
 ) -> None:
-    """Raises CheckpointError unless accounts in a window of T bars can continue from `state`, all
-    on one device.
+    """Check that accounts in a window of T bars can continue from `state`. Raises CheckpointError.
 
-    Accounts may owe and be short only with `short`; only shares of a `fractional` environment may
-    have fractions. Equity may be anything finite: a ruined account's is, and it is there until the
-    account is reset. `resets_at_once` is SAME_STEP: no account is ever left finished.
+    Accounts may owe and be short only with `short`; shares may have fractions only with
+    `fractional`. Equity may be any finite number, because a ruined account keeps its equity until
+    it is reset. `resets_at_once` is SAME_STEP, which leaves no account finished.
     """
     start, bar, end = (state[f"account.{name}"] for name in ("start_bar", "bar", "end_bar"))
     if bool((end >= num_bars).any()):

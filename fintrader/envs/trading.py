@@ -32,7 +32,12 @@ from fintrader.envs.episodes import (
 from fintrader.envs.fast.buffers import Generation, StepResult
 from fintrader.envs.fast.step import FusedStep, why_not_fused
 from fintrader.envs.market_view import MarketView, build_market_view
-from fintrader.envs.observation import ObservationLayout, observation_space
+from fintrader.envs.observation import (
+    ObservationLayout,
+    ResetReturn,
+    StepReturn,
+    observation_space,
+)
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import (
@@ -72,7 +77,7 @@ class StepKernel(Protocol):
     """One decision of every account in one call: the CPU kernel, or the CUDA kernel."""
 
     def pack(self, account: Account) -> Generation:
-        """Take accounts that come from elsewhere (a reset, a checkpoint)."""
+        """Copy accounts of a reset or a checkpoint."""
 
     def __call__(
         self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
@@ -81,8 +86,8 @@ class StepKernel(Protocol):
 
 
 def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
-    """What `engine="auto"` takes: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch` and why
-    none applies."""
+    """Name the engine of `engine="auto"`: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch`
+    and why neither applies."""
     device = torch.device(device)
     on_cuda = device.type == "cuda"
     why_not = load_part(KERNELS, "triton").why_not if on_cuda else why_not_fused
@@ -100,8 +105,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     observation itself: do not write to either.
 
     Info under SAME_STEP: `final_obs` `[B, D]` and `final_info`, valid where `_final_obs` `[B]` (=
-    `_final_info`) is true; the other rows mean nothing. The keys are always there, because to find
-    out whether any account finished would wait for the device.
+    `_final_info`) is true; the other rows mean nothing. The keys are always there, because a check
+    for finished accounts would wait for the device.
 
     With `record`, info also holds the fields of `account.Record` (decision and fill bar, shares
     traded, prices, costs, equity at each bar of the decision interval), which describe the step
@@ -127,18 +132,18 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         copy: bool = True,
         render_mode: None = None,
     ) -> None:
-        """`market` may be the path of a market file; `record` adds the fills to info; there is
-        nothing to render.
+        """Make the environment of a market, or of a market file; `record` adds the fills to info;
+        there is nothing to render.
 
-        `seed` begins the accounts' random streams, as that of `reset` does. Without one the
-        system's entropy gives it, and `np_random_seed` says which it was.
+        `seed` begins the accounts' random streams, as in `reset`. Without one the system's entropy
+        gives it (`np_random_seed`).
 
-        `engine`: `torch` is `envs.account`, the readable one; `fused` one CPU kernel and `triton`
-        one CUDA kernel with the same results, for most settings (the latter needs triton); `auto`
-        takes a kernel where one applies and `torch` elsewhere. Where an action requires a gradient
-        `torch` takes the step. With `copy=False` the CUDA kernel, then a CUDA graph, overwrites the returned
-        observation and reward in the next step, `account` and the flags two steps later, and
-        `final_obs` has rows only for finished accounts. Copy what must last longer.
+        `engine`: `torch` is `envs.account`, the readable one; `fused` is one CPU kernel and
+        `triton` one CUDA kernel with the same results, for most settings (the latter needs triton);
+        `auto` takes a kernel if one applies, otherwise `torch`. If an action requires a gradient,
+        `torch` takes the step. With `copy=False` the CUDA kernel, then a CUDA graph, overwrites the
+        returned observation and reward in the next step, `account` and the flags two steps later,
+        and `final_obs` has rows only for finished accounts. Copy results that must last longer.
 
         Raises EnvError for an argument of the wrong type, a device that is not there, a window of
         one bar, an unknown turbulence column, or `fused` where the kernel does not apply.
@@ -180,8 +185,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._view = self.view
         self._reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
-        # Two generations of accounts, an action, and an observation beside the one that the caller
-        # still holds.
+        # Two generations of accounts, an action, and two observations: the caller still holds the
+        # last one.
         needed = self.num_envs * (
             2 * (14 * 8 + 4 + 8 * self.layout.num_assets) + 4 * self.layout.num_assets + 8 * seen
         )
@@ -195,7 +200,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
-        self._asked: dict[str, Any] = {"record": record, "engine": engine, "copy": copy}
+        self.wanted_engine = engine
+        self._copies = copy
         self._fused = self._fuse(engine, copy=copy)
         self.start_groups = start_groups(settings, self.num_envs)
         given = draw_seed() if seed is None else seed
@@ -212,7 +218,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         num_envs: int = 1,
         record: bool = True,
     ) -> TradingEnv:
-        """The whole window from its first bar, once (autoreset is disabled)."""
+        """Make an environment that plays the whole window once, from its first bar (autoreset is
+        disabled)."""
         settings = (settings or EnvSettings()).model_copy(
             update={"random_start": False, "episode_bars": None}
         )
@@ -225,18 +232,24 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             record=record,
         )
 
-    def with_settings(self, **changes: Any) -> TradingEnv:
-        """An environment like this one but for these settings, before its first reset."""
-        settings = self.settings.model_copy(update=changes)
-        common = {"num_envs": self.num_envs, "autoreset_mode": self.autoreset_mode, **self._asked}
-        common["seed"] = self._seed
-        return type(self)(self.market, settings, **common)
+    def with_settings(self, settings: EnvSettings) -> TradingEnv:
+        """Make an environment like this one with other settings, before its first reset."""
+        return type(self)(
+            self.market,
+            settings,
+            num_envs=self.num_envs,
+            seed=self._seed,
+            autoreset_mode=self.autoreset_mode,
+            record=self.record,
+            engine=self.wanted_engine,
+            copy=self._copies,
+        )
 
     @property
     def np_random_seed(self) -> int | tuple[int, ...]:  # type: ignore[override]
-        """The seed that the accounts' random streams began with; of a list, one for each account.
+        """The seed that the accounts' random streams began with, or one for each account.
 
-        -1 after `load_state_dict`, which does not know it.
+        -1 after `load_state_dict`, because a state holds no seed.
         """
         if self._seed is None:
             return -1
@@ -261,17 +274,16 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @cached_property
     def view(self) -> MarketView:
-        """The market as accounts read it; not to be written."""
+        """The market as accounts read it; do not write to it."""
         return build_market_view(self.market, self.settings, self._obs_dtype)
 
     @property
     def market_rows(self) -> Tensor:
-        """`[T, L*W]`: what every account at bar t sees of the market, in the observation's dtype;
-        not to be written."""
+        """The market's part of observations `[T, L*W]`, in their dtype; do not write to it."""
         return self._view.rows
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything a bit-exact continuation needs (not the market, not the settings)."""
+        """Collect the state for a bit-exact continuation (without market and settings)."""
         state = {f"account.{name}": value.clone() for name, value in self.account._asdict().items()}
         state |= {
             f"endowment.{name}": value.clone() for name, value in self._endowment._asdict().items()
@@ -279,10 +291,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return state | {"key": self._key.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict`, whatever device it lies on.
+        """Continue from `state_dict`, on any device.
 
-        Raises CheckpointError, changing nothing, when it does not fit or holds what no account can
-        be.
+        Raises CheckpointError, changing nothing, if it does not fit or is impossible for accounts.
         """
         check_form(state, self.num_envs, self.layout.num_assets)
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
@@ -295,11 +306,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes; obs `[B, D]`. A seed starts the accounts' random streams anew (one each,
-        or a list).
+    ) -> ResetReturn:
+        """Begin episodes; obs `[B, D]`. A seed, or one for each account, restarts the accounts'
+        random streams; without one the streams go on.
 
-        Without one the streams go on from where they are.
         Raises EnvError, changing nothing, for unknown options or ones of the wrong shape or range.
         """
         options = {} if options is None else options
@@ -327,14 +337,14 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._state = fresh if mask is None or previous is None else select(mask, fresh, previous)
         return self._pack(self._observe(self._state), self._state.bar), {}
 
-    def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One decision for every account: obs `[B, D]`, reward `[B]`, terminated `[B]`, truncated
-        `[B]`, info.
+    def step(self, actions: Any) -> StepReturn:
+        """Carry out one decision of every account: obs `[B, D]`, reward `[B]`, terminated `[B]`,
+        truncated `[B]`, info.
 
         Raises EnvError, changing nothing, for actions of the wrong shape, dtype or device or with
-        NaN, before the first reset, and for a finished account in DISABLED mode. On CUDA, where to
-        look would be to wait for the device, a NaN counts as 0 and a finished account stands still
-        with reward 0.
+        NaN, before the first reset, and for a finished account in DISABLED mode. On CUDA, where a
+        check would wait for the device, a NaN counts as 0 and a finished account stands still with
+        reward 0.
         """
         if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")
@@ -353,7 +363,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         elif mode is AutoresetMode.DISABLED:
             step = self._hold_finished(self.account, step)
         self._state = step.state
-        info: dict[str, Any] = {} if step.record is None else step.record._asdict()
+        info = {} if step.record is None else step.record._asdict()
         if mode is AutoresetMode.SAME_STEP:
             final_obs = self._pack(step.final, step.final_bar)
             info |= {
@@ -422,7 +432,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if engine not in ENGINES:
             raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if engine == "torch":
-            self._why_not_fused: str | None = "it was asked for"
+            self._why_not_fused: str | None = "by request"
             return None
         on_cuda = engine == "triton" or (engine == "auto" and self.device.type == "cuda")
         triton_step = load_part(KERNELS, "triton") if on_cuda else None
@@ -443,7 +453,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @property
     def engine(self) -> str:
-        """What steps the accounts, as `engine_for` says it."""
+        """Name of the engine that steps the accounts, as in `engine_for`."""
         if self._fused is None:
             return f"torch ({self._why_not_fused})"
         return "fused" if isinstance(self._fused, FusedStep) else "triton"
@@ -455,12 +465,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return begin(self._view, self._key, account.episode, *self._endowment, self.settings)
 
     def _observe(self, account: Account) -> Tensor:
-        """`[B, D]`, or of a factored observation the private part `[B, A + N]`."""
-        seen = observe if self.settings.observation == "flat" else observe_private
-        return seen(self._view, account, self._obs_dtype)
+        """Observe `[B, D]`, or the private part `[B, A + N]` of a factored observation."""
+        look = observe if self.settings.observation == "flat" else observe_private
+        return look(self._view, account, self._obs_dtype)
 
     def _make_keys(self, seed: int | Sequence[int]) -> Tensor:
-        """A list seeds every account by itself; a number every group of accounts."""
+        """Make the accounts' keys: one for each account of a list, or one for each group."""
         numbers = seed_numbers(seed, self.num_envs)
         groups = self.start_groups
         if not isinstance(numbers, int):
@@ -474,8 +484,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return endowment(options, self.settings, shape, self.device, mask, before)
 
     def _check_start(self, account: Account, shares: Tensor | None, mask: Tensor | None) -> None:
-        """`shares` `[B, N]` are those asked for just now; what an earlier reset asked for may be
-        left out by now."""
+        """Check that accounts start with positive equity and with the `shares` `[B, N]` of this
+        reset; those of an earlier reset may have ended."""
         odd = (
             torch.zeros_like(account.finished)
             if shares is None
@@ -493,8 +503,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             )
 
     def _check_restarts(self, endow: Endowment) -> None:
-        """Without cash, and without one of its shares listed at the start, an account would be
-        worth nothing."""
+        """Check that no later episode can begin with an account that is worth nothing: without
+        cash, and before any of its shares is listed."""
         owned = endow.shares[endow.cash == 0]
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
@@ -507,13 +517,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             )
 
     def _check_action(self, actions: Any) -> Tensor:
-        """`[B, N]` float32, or as it is where its gradient is wanted: it requires one then only."""
+        """Convert actions to `[B, N]` float32; those that require a gradient stay as they are."""
         if isinstance(actions, np.ndarray):
             if actions.dtype.kind != "f":
                 raise EnvError(f"actions must be floating point, got {actions.dtype}")
-            with np.errstate(
-                over="ignore"
-            ):  # what is too large for float32 is refused as infinity below
+            with np.errstate(over="ignore"):  # numbers too large for float32 are infinite below
                 actions = torch.from_numpy(np.ascontiguousarray(actions, dtype=np.float32))
         if not isinstance(actions, Tensor):
             raise EnvError(
@@ -533,7 +541,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         differentiable = actions.requires_grad and torch.is_grad_enabled()
         action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
         if self._fused is not None and not differentiable:
-            return action  # kernels look for themselves
+            return action  # kernels check by themselves
         if self.device.type != "cpu":
             return torch.nan_to_num(action, nan=0.0)
         if not bool(action.isfinite().all()):

@@ -42,7 +42,7 @@ def test_what_no_benchmark_can_be_made_of_is_refused_in_a_sentence():
         TradingEnv(MARKET, capital)
     shares = torch.ones(60, 4)
     shares[7, 3] = torch.nan
-    with pytest.raises(EnvError, match="does not say how many shares there were of S003"):
+    with pytest.raises(EnvError, match="has no number of shares for S003"):
         TradingEnv(replace(MARKET, shares_outstanding=shares), capital)
     empty = replace(MARKET, member=torch.zeros_like(MARKET.member))
     for kind in ("equal_weight", "buy_and_hold"):

@@ -7,7 +7,7 @@ import torch
 from fintrader.agents import APG, PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.envs import EnvSettings, RandomisedEnv, RandomiseSettings, TradingEnv
-from fintrader.envs.randomised import drawn_bars
+from fintrader.envs.randomised import draw_bars
 from fintrader.errors import CheckpointError, ConfigError, EnvError
 from fintrader.seeding import create_generator
 from tests.factories import make_market
@@ -77,7 +77,7 @@ def test_whole_blocks_of_sessions_follow_each_other_in_their_own_order():
     session = MARKET.session
     firsts = set()
     for seed in range(20):
-        bars = drawn_bars(session, 3, create_generator(seed, "test"))
+        bars = draw_bars(session, 3, create_generator(seed, "test"))
         assert len(bars) == len(session)
         for block in bars[: len(bars) // (3 * SESSION) * 3 * SESSION].split(3 * SESSION):
             assert int(block[0]) % SESSION == 0

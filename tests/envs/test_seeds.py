@@ -82,7 +82,8 @@ def test_the_drawn_seed_can_be_read_and_gives_the_same_episodes_again():
     again = TradingEnv(MARKET, SETTINGS, seed=env.np_random_seed)
     assert np.array_equal(first(again), seen)
     assert np.array_equal(first(TradingEnv(MARKET, SETTINGS), seed=env.np_random_seed), seen)
-    assert env.with_settings(cost_bps=1.0).np_random_seed == env.np_random_seed
+    cheaper = env.settings.model_copy(update={"cost_bps": 1.0})
+    assert env.with_settings(cheaper).np_random_seed == env.np_random_seed
 
 
 def test_a_list_seeds_each_account_and_an_unknown_seed_is_said_to_be():

@@ -1,4 +1,4 @@
-"""Thin doors from `TradingEnv` to other libraries; each imports its library only when it is used.
+"""Adapters of `TradingEnv` to other libraries; each imports its library only when it is used.
 
 | module | for | autoreset mode it needs |
 |---|---|---|

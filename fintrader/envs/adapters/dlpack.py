@@ -20,12 +20,12 @@ from fintrader.errors import EnvError
 
 
 class DlpackEnv:
-    """A `TradingEnv` whose arrays are another library's: `convert` is its `from_dlpack`.
+    """A `TradingEnv` with the arrays of another library, whose `from_dlpack` is `convert`.
 
-    Arrays share memory with the environment's tensors. Those are never written to again, unless the
-    environment was made with `copy=False`: then its next step overwrites them (see `TradingEnv`),
-    which libraries that take their arrays for immutable, as JAX does, will not notice. Booleans
-    travel as uint8 where the other library asks for it (`bool_as_uint8`).
+    Arrays share memory with the environment's tensors, which are never written to again. With
+    `copy=False`, however, the next step overwrites them (see `TradingEnv`), which libraries with
+    immutable arrays, as JAX, do not notice. `bool_as_uint8` converts booleans to uint8 for
+    libraries that need it.
     """
 
     def __init__(
@@ -35,22 +35,19 @@ class DlpackEnv:
         self._from_dlpack = convert
         self._bool_as_uint8 = bool_as_uint8
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """As `TradingEnv.reset`."""
-        obs, info = self.env.reset(**kwargs)
-        return self.convert(obs), self.convert(info)
+    def reset(self, **kwargs: Any) -> tuple[Any, ...]:
+        """Reset, see `TradingEnv.reset`."""
+        return tuple(map(self.convert, self.env.reset(**kwargs)))
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As `TradingEnv.step`; `actions` `[B, N]` is any array with `__dlpack__`. Raises EnvError
-        otherwise."""
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        """Step, see `TradingEnv.step`; `actions` `[B, N]` is any array with `__dlpack__`. Raises
+        EnvError otherwise."""
         if not hasattr(actions, "__dlpack__"):
             raise EnvError(f"actions must offer __dlpack__, got {type(actions).__name__}")
-        obs, reward, terminated, truncated, info = self.env.step(from_dlpack(actions))
-        values = [self.convert(value) for value in (obs, reward, terminated, truncated)]
-        return values[0], values[1], values[2], values[3], self.convert(info)
+        return tuple(map(self.convert, self.env.step(from_dlpack(actions))))
 
     def convert(self, value: Any) -> Any:
-        """A tensor, or a dict of them, as the other library's arrays."""
+        """Convert a tensor, or a dict of tensors, to the other library's arrays."""
         if isinstance(value, dict):
             return {name: self.convert(item) for name, item in value.items()}
         if not isinstance(value, Tensor):

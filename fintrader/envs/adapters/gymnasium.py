@@ -1,12 +1,11 @@
-"""Gymnasium's doors: `make` gives one account with numpy in and out, `make_vec` a `TradingEnv`.
+"""Adapters to gymnasium: `make` gives one account in numpy, `make_vec` a `TradingEnv`.
 
     import gymnasium, fintrader
     env = gymnasium.make("fintrader/Trading-v0", market=market)  # without a market: a small synthetic one
     obs, info = env.reset(seed=1)
     obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
 
-What is written against vector environments in numpy, gymnasium's own wrappers included, wants a
-`NumpyVectorEnv`:
+Code for vector environments in numpy, gymnasium's wrappers included, needs a `NumpyVectorEnv`:
 
     env = NumpyVectorEnv(TradingEnv(market, settings, autoreset_mode=AutoresetMode.NEXT_STEP))
     env = gymnasium.wrappers.vector.NormalizeObservation(env)
@@ -25,6 +24,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from fintrader.bars.calendar import WindowSettings
+from fintrader.envs.observation import ResetReturn
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
@@ -35,7 +35,7 @@ from fintrader.market.tensors import BarSpan, MarketTensors
 
 
 def to_numpy(value: Any) -> Any:
-    """A tensor or a dict of tensors as numpy arrays (bfloat16 as float32)."""
+    """Convert a tensor, or a dict of tensors, to numpy (bfloat16 to float32)."""
     if isinstance(value, dict):
         return {name: to_numpy(item) for name, item in value.items()}
     if isinstance(value, Tensor):
@@ -45,7 +45,7 @@ def to_numpy(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def built_in_market() -> MarketTensors:
-    """Four synthetic stocks over five sessions of minutes: enough to try the environment, with
+    """Make a market to try the environment: four synthetic stocks, five sessions of minutes, with
     nothing to learn."""
     source = SyntheticSettings(num_symbols=4, num_sessions=5)
     return make_market(DataSettings(source=source, windows=WindowSettings(embargo_sessions=0)))
@@ -54,12 +54,13 @@ def built_in_market() -> MarketTensors:
 def make_trading_env(
     market: MarketTensors | Path | str | None = None, **options: Any
 ) -> TradingEnv:
-    """A `TradingEnv` for `gymnasium.make_vec`; without a market it trades `built_in_market()`."""
+    """Make a `TradingEnv` for `gymnasium.make_vec`; without a market it trades
+    `built_in_market()`."""
     return TradingEnv(built_in_market() if market is None else market, **options)
 
 
 def to_batch(actions: Any, device: torch.device) -> Tensor:
-    """Anything numpy makes numbers of as a float32 tensor. Raises EnvError for the rest."""
+    """Convert numbers in any form that numpy reads to a float32 tensor. Raises EnvError."""
     try:
         with np.errstate(over="ignore"):  # the environment refuses infinity
             array = np.asarray(actions, dtype=np.float32)
@@ -71,8 +72,7 @@ def to_batch(actions: Any, device: torch.device) -> Tensor:
 
 
 class NumpyVectorEnv(VectorEnv[Any, Any, Any]):
-    """A `TradingEnv` with numpy in and out, for anything written against gymnasium's vector
-    environments."""
+    """A `TradingEnv` in numpy, for code for gymnasium's vector environments."""
 
     def __init__(self, env: TradingEnv) -> None:
         self.env = env
@@ -86,30 +86,23 @@ class NumpyVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def np_random_seed(self) -> int | tuple[int, ...]:  # type: ignore[override]
-        """As `TradingEnv.np_random_seed`."""
+        """See `TradingEnv.np_random_seed`."""
         return self.env.np_random_seed
 
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """As `TradingEnv.reset`, in numpy."""
+    ) -> ResetReturn:
+        """Reset, see `TradingEnv.reset`."""
         obs, info = self.env.reset(seed=seed, options=options)
         return to_numpy(obs), to_numpy(info)
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As `TradingEnv.step`, in numpy."""
-        obs, reward, terminated, truncated, info = self.env.step(to_batch(actions, self.env.device))
-        return (
-            to_numpy(obs),
-            to_numpy(reward),
-            to_numpy(terminated),
-            to_numpy(truncated),
-            to_numpy(info),
-        )
+    def step(self, actions: Any) -> Any:
+        """Step, see `TradingEnv.step`."""
+        return tuple(map(to_numpy, self.env.step(to_batch(actions, self.env.device))))
 
 
 class SingleTradingEnv(gymnasium.Env[Any, Any]):
-    """A `TradingEnv` of one account as a plain gymnasium environment. `options` are those of
+    """A `TradingEnv` of one account as a plain gymnasium environment, with the options of
     `TradingEnv.reset`."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's name for it
@@ -122,10 +115,10 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         render_mode: None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `TradingEnv`: device, dtype, seed, record. Without a market it
-        trades `built_in_market()`.
+        """Make it with the options of `TradingEnv`: device, dtype, seed, record. Without a market
+        it trades `built_in_market()`.
 
-        The episode's end is reported by `truncated`, ruin by `terminated`.
+        `truncated` reports the episode's end, `terminated` ruin.
         """
         self.vector_env = TradingEnv(
             built_in_market() if market is None else market,
@@ -141,7 +134,7 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
 
     @property
     def market_span(self) -> BarSpan:
-        """As `TradingEnv.market_span`."""
+        """See `TradingEnv.market_span`."""
         return self.vector_env.market_span
 
     @property
@@ -152,15 +145,15 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: obs `[D]` float32. A seed starts the account's random stream anew."""
+    ) -> ResetReturn:
+        """Begin an episode: obs `[D]` float32. A seed restarts the account's random stream."""
         super().reset(seed=seed)
         obs, info = self.vector_env.reset(seed=seed, options=options)
         return _first(obs), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One decision, `action` `[N]`: obs `[D]`, reward, terminated, truncated, info. Errors as
-        in `TradingEnv`."""
+        """Carry out one decision, `action` `[N]`: obs `[D]`, reward, terminated, truncated, info.
+        Raises EnvError as `TradingEnv.step`."""
         action = np.asarray(action)
         if action.shape != self.action_space.shape:
             raise EnvError(
@@ -178,6 +171,4 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
 def _first(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _first(item) for name, item in value.items()}
-    return to_numpy(
-        value[0].clone()
-    )  # the environment writes over its observation in the next step
+    return to_numpy(value[0].clone())  # the next step overwrites the environment's observation

@@ -1,4 +1,4 @@
-"""PettingZoo: several traders in one market as a `ParallelEnv`, numpy in and out.
+"""PettingZoo: several traders in one market as a `ParallelEnv`, in numpy.
 
     env = TradersParallelEnv(market, settings, TraderSettings(num_traders=4, cooperation=-1.0))
     observations, infos = env.reset(seed=1)
@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 from fintrader.envs.adapters.gymnasium import to_batch
@@ -23,9 +24,14 @@ from fintrader.envs.settings import EnvSettings, TraderSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
+Rows = dict[str, NDArray[np.float32]]
+"""A row for each trader."""
+Infos = dict[str, dict[str, object]]
+"""An info for each trader, empty here."""
+
 
 class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
-    """One game of K traders, named `trader_0` ...; a ruined trader leaves, the others go on."""
+    """One game of K traders, named `trader_0` ...; a ruined trader leaves and the others go on."""
 
     metadata: dict[str, Any] = {"name": "fintrader_traders_v0", "render_modes": []}  # noqa: RUF012
 
@@ -60,19 +66,17 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         """Box(-1, 1) `[N]`."""
         return self.action_spaces[agent]
 
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, seed: int | None = None, options: object = None) -> tuple[Rows, Infos]:
         """Begin a game with all traders; there are no options."""
         obs, _ = self.env.reset(seed=seed)
         self.agents = list(self.possible_agents)
         return self._rows(obs[0]), {agent: {} for agent in self.agents}
 
     def step(
-        self, actions: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
-        """One decision of every trader still in. Raises EnvError when an action is missing,
-        misshapen or not finite."""
+        self, actions: Rows
+    ) -> tuple[Rows, dict[str, float], dict[str, bool], dict[str, bool], Infos]:
+        """Carry out one decision of every remaining trader. Raises EnvError for an action that is
+        missing, misshapen or not finite."""
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
             raise EnvError(f"no action for {missing[0]}; every agent in `agents` needs one")
@@ -91,13 +95,12 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         rewards = {agent: float(reward[0, i]) for agent, i in places.items()}
         ends = {agent: bool(terminated[0, i]) for agent, i in places.items()}
         cuts = {agent: bool(truncated[0, i]) for agent, i in places.items()}
-        infos: dict[str, Any] = {agent: {} for agent in places}
         self.agents = [agent for agent in self.agents if not (ends[agent] or cuts[agent])]
-        return observations, rewards, ends, cuts, infos
+        return observations, rewards, ends, cuts, {agent: {} for agent in places}
 
     def close(self) -> None:
-        """Nothing is held that needs closing."""
+        """Do nothing: there is nothing to close."""
 
-    def _rows(self, obs: torch.Tensor) -> dict[str, Any]:
+    def _rows(self, obs: torch.Tensor) -> Rows:
         rows = obs.cpu().numpy().copy()
         return {agent: rows[self.possible_agents.index(agent)] for agent in self.agents}

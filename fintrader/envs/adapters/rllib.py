@@ -9,9 +9,10 @@ with numpy arrays.
     )
 
 RLlib assumes gymnasium's NEXT_STEP autoreset: the step after an episode's end only begins the next
-one, and RLlib leaves it out of its episodes. `env_config` takes the market (a path travels better
-to remote runners than tensors), `settings` (an `EnvSettings` or its fields) and, if wanted, `seed`:
-each runner derives its own from it. Without it each runner draws one from the system's entropy.
+one, and RLlib leaves it out of its episodes. `env_config` takes the market (a path is sent to
+remote runners faster than tensors), `settings` (an `EnvSettings` or its fields) and an optional
+`seed`, from which each runner derives its own. Without it each runner draws one from the system's
+entropy.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from fintrader.seeding import derive
 
 
 def rllib_env(config: Mapping[str, Any]) -> NumpyVectorEnv | SingleTradingEnv:
-    """What RLlib calls with its `EnvContext`: `num_envs` accounts where it asks for them, else a
-    single one.
+    """Make the environment of RLlib's `EnvContext`: `num_envs` accounts if it has them, else one.
 
     Raises ConfigError for settings that do not exist.
     """
@@ -38,7 +38,7 @@ def rllib_env(config: Mapping[str, Any]) -> NumpyVectorEnv | SingleTradingEnv:
     if not isinstance(settings, EnvSettings):
         settings = validate(EnvSettings, settings, "env_config.settings")
     root = config.get("seed")
-    # Runners must not all live the same episodes.
+    # Runners must not all play the same episodes.
     seed = None if root is None else derive(int(root), "rllib", getattr(config, "worker_index", 0))
     if "num_envs" not in config:
         return SingleTradingEnv(config["market"], settings, seed=seed)

@@ -4,10 +4,9 @@
     model = PPO("MlpPolicy", Sb3VecEnv(TradingEnv(market, settings)))
     model.learn(100_000)
 
-SB3 expects what gymnasium calls SAME_STEP: a finished account is reset at once, its last
-observation stands in `infos[i]["terminal_observation"]` and `infos[i]["TimeLimit.truncated"]` says
-whether to bootstrap from it. SB3 keeps what it is given in its buffers, so every array is a copy of
-its own.
+SB3 expects gymnasium's SAME_STEP: a finished account is reset at once, its last observation is
+`infos[i]["terminal_observation"]`, and `infos[i]["TimeLimit.truncated"]` is true if SB3 should
+bootstrap from it. Every array is a copy, because SB3 keeps arrays in its buffers.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         self._actions: np.ndarray[Any, Any] | None = None
 
     def reset(self) -> VecEnvObs:
-        """Observations `[B, D]` float32; a seed given with `seed()` is used once."""
+        """Begin episodes: observations `[B, D]` float32; a seed of `seed()` is used once."""
         seeded = any(seed is not None for seed in self._seeds)
         seeds = [int(seed or 0) for seed in self._seeds]
         options = self._options[0] or None
@@ -57,13 +56,13 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """obs `[B, D]`, reward `[B]`, done `[B]`, a list of B infos."""
+        """Step: obs `[B, D]`, reward `[B]`, done `[B]`, a list of B infos."""
         obs, reward, terminated, truncated, info = self.env.step(
             to_batch(self._actions, self.env.device)
         )
         done = _copy(terminated | truncated)
         cut = _copy(truncated)
-        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": bool(flag)} for flag in cut]
+        infos = [{"TimeLimit.truncated": flag} for flag in cut.tolist()]
         ended = np.flatnonzero(done)
         if ended.size:
             final = _copy(info["final_obs"][torch.as_tensor(ended, device=self.env.device)])
@@ -72,16 +71,16 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         return _copy(obs), _copy(reward), done, infos
 
     def close(self) -> None:
-        """Nothing is held that needs closing."""
+        """Do nothing: there is nothing to close."""
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The environment's attribute, once for every account asked for."""
+        """Repeat the environment's attribute for every account in `indices`."""
         value = getattr(self.env, attr_name)
         return [value for _ in self._chosen(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the one environment behind all accounts. Raises EnvError for some
-        accounts only."""
+        """Set an attribute of the environment. Raises EnvError for a part of the accounts, because
+        they share one."""
         if len(list(self._chosen(indices))) != self.num_envs:
             raise EnvError("all accounts share one environment: set the attribute for all of them")
         setattr(self.env, attr_name, value)
@@ -89,16 +88,17 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
     def env_method(
         self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
     ) -> list[Any]:
-        """Call a method of the environment once; its result for every account asked for."""
+        """Call a method of the environment once, and repeat its result for every account in
+        `indices`."""
         result = getattr(self.env, method_name)(*args, **kwargs)
         return [result for _ in self._chosen(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
-        """No account is wrapped by a gymnasium wrapper."""
+        """Report that no account has a gymnasium wrapper."""
         return [False for _ in self._chosen(indices)]
 
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
-        """There is nothing to see."""
+        """Return no images: there is nothing to render."""
         return [None] * self.num_envs
 
     def _chosen(self, indices: VecEnvIndices) -> Iterable[int]:

@@ -7,10 +7,10 @@ float32).
     SequentialTrainer(env=env, agents=agent, cfg={"timesteps": 10_000}).train()
 
 skrl bootstraps a truncated account from the observation that `step` returned. Under SAME_STEP that
-is the next episode's first one, under NEXT_STEP a transition that never happened follows. So this
-wrapper bootstraps itself, from the true last observation: r + gamma V(final) stands in for r, and
-every end is reported as `terminated` (leave `time_limit_bootstrap` at its default, False, and
-`rewards_shaper` at None: it would shape the value, too).
+is the next episode's first one; under NEXT_STEP it would learn from a transition that never
+happened. This wrapper therefore bootstraps from the true last observation: it replaces r by r +
+gamma V(final) and reports every end as `terminated`. Leave `time_limit_bootstrap` at False and
+`rewards_shaper` at None, which would shape the value, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 from skrl.envs.wrappers.torch import Wrapper
 from torch import Tensor
 
+from fintrader.envs.observation import ResetReturn, StepReturn
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
 
@@ -35,7 +36,7 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
             raise EnvError("the skrl wrapper needs autoreset_mode=SAME_STEP and flat observations")
         super().__init__(env)
         self._agent: Any = None
-        self._first: tuple[Tensor, dict[str, Any]] | None = None
+        self._first: ResetReturn | None = None
 
     def bootstrap_with(self, agent: Any) -> None:
         """Value the true last observation of truncated accounts with this agent's value model and
@@ -62,17 +63,17 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
     def action_space(self) -> Any:
         return self._env.single_action_space
 
-    def reset(self) -> tuple[Tensor, dict[str, Any]]:
-        """Accounts begin once; afterwards they are reset one by one as they end, and this returns
-        where they stand."""
+    def reset(self) -> ResetReturn:
+        """Begin episodes once; later calls return the present observations, since accounts are
+        reset one by one as they end."""
         if self._first is None:
             obs, info = self._env.reset()
             self._first = (obs.float(), info)
         return self._first
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """obs `[B, D]`; reward, terminated, truncated `[B, 1]`; `info["truncated"]` keeps the true
-        flags `[B]`."""
+    def step(self, actions: Tensor) -> StepReturn:
+        """Step: obs `[B, D]`; reward, terminated, truncated `[B, 1]`; `info["truncated"]` has the
+        true flags `[B]`."""
         obs, reward, terminated, truncated, info = self._env.step(actions)
         obs = obs.float()
         info["truncated"] = truncated
@@ -86,7 +87,7 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
         return obs, reward, ended, torch.zeros_like(ended), info
 
     def _value(self, obs: Tensor) -> Tensor:
-        """`[B, 1]`: gamma V(obs), in the reward's scale."""
+        """Compute gamma V(obs), `[B, 1]`, in the reward's scale."""
         agent = self._agent
         with torch.no_grad():
             inputs = {"observations": agent._observation_preprocessor(obs), "states": None}
@@ -97,11 +98,10 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
         return discounted
 
     def state(self) -> None:
-        """There is no state beside the observations."""
-        return None
+        """Return None: the observations are the state."""
 
     def render(self, *args: Any, **kwargs: Any) -> None:
-        """There is nothing to see."""
+        """Do nothing: there is nothing to render."""
 
     def close(self) -> None:
-        """Nothing is held that needs closing."""
+        """Do nothing: there is nothing to close."""

@@ -307,7 +307,7 @@ def apply_events(
     row = prices.event_row[bar]
     income = 0.0
     for n in range(state.shares.shape[1]):
-        # What a split leaves of a share is paid in cash, at the close before.
+        # A fraction of a share left by a split is paid in cash, at the close before.
         held = state.shares[b, n]
         split = prices.splits[row, n]
         after = split_shares(held, split, rules)
@@ -365,7 +365,7 @@ def fill_orders(
         if rules.is_short:
             work.budget[i] = purchase_budget(b, i, work, state, prices, rules)
 
-    # Purchases are scaled by one factor to what there is.
+    # Purchases are scaled by one factor to the budget.
     num_assets = state.shares.shape[1]
     for i in range(last - first):
         work.scale[i] = purchase_scale(

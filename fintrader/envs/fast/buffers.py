@@ -14,34 +14,30 @@ from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 
-# kinds of rewards: a kernel prepares growth or profit, and torch finishes it
+# Kinds of rewards: a kernel prepares growth or profit, and torch finishes it.
 OTHER = 0
 LOG_RETURN = 1
 PROFIT = 2
 WORTHS = {"log_return": LOG_RETURN, "profit": PROFIT}
-# rows of `ints`
+# Rows of `ints`.
 BAR = 0
 START = 1
 END = 2
 EPISODE = 3
 FINAL_BAR = 4
-CASH, EQUITY, PEAK, FIRST = (
-    0,
-    1,
-    2,
-    3,
-)  # rows of `floats`; those below describe the step, before any reset
+# Rows of `floats`; from `STEP_EQUITY` on they describe the step, before any reset.
+CASH, EQUITY, PEAK, FIRST = range(4)
 STEP_EQUITY = 4
 STEP_PEAK = 5
 COST = 6
 TURNOVER = 7
 WORTH = 8
-# rows of `flags`
+# Rows of `flags`.
 TERMINATED = 0
 TRUNCATED = 1
 FINISHED = 2
 DONE = 3
-# rows of a bar's quotes
+# Rows of a bar's quotes.
 MOST = 0
 FILL = 1
 MARK = 2
@@ -236,7 +232,7 @@ class AccountLog(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """A step's actions, the accounts' random streams, and what they begin an episode with."""
+    """A step's actions, the accounts' random streams, and their endowment."""
 
     action: Any
     """`[B, N]` float32."""
@@ -247,12 +243,12 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Where observations go, and the market's rows that they are made of."""
+    """Arrays for observations, and the market's rows that are copied into them."""
 
     obs: Any
     """`[B, D]` float32."""
     final_obs: Any
-    """As `obs`, before the reset; written where an episode ends."""
+    """`[B, D]` float32, before the reset; written for accounts whose episode ends."""
     rows: Any
     """`[T, W]` float32."""
     row_bytes: int
@@ -316,14 +312,13 @@ class Generation:
 
     @property
     def account(self) -> Account:
-        """The accounts; views of the buffers, made when somebody looks."""
+        """The accounts as views of the buffers, made on first use."""
         if self._account is None:
             self._account = self.buffers.account(self.memory)
         return self._account
 
     def copy_from(self, account: Account) -> None:
-        """Take over accounts that come from elsewhere (a reset, a checkpoint), all but their
-        memory."""
+        """Copy accounts of a reset or a checkpoint, without their memory."""
         for name in Account._fields:
             if name != "memory":
                 getattr(self.account, name).copy_(getattr(account, name).detach())

@@ -1,4 +1,4 @@
-"""`envs.episodes`, compiled for the CPU: where accounts begin, and what they observe."""
+"""`envs.episodes`, compiled for the CPU: the start of accounts, and their observations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What numba does not offer: prefetching, block copies, and stores past the caches, as intrinsics
-for the kernel."""
+"""Intrinsics that numba lacks: prefetching, block copies, and stores past the caches."""
 
 from __future__ import annotations
 
@@ -10,10 +9,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 _LINE = 64
+"""Bytes of a cache line, which processors fetch and store as a whole."""
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
-    """The address `offset` bytes into an array."""
+    """Compute the address `offset` bytes into an array."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.gep(builder.bitcast(data, cgutils.voidptr_t), [offset])
 
@@ -29,9 +29,8 @@ def prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         number = ir.IntType(32)
         target = _pointer(context, builder, sig.args[0], args[0], args[1])
-        builder.call(
-            function, [target, number(0), number(3), number(1)]
-        )  # read, into the nearest cache, data
+        # 0: for reading; 3: into the nearest cache; 1: data, not instructions.
+        builder.call(function, [target, number(0), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(array, offset), generate
@@ -41,7 +40,7 @@ def prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
 def copy_bytes(
     typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
 ) -> Any:
-    """memcpy between two arrays."""
+    """Copy bytes between two arrays."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to = _pointer(context, builder, sig.args[0], args[0], args[1])
@@ -56,9 +55,9 @@ def copy_bytes(
 def stream_bytes(
     typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
 ) -> Any:
-    """A copy of 4-byte words whose whole cache lines go past the caches: a processor that writes a
-    line that way need not read it first, which is half of what writing costs when the target is
-    larger than the caches."""
+    """Copy 4-byte words, whole cache lines of them past the caches: the processor need not read a
+    line before it writes it that way, which is half of the cost of writing to a target larger than
+    the caches."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to = _pointer(context, builder, sig.args[0], args[0], args[1])
@@ -71,8 +70,8 @@ def stream_bytes(
 
 
 def _stream_function(module: Any) -> Any:
-    """`void (target, source, bytes)`: words up to the target's first whole line, lines, words of
-    the rest."""
+    """Build `void (target, source, bytes)`: copy words up to the target's first whole line, then
+    lines, then the remaining words."""
     import llvmlite.ir as ir
 
     name = "fintrader_stream_bytes"
@@ -88,7 +87,7 @@ def _stream_function(module: Any) -> Any:
     target, source, count = function.args
 
     def copy(first: Any, number: Any, unit: Any, shift: int, align: int, *, past: bool) -> Any:
-        """`number` units from byte `first` on; returns the byte behind them."""
+        """Copy `number` units from byte `first` on; return the byte behind them."""
         with cgutils.for_range(builder, number, intp=size) as loop:
             offset = builder.add(first, builder.shl(loop.index, size(shift)))
             origin = builder.bitcast(builder.gep(source, [offset]), unit.as_pointer())
@@ -98,6 +97,7 @@ def _stream_function(module: Any) -> Any:
                 store.set_metadata("nontemporal", module.add_metadata([word(1)]))
         return builder.add(first, builder.shl(number, size(shift)))
 
+    # -target mod 64: bytes up to the next whole line.
     ahead = builder.and_(builder.neg(builder.ptrtoint(target, size)), size(_LINE - 1))
     ahead = builder.select(builder.icmp_unsigned("<", count, ahead), count, ahead)
     lines = builder.lshr(builder.sub(count, ahead), size(6))

@@ -37,14 +37,13 @@ from fintrader.errors import EnvError
 SERIAL_BELOW = 1024
 """Accounts under which threads cost more than they bring."""
 STREAM_ABOVE_BYTES = 8 << 20
-"""Observations larger than this are written past the caches: nobody would find them there
-anyway."""
+"""Observations larger than this are written past the caches, which could not hold them."""
 _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
 
 def why_not_fused(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
-    """Why the kernel cannot take this environment, or None if it can."""
+    """Explain why the kernel cannot step this environment; None if it can."""
     if device.type != "cpu":
         return "it runs on CPU"
     if settings.observation_dtype != "float32":
@@ -57,19 +56,18 @@ def _references(arrays: list[_Array]) -> list[int]:
 
 
 _FREE = _references([np.zeros(0)])[0]
-"""References to an array that only a list holds: versions of Python count their own differently."""
+"""References to an array that only a list holds, which depend on the version of Python."""
 
 
 class ArrayPool:
-    """Arrays of one shape, each handed out again only when nobody holds it, nor a tensor made of
-    it, any more.
+    """Arrays of one shape, each reused only when neither the caller nor a tensor refers to it.
 
-    Nothing that was handed out is ever overwritten, and a loop that drops its observations never
-    pays for memory that the system has to find first (16 MB of page faults a step, at 4,096
-    accounts and 100 stocks).
+    No array in use is overwritten, and a loop that drops its observations needs no new memory from
+    the system (16 MB of page faults a step, at 4,096 accounts and 100 stocks).
     """
 
     KEPT = 4
+    """Largest number of arrays kept for reuse."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
         self._shape = shape
@@ -77,7 +75,7 @@ class ArrayPool:
         self._arrays: list[_Array] = []
 
     def take(self) -> _Array:
-        """An array that holds anything, but nothing that is not finite."""
+        """Take an array with any finite contents."""
         for place, references in enumerate(_references(self._arrays)):
             if references == _FREE:
                 return self._arrays[place]
@@ -112,7 +110,7 @@ class FusedStep:
         assets = view.mark.shape[1]
         row_width = view.rows.shape[1]
         bar_width = view.rows.stride(0)
-        # With a lookback the rows overlap; this is what they are views of, a bar a row.
+        # With a lookback the rows overlap; these are the rows of single bars behind them.
         bars = len(view.rows) + row_width // bar_width - 1
         self.rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
         self.width = 4 + assets + (row_width if self.flat else 0)
@@ -130,7 +128,7 @@ class FusedStep:
         self._obs, self._final = (ArrayPool((num_envs, self.width), np.float32) for _ in range(2))
 
     def pack(self, account: Account) -> Generation:
-        """Accounts that come from elsewhere (a reset, a checkpoint)."""
+        """Copy accounts of a reset or a checkpoint."""
         packed = self._fresh(account.memory.detach())
         packed.copy_from(account)
         return packed
@@ -142,10 +140,8 @@ class FusedStep:
     def __call__(
         self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
     ) -> StepResult:
-        """One decision of every account.
-
-        Raises EnvError for an action that is not finite, harming nothing.
-        """
+        """Carry out one decision of every account. Raises EnvError, changing nothing, for an action
+        that is not finite."""
         values = action.detach().to(torch.float32).contiguous().numpy()
         inputs = Inputs(values, *self.given(endow, key))
         new = self._fresh(old.memory)
@@ -174,19 +170,18 @@ class FusedStep:
         )
 
     def given(self, endow: Endowment, key: Tensor) -> _Arrays:
-        """The accounts' random streams, and what they begin an episode with."""
+        """Convert the accounts' random streams and endowment to arrays, once."""
         if endow is not self._given[0] or key is not self._given[1]:
             self._given = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
         return self._given[2]
 
     def run(self, kernel: Callable[..., int], *arguments: Any) -> list[int]:
-        """`kernel(low, high, *arguments)` for all accounts, in as many equal parts as torch had
-        threads at the start; it runs without the GIL. What it returned for each part."""
+        """Call `kernel(low, high, *arguments)`, without the GIL, for as many equal parts of the
+        accounts as torch has threads; return the parts' results."""
         threads = self._threads
         if threads == 1:
             return [kernel(0, self._count, *arguments)]
-        # Plain threads: OpenMP's spin while they wait, and take the cores from whoever computes
-        # next.
+        # Plain threads, because OpenMP's spin while they wait and block the cores.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(threads - 1)
         edges = [self._count * part // threads for part in range(threads + 1)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +34,12 @@ from fintrader.envs.state import Endowment
 
 
 def interpreted() -> bool:
-    """Whether Triton was asked to run its kernels on CPU (`TRITON_INTERPRET=1`), which is for
-    tests."""
+    """Check whether Triton runs its kernels on the CPU (`TRITON_INTERPRET=1`), as in tests."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def why_not_triton(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
-    """Why the kernel cannot take this environment, or None if it can."""
+    """Explain why the kernel cannot step this environment; None if it can."""
     reasons = {
         "triton is not installed": importlib.util.find_spec("triton") is None,
         "it runs on CUDA": device.type != "cuda" and not interpreted(),
@@ -111,7 +109,7 @@ class TritonStep:
             view.splits,
             view.dividends * USD_GRID,
         )
-        self._options: dict[str, Any] = {
+        self._options = {
             "N": self._num_assets,
             "WIDTH": market_width,
             "BLOCK_N": _power_of_two(self._num_assets),
@@ -153,7 +151,7 @@ class TritonStep:
             self._graphs = self._capture() if self._device.type == "cuda" else None
 
     def pack(self, account: Account) -> Generation:
-        """Accounts that come from elsewhere (a reset, a checkpoint)."""
+        """Copy accounts of a reset or a checkpoint."""
         if self._reuse:
             packed = self._generations[self._current]
             packed.memory.copy_(account.memory.detach())
@@ -165,16 +163,10 @@ class TritonStep:
     def __call__(
         self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
     ) -> StepResult:
-        """One decision of every account. With `reuse` only the final observation's rows of accounts
-        that finished are written."""
-        return (
-            self._replay(endow, key, action)
-            if self._reuse
-            else self._afresh(old, endow, key, action)
-        )
-
-    def _afresh(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
-        """Into new buffers."""
+        """Carry out one decision of every account. With `reuse` the final observation has rows of
+        finished accounts only."""
+        if self._reuse:
+            return self._replay(endow, key, action)
         new = Generation(self._new_buffers(), old.memory)
         obs = self._new_obs()
         final = self._new_obs() if self._resets else obs
@@ -185,7 +177,7 @@ class TritonStep:
         return self._result(new, reward, obs, final)
 
     def _replay(self, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
-        """Into the buffers of this environment, by a graph where there is one."""
+        """Step into the environment's buffers, by a CUDA graph if there is one."""
         current = self._current
         old = self._generations[current]
         new = self._generations[1 - current]
@@ -220,11 +212,12 @@ class TritonStep:
 
     @property
     def _reward_inside(self) -> bool:
-        """A reward of the user's own may do what no graph can hold."""
+        """True for built-in rewards; a user's reward may do things that no CUDA graph can hold."""
         return self._settings.reward in REWARDS
 
     def _compute(self, current: int) -> None:
-        """What a graph holds: the launch from one generation into the other, and the reward."""
+        """Do the work of a graph: the launch from one generation into the other, and the
+        reward."""
         old = self._generations[current]
         new = self._generations[1 - current]
         self._launch(self._inputs, old.buffers, new.buffers, *self._outputs)
@@ -234,7 +227,7 @@ class TritonStep:
             new.memory.copy_(memory)
 
     def _capture(self) -> list[torch.cuda.CUDAGraph]:
-        """A graph for each direction between the two generations, after a run that compiles
+        """Capture a graph for each direction between the two generations, after a run that compiles
         everything."""
         for generation in self._generations:
             for value in generation.buffers:
@@ -256,7 +249,8 @@ class TritonStep:
     def _launch(
         self, given: tuple[Tensor, ...], old: Buffers, new: Buffers, obs: Tensor, final: Tensor
     ) -> None:
-        """One program an account. `given`: action, key, cash, shares and bars of an episode."""
+        """Launch one program an account. `given`: action, key, cash, shares and bars of an
+        episode."""
         arguments = (
             *self._market,
             *given,
@@ -280,7 +274,7 @@ class TritonStep:
 
 
 def _plain(buffers: Buffers) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Booleans as bytes, which is how they are stored."""
+    """View booleans as bytes, which Triton stores."""
     return buffers.ints, buffers.floats, buffers.flags.view(torch.uint8), buffers.shares
 
 
