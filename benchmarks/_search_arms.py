@@ -86,7 +86,8 @@ class Market:
         values = read_yaml(ROOT / "configs" / "walkforward_daily.yaml")
         values["data"]["universe"] = {"membership": str(bars / MEMBERS), "symbols": chosen}
         planted = {"kind": "planted_in", "ic": ic, "horizon": HORIZON, "seed": number}
-        values["data"]["source"] |= {"path": str(bars / BARS), **planted}
+        values["data"]["path"] = str(bars / BARS)
+        values["data"]["source"] |= planted
         data = {
             "waive": [
                 "excursion_day:LILA:2018-01-03",

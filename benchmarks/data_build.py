@@ -157,7 +157,7 @@ def make_symbol(stamp: pa.Array, number: int, seed: int) -> pa.Table:
 def read_eight(folder: Path) -> list[Any]:
     """Bars of each ticker of the first file."""
     file = sorted(folder.glob("*.parquet"))[0]
-    bars = read_files(FilesSettings(path=str(file), timezone="UTC"))
+    bars = read_files(FilesSettings(timezone="UTC"), str(file))
     return [bars.take(bars.symbol == code) for code in range(len(bars.symbols))]
 
 
@@ -278,7 +278,7 @@ def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) 
         before = set((home / "store").rglob("*.parquet"))
         start = time.perf_counter()
         cpu = time.process_time()
-        feed = FilesFeed(FilesSettings(path=str(bars), timezone="UTC"), store, "XNAS")
+        feed = FilesFeed(FilesSettings(timezone="UTC"), str(bars), store, "XNAS")
         feed.prepare()
         found[f"{name}_seconds"] = time.perf_counter() - start
         found[f"{name}_cpu_seconds"] = time.process_time() - cpu

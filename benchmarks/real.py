@@ -89,7 +89,8 @@ def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfi
     config, file, changes = SETS[name]
     values = read_yaml(ROOT / "configs" / f"{config}.yaml")
     changes = dict(changes)
-    values["data"]["source"] |= {"path": str(bars / f"{file}.parquet"), **changes.pop("source", {})}
+    values["data"]["path"] = str(bars / f"{file}.parquet")
+    values["data"]["source"] |= changes.pop("source", {})
     where: dict[str, Any] = {}
     if file == DAILY:
         values["data"]["waive"] = NOT_A_FAULT

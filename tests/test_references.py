@@ -110,7 +110,7 @@ def is_setting(reference):
 @cache
 def settings():
     """Dotted settings of a run, whose bars are synthetic or files."""
-    files = {"data": {"source": FilesSettings(path="bars").model_dump()}}
+    files = {"data": {"source": FilesSettings().model_dump()}}
     return frozenset({*flatten_values(RunConfig().model_dump()), *flatten_values(files)})
 
 

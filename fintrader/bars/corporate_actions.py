@@ -57,9 +57,6 @@ class AdjustSettings(Settings):
     be empty), or ticker, ex_date, kind (split, dividend), value."""
     as_of: dt.date | None = None
     """Only actions up to this day are known; all by default."""
-    factor_column: str | None = None
-    """Extra column of factors that turn prices into those that were traded: prices are multiplied
-    by it first, volumes divided."""
 
 
 Actions = tuple[Action, ...]

@@ -32,7 +32,7 @@ from fintrader.bars.evidence import (
 )
 from fintrader.bars.sniff import name_pattern, sniff
 from fintrader.bars.sources.bar_files import iterate
-from fintrader.bars.sources.layout import ColumnNames, FilesSettings
+from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
@@ -94,7 +94,7 @@ class Detection:
 
     def settings(self) -> FilesSettings:
         """The source as settings."""
-        return validate(FilesSettings, {"path": self.path, **self.source}, "detected")
+        return validate(FilesSettings, self.source, "detected")
 
 
 def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -> Detection:
@@ -105,7 +105,7 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
     found = Detection(path, calendar)
     if preset is not None:
         found.source = {"preset": preset}
-        files = files_of(found.settings())
+        files = files_of(found.settings(), path)
         _by_preset(found, files[0], preset)
     else:
         files = list_files(path, text=True)
@@ -123,10 +123,10 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
 def _by_preset(found: Detection, file: BarFile, preset: Preset) -> None:
     found.note("preset", preset, "sure", "asked for")
     layout = sniff(file, True)
-    wanted = validate(FilesSettings, {"path": found.path, **found.source}, "detected").columns
+    wanted = validate(FilesSettings, found.source, "detected").columns
     named = {**layout.values.get("columns", {})}
     if "header" not in PRESETS[preset] and "header" not in layout.values:
-        other = {role: name for role, name in named.items() if getattr(wanted, role) != name}
+        other = {role: name for role, name in named.items() if wanted.get(role) != name}
         if other:
             found.source["columns"] = other
             found.note("columns", other, "likely", "these are called otherwise here")
@@ -141,26 +141,23 @@ def _by_layout(found: Detection, files: list[BarFile]) -> None:
     dated = bool(re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", files[0].stem))
     layout = sniff(files[0], dated)
     values = layout.values
-    defaults = ColumnNames().model_dump()
-    columns = {role: name for role, name in values.pop("columns").items() if defaults[role] != name}
+    columns = {
+        role: name for role, name in values.pop("columns").items() if COLUMN_NAMES.get(role) != name
+    }
     found.source = {name: value for name, value in values.items() if value}
     if columns:
         found.source["columns"] = columns
     if layout.single:
-        found.source["symbol_from"] = "name"
         pattern = name_pattern(
             files, dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned
         )
-        if pattern is not None:
-            found.source["name_pattern"] = pattern
-            found.note("name_pattern", pattern, "likely", f"files are called like {files[0].stem}")
-        else:
-            found.note(
-                "symbol_from",
-                "name",
-                "likely",
-                f"no column holds symbols, files are called like {files[0].stem}",
-            )
+        found.source["name_pattern"] = pattern or "{symbol}"
+        found.note(
+            "name_pattern",
+            found.source["name_pattern"],
+            "likely",
+            f"no column holds symbols, files are called like {files[0].stem}",
+        )
     found.source["_zoned"], found.source["_days"] = layout.zoned, layout.whole_days
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
@@ -190,7 +187,7 @@ def _sample(found: Detection, files: list[BarFile]) -> Bars:
     found.source = {**found.source}
     reading = validate(
         FilesSettings,
-        {"path": found.path, **_plain(found), "timezone": "UTC", "label": "start"},
+        {**_plain(found), "timezone": "UTC", "label": "start"},
         "detected",
     )
     chosen = _spread(files)

@@ -65,13 +65,8 @@ class ReplayFeed:
 
         Raises DataError where the bars are no longer there.
         """
-        source = settings.source
-        if (
-            isinstance(source, VendorSettings) and source.end is None and until is not None
-        ):  # no newer day is asked for
-            settings = settings.model_copy(
-                update={"source": source.model_copy(update={"end": until})}
-            )
+        if isinstance(settings.source, VendorSettings) and settings.end is None:
+            settings = settings.model_copy(update={"end": until})  # no newer day is asked for
         self._feed = open_feed(settings, cache)
         self._feed.prepare(progress)
         self.companies = dict(self._feed.companies)
@@ -111,10 +106,7 @@ class AlpacaFeed:
     kind = "alpaca"
 
     def __init__(self, settings: AlpacaSettings, symbols: Sequence[str], calendar: str) -> None:
-        prompt = settings.model_copy(
-            update={"timeout_seconds": min(settings.timeout_seconds, LIMIT_SECONDS)}
-        )
-        self._vendor = Alpaca(prompt)
+        self._vendor = Alpaca(settings, timeout_seconds=LIMIT_SECONDS)
         self.symbols = list(symbols)
         self._calendar = calendar
         self._bar_ns = (5 if settings.interval == "5m" else 1) * MINUTE_NS
@@ -183,7 +175,7 @@ def open_live_feed(
         return ReplayFeed(settings, symbols, cache=cache, until=until)
     source = settings.source
     if not isinstance(source, AlpacaSettings):
-        source = AlpacaSettings(start=dt.date(2016, 1, 1))
+        source = AlpacaSettings()
     if settings.bar_minutes >= 390:
         raise DeployError(
             "daily bars are known after the close; a live feed needs bars shorter than a session"

@@ -25,7 +25,7 @@ from fintrader.bars.corporate_actions import Action
 from fintrader.errors import DeployError
 from fintrader.market import features as ft
 from fintrader.market.build import assemble
-from fintrader.market.settings import DataSettings, raw_features
+from fintrader.market.settings import DataSettings, factor_column, raw_features
 from fintrader.market.tensors import MarketTensors
 
 SPARE_SESSIONS = 2
@@ -194,7 +194,7 @@ class RecentMarket:
         self.symbols = tuple(symbols)
         self.companies = dict(companies or {})
         extras = (*settings.features.extra, *raw_features(settings))
-        factor = settings.adjust.factor_column
+        factor = factor_column(settings)
         self.history = History(symbols, [*dict.fromkeys((*extras, *((factor,) if factor else ())))])
         self.level = level
         self.actions = tuple(actions)

@@ -14,7 +14,7 @@ from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
 from fintrader.bars.sources.feeds import FilesFeed, file_inputs
 from fintrader.bars.sources.listing import files_of
-from fintrader.bars.sources.vendor import Vendor, VendorFeed
+from fintrader.bars.sources.vendor import CalendarDays, Vendor, VendorFeed
 from fintrader.bars.sources.vendor_settings import (
     AlpacaSettings,
     CcxtSettings,
@@ -55,21 +55,23 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
             bar_store(
                 settings, cache
             )  # nothing goes there, but a store that cannot be one is an error now
-        return SyntheticFeed(source, settings.calendar, settings.bar_minutes)
+        return SyntheticFeed(source, settings.calendar, settings.bar_minutes, settings.start)
     if isinstance(source, VendorSettings):
         if cache is None:
             raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-        tickers, listed = _tickers(settings, source)
+        assert settings.start is not None  # as `DataSettings` makes sure
+        tickers, listed = _tickers(settings, settings.start)
+        days = CalendarDays(settings.calendar, settings.start, settings.end)
         store = bar_store(settings, cache)
-        return VendorFeed(_vendor(source), tickers, settings.calendar, store, listed=listed)
+        return VendorFeed(_vendor(source), tickers, days, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
-        found = files_of(files)
-        bars = read_files(files)
+        found = files_of(files, settings.bar_path)
+        bars = read_files(files, settings.bar_path)
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
         feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
     else:
-        feed = FilesFeed(files, bar_store(settings, cache), settings.calendar)
+        feed = FilesFeed(files, settings.bar_path, bar_store(settings, cache), settings.calendar)
     feed.inputs = {**feed.inputs, "kind": source.kind}
     return feed
 
@@ -85,25 +87,24 @@ def _vendor(source: VendorSettings) -> Vendor:
     raise ConfigError(f"{source!r} is no vendor")
 
 
-def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str], bool]:
-    """What to ask a vendor for, and whether each of them must have bars: its own list, else the
-    universe's, else all members in the range, of which those without bars are reported."""
-    explicit = source.symbols or settings.universe.symbols
+def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
+    """What to ask a vendor for, and whether each of them must have bars: the
+    universe's list, else all members in the range, of which those without bars are reported."""
     universe = settings.universe
-    if explicit:
-        return list(explicit), True
+    if universe.symbols:
+        return list(universe.symbols), True
     today = dt.datetime.now(dt.UTC).date()
-    end = source.end or today
+    end = settings.end or today
     if universe.membership is None and universe.index is not None:
         return (
-            index_tickers(universe.index, source.start, end, universe.tickers_as_of or today),
+            index_tickers(universe.index, start, end, universe.tickers_as_of or today),
             False,
         )
     members = load_membership(universe) or {}
     inside = {
         name
         for name, intervals in members.items()
-        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
+        if any(first <= end and (stop is None or stop > start) for first, stop in intervals)
     }
     return sorted(inside), False
 

@@ -174,7 +174,8 @@ def portable(settings: DataSettings) -> dict[str, Any]:
     """Write settings as JSON without any path: where a file lies changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
     del values["store"]
-    for part in (values["source"], values["benchmark"], values["adjust"]):
+    values["path"] = None
+    for part in (values["benchmark"], values["adjust"]):
         if part.get("path"):
             part["path"] = None  # its content counts, see `identify_source`
     values["universe"]["membership"] = values["universe"]["shares_outstanding"] = None

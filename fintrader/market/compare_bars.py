@@ -24,7 +24,7 @@ from fintrader.bars.bars import COLUMNS, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid, timezone_of
 from fintrader.bars.clean import to_grid
 from fintrader.bars.sources.bar_files import present_columns
-from fintrader.bars.sources.layout import ColumnNames, FilesSettings
+from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import kind_of, list_files
 from fintrader.bars.sources.presets import SPELLINGS, plain
 from fintrader.config import Settings
@@ -100,24 +100,22 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
         )
     if kind_of(what) or path.is_dir() or any(mark in what for mark in "*?["):
         zone = settings.timezone or timezone_of(settings.calendar)
-        source = FilesSettings(path=what, columns=_columns_of(what), timezone=zone)
-        chosen = DataSettings(source=source, calendar=settings.calendar)
+        source = FilesSettings(columns=_columns_of(what), timezone=zone)
+        chosen = DataSettings(path=what, source=source, calendar=settings.calendar)
         return Side(path.name, read_source(chosen)), settings.calendar
     chosen = read_settings(what).effective()
     return Side(path.stem, read_source(chosen, cache)), chosen.calendar
 
 
-def _columns_of(path: str) -> ColumnNames:
+def _columns_of(path: str) -> dict[str, str]:
     """What the first file calls its columns; the usual names where it has none that is alike."""
     found = {plain(name): name for name in present_columns(list_files(path)[0], FilesSettings())}
-    names = {
-        role: SPELLINGS.get(role, (role,)) for role in ColumnNames.model_fields if role != "date"
-    }
+    names = {role: SPELLINGS.get(role, (role,)) for role in COLUMN_NAMES}
     known = {
         role: next((found[one] for one in words if one in found), None)
         for role, words in names.items()
     }
-    return ColumnNames(**{role: name for role, name in known.items() if name is not None})
+    return {role: name for role, name in known.items() if name is not None}
 
 
 def _market_bars(market: MarketTensors) -> Bars:

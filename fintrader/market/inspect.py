@@ -38,7 +38,7 @@ from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
 from fintrader.market.bar_source import bar_store, open_source
 from fintrader.market.build import RECORD, market_path
-from fintrader.market.settings import DataSettings
+from fintrader.market.settings import DataSettings, factor_column
 from fintrader.progress import SILENT, Progress
 from fintrader.results.verify import Check
 from fintrader.storage.objects import ObjectStore
@@ -56,7 +56,7 @@ def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
     source = settings.source
     report: dict[str, Any] = {"source": source.kind, "store": str(bar_store(settings, cache))}
     if isinstance(source, FilesSettings):
-        files = [_describe(file, source) for file in files_of(source)]
+        files = [_describe(file, source) for file in files_of(source, settings.bar_path)]
         report["files"] = files
         report["problems"] = [
             f"{file['name']}: {file['problem']}" for file in files if file["problem"]
@@ -215,7 +215,7 @@ def _source(
 ) -> tuple[Bars, tuple[Action, ...]]:
     """All bars, and the actions that the source announces."""
     if isinstance(settings.source, FilesSettings):
-        bars = read_files(settings.source, settings.universe.symbols)
+        bars = read_files(settings.source, settings.bar_path, settings.universe.symbols)
         return (
             replace(bars, ts=day_starts(settings.calendar, settings.source.timezone, bars.ts)),
             (),
@@ -237,7 +237,7 @@ def examine(
     if len(bars) == 0:
         raise DataError(f"{bars.origin}: no bars to examine")
     grid = _spanning_grid(bars, settings, now)
-    bars = as_traded(bars, settings.adjust.factor_column)
+    bars = as_traded(bars, factor_column(settings))
     faults = find_faults(bars, grid, declared=_declared(bars, settings, announced, grid), now=now)
     dates = [str(day) for day in grid.dates]
     minutes = grid.session_minutes

@@ -139,7 +139,7 @@ def _frames_feed(
     table = _long(frames, source)
     if table.empty:
         raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
-    name = source.columns.ts
+    name = source.columns["ts"]
     daily = _whole_days(table[name])
     if daily:
         table = table.assign(**{name: table[name].dt.tz_localize(None)})
@@ -170,11 +170,9 @@ def _long(frames: Frames, source: FilesSettings) -> pd.DataFrame:
     parts = []
     for symbol, frame in frames.items():
         part = _renamed(
-            frame.assign(**{source.columns.symbol: str(symbol)}), source, where=f" of {symbol}"
+            frame.assign(**{source.columns["symbol"]: str(symbol)}), source, where=f" of {symbol}"
         )
-        parts.append(
-            part.dropna(how="all", subset=[getattr(source.columns, name) for name in COLUMNS])
-        )
+        parts.append(part.dropna(how="all", subset=[source.names[name] for name in COLUMNS]))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -225,7 +223,7 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
             found = [
                 column
                 for column in frame.columns
-                if not (where and column == source.columns.symbol)
+                if not (where and column == source.columns["symbol"])
             ]
             raise BarError(
                 f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}{one}"
@@ -246,9 +244,9 @@ def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
         is_time = isinstance(values, pd.DatetimeIndex)
         if name is None or (is_time and not _roles([name], source, ("ts",))):
             name = (
-                source.columns.ts
+                source.columns["ts"]
                 if is_time
-                else (source.columns.symbol if frame.index.nlevels > 1 else "index")
+                else (source.columns["symbol"] if frame.index.nlevels > 1 else "index")
             )
         names.append(f"index {name}" if name in frame.columns else name)
     return frame.set_axis(frame.index.set_names(names), axis=0).reset_index()
@@ -258,7 +256,7 @@ def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[
     """What each of these columns is: `open`, `ts`, ... -> the columns that could be it."""
     found: dict[str, list[Any]] = {}
     for role in roles:
-        own = getattr(source.columns, role)
+        own = source.names.get(role)
         named = [column for column in columns if column == own]
         spelt = [column for column in columns if plain(column) in SPELLINGS[role]]
         if named or spelt:

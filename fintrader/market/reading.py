@@ -26,7 +26,7 @@ from fintrader.errors import DataError
 from fintrader.market import features as ft
 from fintrader.market.columns import ColumnStore
 from fintrader.market.planted_in import PlantedInSettings
-from fintrader.market.settings import DataSettings
+from fintrader.market.settings import DataSettings, factor_column
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import Coverage, choose, member_days
 from fintrader.progress import SILENT, Progress
@@ -161,7 +161,7 @@ class Reader:
         if symbol in self._ahead:
             return self._ahead.pop(symbol)
         bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
-        bars = as_traded(bars, self.settings.adjust.factor_column)
+        bars = as_traded(bars, factor_column(self.settings))
         if self.settings.start is not None or self.settings.end is not None:
             quarter = 6 * 60 * MINUTE_NS  # what was not asked for counts as nothing wrong
             minutes = self.grid.exchange_minutes

@@ -16,6 +16,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.vendor_settings import (
     AlpacaSettings,
     CcxtSettings,
+    VendorSettings,
     YahooSettings,
 )
 from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
@@ -43,12 +44,14 @@ class DataSettings(Settings):
 
     source: SourceSettings = SyntheticSettings()
     path: PathText | None = None
-    """Shortcut: read these files instead of what `source` names (settings of a `files` source stay
-    in force)."""
+    """Bars of a `files` source: a Parquet or CSV file, a zip archive or a folder of such files, a
+    glob pattern, or an fsspec URL of one; `data/bars` by default. Set, it replaces any other
+    source."""
     start: dt.date | None = None
-    """First day; the first one with bars by default."""
+    """First day: of files the first one with bars by default, of a synthetic market 2019-01-02; a
+    vendor needs it."""
     end: dt.date | None = None
-    """Last day, included; the last one with bars by default."""
+    """Last day, included; the last one with bars by default, of a vendor yesterday."""
     calendar: str = "XNAS"
     """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 of what
     never rests)."""
@@ -86,6 +89,16 @@ class DataSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _first_day(self) -> Self:
+        is_vendor = isinstance(self.source, VendorSettings) and self.path is None
+        if is_vendor and self.start is None:
+            raise ValueError(
+                f"start: {self.source.kind} is asked for bars from this day on; set it, like"
+                " 2024-01-02"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _hours(self) -> Self:
         if isinstance(self.source, CcxtSettings) and "calendar" not in self.model_fields_set:
             raise ValueError(
@@ -101,17 +114,22 @@ class DataSettings(Settings):
         return self
 
     def effective(self) -> DataSettings:
-        """The same settings with `path` put into the source, and extra columns that features need
-        requested there."""
+        """Resolve the source: that of files where `path` is set, with the extra columns that
+        features need."""
         source = self.source
-        if self.path is not None:
-            keep = source if isinstance(source, FilesSettings) else FilesSettings()
-            source = keep.model_copy(update={"path": self.path})
+        if self.path is not None and not isinstance(source, FilesSettings):
+            source = FilesSettings()
         if isinstance(source, FilesSettings):
-            wanted = (*self.features.extra, *self.features.extra_raw, self.adjust.factor_column)
+            factor = source.columns.get("factor")
+            wanted = (*self.features.extra, *self.features.extra_raw, factor)
             needed = [name for name in wanted if name is not None and name not in source.extra]
             source = source.model_copy(update={"extra": (*source.extra, *needed)})
-        return self.model_copy(update={"source": source, "path": None})
+        return self.model_copy(update={"source": source})
+
+    @property
+    def bar_path(self) -> str:
+        """Path or URL of the bars of a `files` source."""
+        return "data/bars" if self.path is None else self.path
 
 
 def read_settings(
@@ -156,6 +174,12 @@ def raw_features(settings: DataSettings) -> tuple[str, ...]:
     if is_planted and SIGNAL not in (*names, *settings.features.extra):
         return (*names, SIGNAL)
     return names
+
+
+def factor_column(settings: DataSettings) -> str | None:
+    """Return the column of the factors that turn a file's prices into those that were traded."""
+    source = settings.source
+    return source.columns.get("factor") if isinstance(source, FilesSettings) else None
 
 
 def describe_drift(settings: DataSettings, num_assets: int) -> PlantedDrift | None:

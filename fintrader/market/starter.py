@@ -134,9 +134,9 @@ def yaml_of(found: Detection, path: Path) -> str:
             " close"
         ),
         f"  calendar: {found.calendar}",
+        f"  path: {_plain(found.path)}",
         "  source:",
         "    kind: files",
-        f"    path: {_plain(found.path)}",
         *(f"    {name}: {_plain(value)}" for name, value in found.source.items()),
         *_waivers(found),
         (

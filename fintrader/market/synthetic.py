@@ -49,6 +49,10 @@ SIGNAL = "signal"
 PLANTED: Mapping[Literal["drift_bps", "switch"], float] = {"drift_bps": 8.0, "switch": 0.02}
 VOLUME_USD = 20e6
 """USD that trade of a stock in a bar, about, averaged over the day: that of a large company."""
+START = dt.date(2019, 1, 2)
+"""First day of a market without `data.start`."""
+INDEX_RATIO = 5 / 8
+"""Volatility of the index over that of a stock's own return: about that of large companies."""
 REGIME_RATIO = 2.0
 """Volatility of the wild regime over that of the calm one."""
 REGIME_SWITCH = 0.002
@@ -152,14 +156,10 @@ class SyntheticSettings(Settings):
     kind: Literal["synthetic"] = "synthetic"
     seed: int = 0
     num_symbols: int = Field(10, ge=1)
-    start: dt.date = dt.date(2019, 1, 2)
-    """First day (the first session on or after it)."""
     num_sessions: int = Field(40, ge=1)
     volatility_bps: float = Field(8.0, gt=0)
-    """Standard deviation of a stock's own return per bar, in basis points, averaged over the
-    day."""
-    index_volatility_bps: float = Field(5.0, ge=0)
-    """Standard deviation of the index's return per bar, in basis points, averaged over the day."""
+    """Standard deviation of a stock's own return per bar, in basis points, averaged over the day;
+    the index's is 5/8 of it."""
     missing: float = Field(0.0, ge=0, lt=0.9)
     """Share of bars in which a stock does not trade, so that the bar is absent."""
     planted: (
@@ -195,19 +195,19 @@ class SyntheticSettings(Settings):
         return events
 
 
-def synthetic_grid(settings: SyntheticSettings, calendar: str, bar_minutes: int) -> SessionGrid:
+def synthetic_grid(
+    settings: SyntheticSettings, calendar: str, bar_minutes: int, start: dt.date = START
+) -> SessionGrid:
     """The first `num_sessions` sessions on or after `start`."""
     days = settings.num_sessions * 7 // 5 + 15  # weekends and holidays
     try:
-        whole = session_grid(
-            calendar, settings.start, settings.start + dt.timedelta(days=days), bar_minutes
-        )
+        whole = session_grid(calendar, start, start + dt.timedelta(days=days), bar_minutes)
         last = whole.dates[settings.num_sessions - 1].item()
     except (OverflowError, IndexError) as error:
         raise DataError(
-            f"{calendar} has not {settings.num_sessions} sessions from {settings.start} on"
+            f"{calendar} has not {settings.num_sessions} sessions from {start} on"
         ) from error
-    return session_grid(calendar, settings.start, last, bar_minutes)
+    return session_grid(calendar, start, last, bar_minutes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
         return create_numpy_generator(settings.seed, "synthetic", name).standard_normal(shape)
 
     # index: ln I[t] = ln I[t-1] + s_I e - s_I² / 2, so that E[I[t] / I[t-1]] = 1
-    index_scale = 1e-4 * settings.index_volatility_bps * volatility
+    index_scale = 1e-4 * (INDEX_RATIO * settings.volatility_bps) * volatility
     index_steps = index_scale * noise("index", num_bars)
     index = 1000.0 * np.exp(np.cumsum(index_steps - index_scale**2 / 2))
 
@@ -293,18 +293,27 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
 class SyntheticFeed(MemoryFeed):
     """The market's bars, made when they are needed: not for a market that is built already."""
 
-    def __init__(self, settings: SyntheticSettings, calendar: str, bar_minutes: int) -> None:
+    def __init__(
+        self,
+        settings: SyntheticSettings,
+        calendar: str,
+        bar_minutes: int,
+        start: dt.date | None = None,
+    ) -> None:
         self.inputs = {"kind": "synthetic"}
         self._settings = settings
         self._calendar = calendar
         self._bar_minutes = bar_minutes
+        self._start = start or START
         self._made = False
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Make the bars, once. Raises DataError."""
         if not self._made:
             with (progress or SILENT).task("make the synthetic market", total=1) as task:
-                grid = synthetic_grid(self._settings, self._calendar, self._bar_minutes)
+                grid = synthetic_grid(
+                    self._settings, self._calendar, self._bar_minutes, self._start
+                )
                 made = generate(self._settings, grid)
                 super().__init__(made.bars, self.inputs, made.index, grid.minutes, made.actions)
                 self._made = True

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import validate
 from fintrader.errors import ConfigError
 from fintrader.market.synthetic import SyntheticSettings
@@ -185,10 +184,7 @@ def _shape(config: RunConfig) -> tuple[int | None, int | None]:
     source = config.data.effective().source
     if isinstance(source, SyntheticSettings):
         return source.num_sessions * max(1, 390 // config.data.bar_minutes), source.num_symbols
-    named = config.data.universe.symbols or (
-        source.symbols if isinstance(source, VendorSettings) else ()
-    )
-    return None, len(named) or None
+    return None, len(config.data.universe.symbols) or None
 
 
 def _market_bytes(config: RunConfig) -> int | None:

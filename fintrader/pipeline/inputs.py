@@ -59,12 +59,12 @@ def _environment(config: RunConfig) -> Iterator[str]:
 
 def _data(data: DataSettings) -> Iterator[str]:
     source = data.source
-    if isinstance(source, FilesSettings) and not is_url(source.path):
+    if isinstance(source, FilesSettings) and not is_url(data.bar_path):
         files = source.files() if isinstance(source, PlantedInSettings) else source
         try:
-            files_of(files)
+            files_of(files, data.bar_path)
         except DataError as error:
-            yield f"data.source.path: {error}"
+            yield f"data.path: {error}"
     for kind, (package, extra) in _PACKAGES.items():
         if isinstance(source, kind) and find_spec(package) is None:
             yield f"data.source: {source.kind} needs {package}; `{install_command(extra)}`"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from fintrader.bars.sources.layout import FilesSettings
 from fintrader.config import merge_values
 from fintrader.errors import DataError, ReportError
 from fintrader.market.data_commands import build_data
@@ -190,10 +191,10 @@ def _place(keep: Path | None) -> Iterator[Path]:
 def _bars_at(config: RunConfig, path: str) -> dict[str, Any]:
     """The change that reads a configuration's bars at another place. Raises ReportError where they
     are no files."""
-    effective = config.data.effective().source
-    if not hasattr(effective, "path"):
-        raise ReportError(f"--data: this run's bars are {effective.kind}, not files")
-    return {"path": path} if config.data.path is not None else {"source": {"path": path}}
+    source = config.data.effective().source
+    if not isinstance(source, FilesSettings):
+        raise ReportError(f"--data: this run's bars are {source.kind}, not files")
+    return {"path": path}
 
 
 def _check_bars(config: RunConfig, told: Any, where: str) -> None:

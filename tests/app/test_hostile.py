@@ -307,7 +307,7 @@ DATA_URLS = (
 
 @pytest.mark.parametrize("url", DATA_URLS)
 def test_credentials_in_data_urls_are_refused_untold(url):
-    for values in ({"source": {"kind": "files", "path": url}}, {"path": url}, {"store": url}):
+    for values in ({"path": url}, {"store": url}):
         with pytest.raises(FintraderError, match="password or a key") as caught:
             validate(DataSettings, values, "settings")
         assert "s3cr3t" not in str(caught.value)

@@ -331,9 +331,9 @@ def test_own_bars_become_a_configuration_to_start_from(open_page, tmp_path, monk
     assert "How sure" in next(frame.value for frame in test.dataframe if "Found" in frame.value)
     test.button(key="own_write").click().run()
     (written,) = (tmp_path / "configs").glob("*.yaml")
-    assert validate(
-        RunConfig, yaml.safe_load(written.read_text()), "written"
-    ).data.source.path == str(bars)  # type: ignore[union-attr]
+    assert validate(RunConfig, yaml.safe_load(written.read_text()), "written").data.path == str(
+        bars
+    )
     assert own_bars.find_unused(written).name == f"{written.stem}-2.yaml"
 
 

@@ -331,7 +331,8 @@ def write_bars(folder, sessions=40):
 
 def settings_of(path, **changes):
     values = {
-        "source": {"kind": "files", "path": str(path), "bar_minutes": 30, "extra": ["day"]},
+        "path": str(path),
+        "source": {"kind": "files", "bar_minutes": 30, "extra": ["day"]},
         "bar_minutes": 30,
         "windows": {"fractions": [0.5, 0.2, 0.3], "embargo_sessions": 0},
         "universe": {"membership": str(path.with_name("members.csv"))},

@@ -123,9 +123,9 @@ def test_splits_listings_and_half_days_are_clean():
 @pytest.mark.slow
 @pytest.mark.real_data(REAL_2016)
 def test_real_minutes_do_not_look_ahead():
-    source = {"kind": "files", "path": str(REAL_2016), "timezone": "America/New_York"}
+    values = {"path": str(REAL_2016), "bar_minutes": 5}
     universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
-    data = DataSettings.model_validate({"source": source, "universe": universe, "bar_minutes": 5})
+    data = DataSettings.model_validate({**values, "universe": universe})
     report = lookahead(data, EnvSettings(decision_interval=6))
     assert report.clean, str(report)
     assert np.all(np.array(report.cuts) > 0)

@@ -20,7 +20,6 @@ from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import file_settings, minute_table, write_csv
 from tests.bars.test_vendors import (  # noqa: F401  (fixtures)
-    ENDPOINT,
     TODAY,
     Fake,
     _own_yfinance,
@@ -127,15 +126,13 @@ def market_of(settings, cache, monkeypatch):
 
 def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, monkeypatch, caplog):
     splitting(fake_alpaca)
-    source = {
-        "kind": "alpaca",
+    base = {
+        "source": {"kind": "alpaca"},
         "start": "2016-01-04",
         "end": "2016-01-22",
-        "endpoint": ENDPOINT,
-        "symbols": ["AAA"],
+        "universe": {"symbols": ["AAA"]},
+        "features": {"names": ["return_1"], "context": []},
     }
-    features = {"names": ["return_1"], "context": []}
-    base = {"source": source, "features": features}
     market = market_of(base, tmp_path / "a", monkeypatch)
     bar = 8 * 390
     assert market.events.bar.tolist() == [6 * 390, bar, 11 * 390]

@@ -14,6 +14,7 @@ from fintrader import cli
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.detect import detect
 from fintrader.bars.sources.bar_files import read_files
+from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import list_files
 from fintrader.config import read_yaml, validate
 from fintrader.errors import BarError, ConfigError, DataError
@@ -146,7 +147,7 @@ def test_what_is_no_table_is_told_without_its_bytes(name, command, tmp_path, cap
     content, said = NO_TABLES[name]
     (tmp_path / "bars" / "ZZZ.csv").write_bytes(content)
     (tmp_path / "own.yaml").write_text(
-        "data:\n  source: {kind: files, path: bars, symbol_from: name}\n"
+        'data:\n  path: bars\n  source: {kind: files, name_pattern: "{symbol}"}\n'
     )
     with pytest.raises(SystemExit) as caught:
         cli.main([*command.split(), "own.yaml" if "build" in command else "bars"])
@@ -256,11 +257,7 @@ def test_a_files_name_keeps_its_dots(tmp_path):
     for name in ("BRK.A.csv", "BRK.B.csv.gz", "NA.csv", "TRUE.CSV"):
         write_csv(tmp_path / "own", table, name)
     table.to_parquet(tmp_path / "own" / "BF.B.parquet", index=False)
-    bars = read_files(
-        file_settings(tmp_path / "own", source={"kind": "files", "symbol_from": "name"})
-        .effective()
-        .source
-    )
+    bars = read_files(FilesSettings(name_pattern="{symbol}"), str(tmp_path / "own"))
     assert bars.symbols == ("BF.B", "BRK.A", "BRK.B", "NA", "TRUE")
 
 

@@ -80,7 +80,7 @@ def test_what_has_no_session_is_refused():
 
 def build(folder, table, *, waive=None, **source):
     """What was repaired when the table was built as bars of their own length."""
-    values = {"source": {"kind": "files", "path": write_csv(folder, table), **source}, **PLAIN}
+    values = {"path": write_csv(folder, table), "source": {"kind": "files", **source}, **PLAIN}
     values |= {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
     return dict(make_market(validate(DataSettings, values, "t")).provenance.repairs)
 

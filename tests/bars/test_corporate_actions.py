@@ -31,14 +31,18 @@ EX_BAR = 3 * 390
 PRICES = ["open", "high", "low", "close"]
 
 
-def market_of(path, **adjust_values):
+def market_of(path, columns=(), **adjust_values):
     features = {
         "names": ["return_1", "volume_30", "sma_60"],
         "context": ["index_return_1", "turbulence"],
     }
     settings = file_settings(
-        path, features=features, adjust=adjust_values, waive=["split"]
-    )  # declared at will here
+        path,
+        source={"kind": "files", "columns": dict(columns)},
+        features=features,
+        adjust=adjust_values,
+        waive=["split"],  # declared at will here
+    )
     return make_market(settings)
 
 
@@ -108,7 +112,7 @@ def test_a_vendors_adjustment_is_undone(tmp_path):
     table, raw = split_table(4.0)
     later = (table.ticker != "AAA") | (table.ts >= pd.Timestamp(EX_DAY))
     path = write_csv(tmp_path / "vendor", table.assign(factor=np.where(later, 1.0, 4.0)))
-    traded = market_of(path, factor_column="factor")
+    traded = market_of(path, columns={"factor": "factor"})
     plain = market_of(write_csv(tmp_path / "raw", raw))
     torch.testing.assert_close(traded.close, plain.close, rtol=1e-6, atol=0)
     torch.testing.assert_close(traded.volume, plain.volume, rtol=1e-6, atol=0)
@@ -298,12 +302,10 @@ def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path, held, l
 def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fractional):
     """2019 and 2020 as they were: eight dividends and a 4-for-1 split, from the vendor's adjusted
     bars."""
-    adjust = {
-        "path": str(REAL_FOLDER / "actions_aapl_2019_2020.csv"),
-        "factor_column": "split_factor",
-    }
+    adjust = {"path": str(REAL_FOLDER / "actions_aapl_2019_2020.csv")}
     settings = file_settings(
         REAL_2019,
+        source={"kind": "files", "columns": {"factor": "split_factor"}},
         features={"names": ["return_1"], "context": []},
         universe={"symbols": ["AAPL"]},
         adjust=adjust,

@@ -14,7 +14,7 @@ import torch
 import fintrader
 from fintrader.bars.calendar import day_starts, session_grid, sessions_a_year
 from fintrader.bars.sources.crypto import Ccxt, convert_rows, fetch_pages
-from fintrader.bars.sources.vendor import VendorFeed
+from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
 from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
@@ -106,11 +106,13 @@ def serving(table):
 
 def ccxt_feed(store, *, symbols=("BTC/USD", "ETH/USD"), **values):
     ccxt = pytest.importorskip("ccxt")
-    base = {"exchange": "bitstamp", "start": "2024-02-28", "end": "2024-03-01", "retries": 2}
-    settings = validate(CcxtSettings, base | values, "test")
+    settings = validate(CcxtSettings, {"exchange": "bitstamp"} | values, "test")
     vendor = Ccxt(settings, ccxt.bitstamp({"enableRateLimit": False}))
     how = {"today": dt.date(2024, 3, 5), "sleep": lambda _: None}
-    return VendorFeed(vendor, symbols, "24/7", ObjectStore(store), **how)
+    days = CalendarDays("24/7", dt.date(2024, 2, 28), dt.date(2024, 3, 1))
+    feed = VendorFeed(vendor, symbols, days, ObjectStore(store), **how)
+    feed.retries = 2
+    return feed
 
 
 def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path):
@@ -188,10 +190,15 @@ def _later(rows, since):
 
 
 def test_pairs_without_a_calendar_are_refused():
-    source = {"kind": "ccxt", "start": "2024-02-28"}
+    values = {"source": {"kind": "ccxt"}, "start": "2024-02-28"}
     with pytest.raises(ConfigError, match="set calendar to 24/7"):
-        validate(DataSettings, {"source": source}, "test")
-    assert validate(DataSettings, {"source": source, "calendar": "24/7"}, "test").calendar == "24/7"
+        validate(DataSettings, values, "test")
+    assert validate(DataSettings, {**values, "calendar": "24/7"}, "test").calendar == "24/7"
+
+
+def test_a_vendor_needs_a_first_day():
+    with pytest.raises(ConfigError, match="start: ccxt is asked for bars from this day on"):
+        DataSettings(source={"kind": "ccxt"}, calendar="24/7")
 
 
 # --- a calendar that never rests ------------------------------------------------------------------

@@ -216,7 +216,8 @@ def test_each_preset_reads_its_vendors_files(preset, bars, plain, tmp_path):
     path = str(LAYOUTS[preset](tmp_path, bars))
     told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
     values = told.model_dump(mode="json") | {
-        "source": {"kind": "files", "preset": preset, "path": path}
+        "path": path,
+        "source": {"kind": "files", "preset": preset},
     }
     assert_same_market(make_market(validate(DataSettings, values, "test")), plain)
     asked = make_market(built(detect(path, preset=preset), tmp_path))

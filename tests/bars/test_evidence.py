@@ -30,7 +30,7 @@ GRID = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
 
 
 def settings(path, source=None, **values):
-    told = {"source": {"kind": "files", "path": str(path), **(source or {})}, **PLAIN, **values}
+    told = {"path": str(path), "source": {"kind": "files", **(source or {})}, **PLAIN, **values}
     return validate(DataSettings, told, "test")
 
 
@@ -208,7 +208,7 @@ def fives(bars, _):
 @pytest.mark.real_data(REAL_2016, REAL_2019)
 @pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
 def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
-    bars = read_files(FilesSettings(path=str(path), decimals=4))
+    bars = read_files(FilesSettings(decimals=4), str(path))
     first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid("XNAS", first, last)
     misread = [ends, ends_with_prints, standard_time, fives]
@@ -233,7 +233,7 @@ def test_raw_lean_bars_equal_those_filtered_outside():
     source = {"preset": "lean"}
     raw = make_market(settings(folder, source))
     assert raw.provenance.repairs["extended_hours"] > 20_000
-    bars = read_files(FilesSettings(preset="lean", path=str(folder)))
+    bars = read_files(FilesSettings(preset="lean"), str(folder))
     grid = session_grid("XNAS", dt.date(2019, 6, 3), dt.date(2019, 7, 31))
     inside = bars.take(np.isin(bars.ts, grid.minutes))
     stamps = pd.DatetimeIndex(inside.ts.astype("datetime64[ns]"), tz="UTC")

@@ -16,7 +16,7 @@ from tests.bars.tables import SHORT_WINDOWS, minute_table, write_csv
 
 
 def read(path, **values):
-    return read_files(validate(FilesSettings, {"path": str(path), **values}, "test"))
+    return read_files(validate(FilesSettings, values, "test"), str(path))
 
 
 def spoil(folder, row, column, value):
@@ -165,7 +165,7 @@ def test_zip_gzip_and_one_file_per_symbol(tmp_path):
     for name, rows in table.groupby("ticker"):
         rows.drop(columns="ticker").to_csv(tmp_path / "folder" / f"{name}.csv.gz", index=False)
     for path in (tmp_path / "bars.zip", tmp_path / "folder"):
-        bars = read(path, symbol_from="name")
+        bars = read(path, name_pattern="{symbol}")
         assert bars.symbols == ("AAA", "BBB")
         for column in ("ts", "symbol", "open", "close", "volume"):
             np.testing.assert_array_equal(getattr(bars, column), getattr(whole, column))
@@ -174,7 +174,7 @@ def test_zip_gzip_and_one_file_per_symbol(tmp_path):
     whole_zip = (tmp_path / "bars.zip").read_bytes()
     (tmp_path / "bars.zip").write_bytes(whole_zip[: len(whole_zip) // 2])
     with pytest.raises(BarError, match=r"bars.zip: cannot be read"):
-        read(tmp_path / "bars.zip", symbol_from="name")
+        read(tmp_path / "bars.zip", name_pattern="{symbol}")
 
 
 def test_a_dry_run_reads_no_bars(tmp_path, monkeypatch):

@@ -172,8 +172,11 @@ def test_real_bars_pass():
 @pytest.mark.slow
 @pytest.mark.real_data(REAL_2016)
 def test_what_stops_a_build_of_real_days_is_wrong_there():
-    source = {"kind": "files", "columns": {"ts": "date"}, "path": str(REAL_FOLDER / DAILY)}
-    report = quality_report(validate(DataSettings, {"source": source}, "test"))
+    values = {
+        "path": str(REAL_FOLDER / DAILY),
+        "source": {"kind": "files", "columns": {"ts": "date"}},
+    }
+    report = quality_report(validate(DataSettings, values, "test"))
     assert (report["bar_minutes"], report["rows"]) == (1440, 71_830)
     found = {
         (fault["kind"], fault["symbol"], fault["day"])

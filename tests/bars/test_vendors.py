@@ -12,7 +12,7 @@ import requests
 
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.sources.alpaca import Alpaca
-from fintrader.bars.sources.vendor import Busy, VendorFeed, with_retries
+from fintrader.bars.sources.vendor import Busy, CalendarDays, VendorFeed, with_retries
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, YahooSettings
 from fintrader.bars.sources.yahoo import Yahoo
 from fintrader.config import validate
@@ -72,20 +72,34 @@ def fake_alpaca(bars, monkeypatch):
     pytest.importorskip("alpaca")
     monkeypatch.setenv("APCA_API_KEY_ID", KEY)
     monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
+    monkeypatch.setenv("APCA_API_DATA_URL", ENDPOINT)
     with serve(Fake(bars), alpaca) as fake:
         yield fake
 
 
-def feed_of(kind, store, *, symbols=("AAA", "BBB"), **values):
-    base = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2}
+def feed_of(
+    kind,
+    store,
+    *,
+    symbols=("AAA", "BBB"),
+    start="2016-01-04",
+    end="2016-01-22",
+    retries=2,
+    **values,
+):
     how = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
     how["listed"] = values.pop("listed", True)
+    batch = values.pop("batch", None)
     vendor: Any
     if kind == "yahoo":
-        vendor = Yahoo(validate(YahooSettings, base | values, "test"), requests.Session())
+        vendor = Yahoo(validate(YahooSettings, values, "test"), requests.Session())
     else:
-        vendor = Alpaca(validate(AlpacaSettings, base | {"endpoint": ENDPOINT} | values, "test"))
-    return VendorFeed(vendor, symbols, "XNAS", ObjectStore(store), **how)
+        vendor = Alpaca(validate(AlpacaSettings, values, "test"))
+    vendor.batch = batch or vendor.batch
+    days = CalendarDays("XNAS", dt.date.fromisoformat(start), dt.date.fromisoformat(end))
+    feed = VendorFeed(vendor, symbols, days, ObjectStore(store), **how)
+    feed.retries = retries
+    return feed
 
 
 def expected(bars, symbol, last):
@@ -312,11 +326,16 @@ def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars, monke
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
     monkeypatch.setattr(bar_source, "VendorFeed", then)
-    source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": ENDPOINT}
+    days = {"start": "2016-01-04", "end": "2016-01-22"}
     features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
     settings = validate(
         DataSettings,
-        {"source": source, "universe": {"symbols": ["AAA", "BBB"]}, "features": features},
+        {
+            "source": {"kind": "alpaca"},
+            **days,
+            "universe": {"symbols": ["AAA", "BBB"]},
+            "features": features,
+        },
         "test",
     )
     path = build_market(settings, cache=tmp_path / "cache")
@@ -361,13 +380,11 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
     split = fake.table.ticker.map(names)
     other = fake.table[fake.table.ticker == "AAA"].assign(ticker="AAPL")
     fake.table = pd.concat([fake.table.assign(ticker=split), other], ignore_index=True)
-    source = {"kind": kind, "start": "2016-01-04", "end": "2016-01-22", "retries": 0}
-    source |= {"endpoint": ENDPOINT} if kind == "alpaca" else {}
+    monkeypatch.setattr(real, "retries", 0)
+    data = {"source": {"kind": kind}, "start": "2016-01-04", "end": "2016-01-22"}
     universe = {"index": "nasdaq100", "tickers_as_of": "2023-01-03"}
     features = {"names": ["return_1"], "context": []}
-    settings = validate(
-        DataSettings, {"source": source, "universe": universe, "features": features}, "test"
-    )
+    settings = validate(DataSettings, {**data, "universe": universe, "features": features}, "test")
     if kind == "yahoo":
         monkeypatch.setattr(bar_source, "Yahoo", lambda source: Yahoo(source, requests.Session()))
     market = MarketTensors.load(build_market(settings, cache=tmp_path / "cache"))
@@ -426,11 +443,12 @@ def test_retries_wait_twice_as_long_each_time():
         raise Busy("no luck")
 
     with pytest.raises(DataError, match="somebody does not answer: no luck"):
-        with_retries(busy, "somebody", 3, 0.5, waits.append)
-    assert waits == [0.5, 1.0, 2.0]
+        with_retries(busy, "somebody", 3, waits.append)
+    assert waits == [2.0, 4.0, 8.0]
 
 
 def test_without_tickers_there_is_nothing_to_ask(tmp_path):
-    settings = YahooSettings(start=dt.date(2016, 1, 4))
+    vendor = Yahoo(YahooSettings())
+    days = CalendarDays("XNAS", dt.date(2016, 1, 4))
     with pytest.raises(DataError, match="no tickers to ask for"):
-        VendorFeed(Yahoo(settings), [], "XNAS", ObjectStore(tmp_path), today=TODAY)
+        VendorFeed(vendor, [], days, ObjectStore(tmp_path), today=TODAY)

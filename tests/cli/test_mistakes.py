@@ -22,8 +22,8 @@ FILES = {
     "agentless.yaml": "agent: []",
     "window.yaml": "data: {windows: {train: [2020-01-01]}}",
     "date.yaml": "data: {windows: {train: [2020-02-30, 2020-03-01]}}",
-    "absent.yaml": "data: {source: {kind: files, path: absent.csv}}",
-    "badbars.yaml": "data: {source: {kind: files, path: bad.csv}}",
+    "absent.yaml": "data: {path: absent.csv}",
+    "badbars.yaml": "data: {path: bad.csv}",
 }
 MISTAKES = """
 run Q --data.windows.train 2020-01-01 | --data.windows.train: too few values, got ['2020-01-01']
@@ -41,7 +41,7 @@ run Q --backtest.null-model perhaps | --backtest.null-model: expected true, fals
 run Q --agent.network.kind huge | --agent.network.kind: choose one of 'auto', 'market_once'
 run Q --agent.algo | --agent.algo needs a value: ppo, a2c
 run Q --agent.alpha 1 | --agent.alpha: no setting of what stands in agent; choose another --agent.algo first
-run Q --data.source.path x | choose another --data.source.kind first
+run Q --data.source.label end | choose another --data.source.kind first
 run Q --num-envs 4 | --num-envs: unknown setting; did you mean --env.num-envs?
 run Q --data.universe.aliases FB | --data.universe.aliases: expected NAME=VALUE, got 'FB'
 run Q --operations.metrics 99999 | --operations.metrics: expected PORT or HOST:PORT, with a port of at most 65535

@@ -387,7 +387,7 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize("endpoint", REFUSED)
-def test_endpoints_that_are_not_allowed_are_not_even_looked_up(endpoint, asked):
+def test_endpoints_that_are_not_allowed_are_not_even_looked_up(endpoint, asked, monkeypatch):
     from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
 
@@ -399,17 +399,15 @@ def test_endpoints_that_are_not_allowed_are_not_even_looked_up(endpoint, asked):
         f"allowed are https://{PAPER_HOST} and, for tests, http:// or https:// on localhost" in told
     )
     assert "hidden-word" not in told
-    settings = AlpacaSettings(
-        start=dt.date(2024, 1, 2), endpoint=endpoint.replace("data.", "paper-api.")
-    )
-    source = Alpaca(settings)
+    monkeypatch.setenv("APCA_API_DATA_URL", endpoint.replace("data.", "paper-api."))
+    source = Alpaca(AlpacaSettings())
     for ask in (source.fetch, source.announced):
         with pytest.raises(DataError, match=r"allowed are https://data\.alpaca\.markets"):
             ask(["AAA"], dt.date(2024, 1, 2), dt.date(2024, 1, 3))
     assert asked == []
 
 
-def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked):
+def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked, monkeypatch):
     from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor import Busy
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
@@ -422,7 +420,9 @@ def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked):
     assert set(asked) == {PAPER_HOST}
     asked.clear()
     for address in (None, "https://data.alpaca.markets", "https://DATA.alpaca.markets.:443/"):
-        source = Alpaca(AlpacaSettings(start=dt.date(2024, 1, 2), endpoint=address))
+        if address is not None:
+            monkeypatch.setenv("APCA_API_DATA_URL", address)
+        source = Alpaca(AlpacaSettings())
         with pytest.raises(Busy):
             source.fetch(["AAA"], dt.date(2024, 1, 2), dt.date(2024, 1, 3))
     assert set(asked) == {"data.alpaca.markets"}
@@ -454,7 +454,7 @@ def test_a_redirect_takes_no_key_along(server, broker):
     assert set(server.keys) == {(KEY, SECRET)}
 
 
-def test_a_redirect_of_the_data_service_takes_no_key_along(server):
+def test_a_redirect_of_the_data_service_takes_no_key_along(server, monkeypatch):
     from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor import Busy
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
@@ -462,7 +462,8 @@ def test_a_redirect_of_the_data_service_takes_no_key_along(server):
     with LoopbackAlpaca(cash=0.0, prices={}) as other:
         server.redirect_to = f"{other.endpoint}/v2/stocks/bars"
         server.outage = "302"
-        source = Alpaca(AlpacaSettings(start=dt.date(2024, 1, 2), endpoint=server.endpoint))
+        monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)
+        source = Alpaca(AlpacaSettings())
         for ask in (source.fetch, source.announced):
             with pytest.raises(Busy, match="RedirectError"):
                 ask(["AAA"], dt.date(2024, 1, 2), dt.date(2024, 1, 3))

@@ -106,7 +106,7 @@ def test_a_planted_signal_is_refused(home, tmp_path):
     bundle = Bundle.open(home / "bundle")
     market = make_market(settings()).split().test
     data = read_settings(
-        {"source": {"kind": "planted_in", "path": "bars.parquet", "ic": 0.1, "horizon": 5}}
+        {"path": "bars.parquet", "source": {"kind": "planted_in", "ic": 0.1, "horizon": 5}}
     )
     with pytest.raises(DeployError, match="no live bar has"):
         freeze(

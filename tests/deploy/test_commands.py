@@ -68,6 +68,7 @@ def market(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     with LoopbackMarket(now=Travelling()) as server:
+        monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)
         yield server
 
 
@@ -81,14 +82,10 @@ def trained(server, interval, decision_interval):
         "data": {
             "bar_minutes": int(interval[0]),
             "calendar": "24/7",
-            "source": {
-                "kind": "alpaca",
-                "interval": interval,
-                "symbols": list(server.bars.symbols),
-                "start": str(first),
-                "end": str(last),
-                "endpoint": server.endpoint,
-            },
+            "source": {"kind": "alpaca", "interval": interval},
+            "start": str(first),
+            "end": str(last),
+            "universe": {"symbols": list(server.bars.symbols)},
             "features": {"names": ["return_1", "return_30", "volatility_30"], "context": []},
             "windows": {"fractions": [0.4, 0.2, 0.4], "embargo_sessions": 1},
         },

@@ -25,17 +25,14 @@ pytest.importorskip("alpaca", reason="alpaca-py is not installed")
 def fake(monkeypatch):
     monkeypatch.setenv("APCA_API_KEY_ID", "key")
     monkeypatch.setenv("APCA_API_SECRET_KEY", "secret")
+    monkeypatch.setenv("APCA_API_DATA_URL", "https://data.alpaca.markets")
     with serve(Fake(minute_table(symbols=2, sessions=5)), alpaca) as server:
         yield server
 
 
 @pytest.fixture
 def feed():
-    return AlpacaFeed(
-        AlpacaSettings(start=dt.date(2016, 1, 4), endpoint="https://data.alpaca.markets"),
-        ["AAA", "BBB"],
-        "XNAS",
-    )
+    return AlpacaFeed(AlpacaSettings(), ["AAA", "BBB"], "XNAS")
 
 
 def moment(text):
@@ -110,7 +107,7 @@ def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(tmp_path, mon
     bundle, market = frozen(tmp_path, data)
     replayed(tmp_path, bundle, market).close()
     assert asked == []
-    live = AlpacaFeed(AlpacaSettings(start=dt.date(2016, 1, 4)), ["AAA"], "XNAS")
+    live = AlpacaFeed(AlpacaSettings(), ["AAA"], "XNAS")
     assert len(live.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:00:05"))) == 0
     assert set(asked) == {"data.alpaca.markets"}
     asked.clear()
@@ -123,13 +120,14 @@ def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(tmp_path, mon
 
 
 def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake, tmp_path):
-    source = {
-        "kind": "alpaca",
-        "start": "2016-01-04",
-        "endpoint": "https://data.alpaca.markets",
-        "symbols": ["AAA", "BBB"],
-    }
-    data = read_settings({"source": source, "features": {"names": ["return_1"], "context": []}})
+    data = read_settings(
+        {
+            "source": {"kind": "alpaca"},
+            "start": "2016-01-04",
+            "universe": {"symbols": ["AAA", "BBB"]},
+            "features": {"names": ["return_1"], "context": []},
+        }
+    )
     last = dt.date(2016, 1, 8)
     first = ReplayFeed(data, ["AAA", "BBB"], cache=tmp_path, until=last)
     asked = len(fake.requests)
@@ -148,10 +146,8 @@ def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch):
         monkeypatch.setenv(name, value)
     now = pd.Timestamp("2016-03-15 14:32:30", tz="UTC").timestamp()
     with LoopbackMarket(now=lambda: now) as server:
-        settings = AlpacaSettings(
-            start=dt.date(2016, 1, 4), interval="5m", endpoint=server.endpoint
-        )
-        feed = AlpacaFeed(settings, ["AAA"], "24/7")
+        monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)
+        feed = AlpacaFeed(AlpacaSettings(interval="5m"), ["AAA"], "24/7")
         bars = feed.poll(int((now - 1200) * 1e9), int(now * 1e9))
         minutes = sorted(
             pd.Timestamp(moment, unit="ns").strftime("%H:%M") for moment in bars.ts.tolist()
@@ -166,16 +162,12 @@ def test_a_data_server_that_falls_silent_holds_nothing_up(monkeypatch):
         monkeypatch.setenv(name, value)
     now = pd.Timestamp("2016-03-15 14:32:05", tz="UTC").timestamp()
     with LoopbackMarket(now=lambda: now, faults={1: "hang"}, hang_s=3000) as server:
-        settings = AlpacaSettings(
-            start=dt.date(2016, 1, 4), endpoint=server.endpoint, timeout_seconds=0.5
-        )
-        feed = AlpacaFeed(settings, ["AAA"], "24/7")
+        monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)
+        feed = AlpacaFeed(AlpacaSettings(), ["AAA"], "24/7")
+        assert feed._vendor.timeout_seconds == LIMIT_SECONDS
+        feed._vendor.timeout_seconds = 0.5
         since = int((now - 605) * 1e9)
         at = int(now * 1e9)
         assert not len(feed.poll(since, at))  # given up, and asked again with the next bar
         assert server.fired == ["hang"]
         assert len(feed.poll(since, at)) == 10
-    slow = AlpacaFeed(
-        AlpacaSettings(start=dt.date(2016, 1, 4), timeout_seconds=99.0), ["AAA"], "24/7"
-    )
-    assert slow._vendor.settings.timeout_seconds == LIMIT_SECONDS

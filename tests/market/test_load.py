@@ -100,7 +100,7 @@ def test_it_is_the_market_that_the_same_bars_in_a_file_make(long, expected, tmp_
     }
     long.to_parquet(path)
     filed = load_market(
-        source={"kind": "files", "path": str(path), "columns": columns}, cache=tmp_path, **SETTINGS
+        path=str(path), source={"kind": "files", "columns": columns}, cache=tmp_path, **SETTINGS
     )
     assert_same_market(filed, expected)
 

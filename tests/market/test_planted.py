@@ -72,7 +72,7 @@ def test_the_optimum_agrees_with_brute_force(drift_bps, switch, cost_bps):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_oracle_reaches_the_optimum(seed):
-    calm = {"volatility_bps": 0.5, "index_volatility_bps": 0.5, "num_sessions": 12}
+    calm = {"volatility_bps": 0.5, "num_sessions": 12}
     market = make_market(synthetic(seed=seed, num_symbols=5, **calm))
     policy = oracle_policy(market, ObservationLayout.of(market), 20.0)
     equity = simulate(policy, market, EnvSettings(fractional=True, cost_bps=20.0)).equity

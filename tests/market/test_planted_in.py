@@ -21,9 +21,11 @@ def bars(tmp_path_factory):
 
 
 def planted(path, **source):
-    values = {"kind": "planted_in", "path": str(path), "ic": 0.1, "horizon": 6, **source}
+    values = {"kind": "planted_in", "ic": 0.1, "horizon": 6, **source}
     return validate(
-        DataSettings, {**PLAIN, "bar_minutes": 15, "windows": WINDOWS, "source": values}, "test"
+        DataSettings,
+        {**PLAIN, "path": str(path), "bar_minutes": 15, "windows": WINDOWS, "source": values},
+        "test",
     )
 
 

@@ -24,12 +24,18 @@ def test_nothing_is_missing_of_a_synthetic_market(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"data": {"source": {"kind": "files", "path": "none.csv"}}}, "data.source.path: none.csv"),
+        ({"data": {"path": "none.csv"}}, "data.path: none.csv"),
         ({"data": {"benchmark": {"path": "ndx.csv"}}}, "data.benchmark.path: ndx.csv"),
         ({"data": {"features": {"daily": {"vix": "vix.csv"}}}}, "data.features.daily.vix: vix.csv"),
         ({"from_run": "elsewhere/run"}, "from_run: elsewhere/run"),
         (
-            {"data": {"source": {"kind": "alpaca", "start": "2024-01-02", "symbols": ["A"]}}},
+            {
+                "data": {
+                    "source": {"kind": "alpaca"},
+                    "start": "2024-01-02",
+                    "universe": {"symbols": ["A"]},
+                }
+            },
             "APCA_API_KEY_ID",
         ),
     ],
@@ -134,9 +140,7 @@ def test_a_run_that_has_not_raced_is_no_record(tmp_path):
 
 
 def test_a_run_without_its_bars_fails_by_name_and_status_says_so(tmp_path):
-    path = write_config(
-        tmp_path, data={"source": {"kind": "files", "path": str(tmp_path / "none.csv")}}
-    )
+    path = write_config(tmp_path, data={"path": str(tmp_path / "none.csv")})
     done = fintrader("run", str(path))
     assert done.status == 2
     told = fintrader("status", str(tmp_path / "runs" / "tiny"))

@@ -108,9 +108,8 @@ def test_other_bars_are_told_before_anything_is_trained(report, tmp_path):
         reproduce(changed(report, data_hash="0" * 64), keep=tmp_path / "kept")
     assert not list((tmp_path / "kept").glob("*/leaderboard.sqlite"))
     record = read_record(report)
-    files = {"kind": "files", "path": str(tmp_path / "gone.parquet")}
     config = record["recipe"]["config"]
-    config["data"] = {**config["data"], "source": files}
+    config["data"] = {**config["data"], "path": str(tmp_path / "gone.parquet")}
     changed(report, recipe={**record["recipe"], "config": config})
     with pytest.raises(ReportError, match=r"cannot be had here .*gone\.parquet.*--data PATH"):
         reproduce(report)

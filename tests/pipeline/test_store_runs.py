@@ -132,7 +132,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_p
 
 def test_the_bars_and_the_disk_are_gone(tmp_path, capsys):
     bars = write_csv(tmp_path, minute_table(3, 12))
-    source = {"source": {"kind": "files", "path": str(bars)}}
+    source = {"path": str(bars)}
     short = TINY["tournament"] | {"order": "submission", "pods": 2}
     store = f"file://{tmp_path}/store"
     config = load_config(write(tmp_path / "here", store=store, data=source, tournament=short))
@@ -162,7 +162,9 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path):
 
     config = load_config(write(tmp_path, store="s3://bucket/runs"))
     vendor = validate(
-        DataSettings, {"source": {"kind": "yahoo", "symbols": ["A"], "start": "2016-01-01"}}, "test"
+        DataSettings,
+        {"source": {"kind": "yahoo"}, "start": "2016-01-01", "universe": {"symbols": ["A"]}},
+        "test",
     )
     assert data_of(config.model_copy(update={"data": vendor})).store == "s3://bucket/runs/.bars"
     named = vendor.model_copy(update={"store": "s3://bucket/mine"})

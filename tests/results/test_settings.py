@@ -47,10 +47,10 @@ def test_a_run_that_says_nothing_has_changed_nothing():
             {"agent.network.hidden": ([8], [32, 32])},
         ),
         (
-            {"data": {"source": {"kind": "files", "path": "x.csv"}}},
+            {"data": {"path": "x.csv", "source": {"kind": "files"}}},
             {
                 "data.source.kind": ("files", "synthetic"),
-                "data.source.path": ("x.csv", "data/bars"),
+                "data.path": ("x.csv", None),
             },
         ),
         (

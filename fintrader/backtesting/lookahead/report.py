@@ -10,7 +10,7 @@ from fintrader.backtesting.lookahead.differences import Leak
 from fintrader.backtesting.lookahead.views import MODES
 from fintrader.config import strip_folders
 from fintrader.market.planted_in import PlantedInSettings
-from fintrader.market.settings import DataSettings
+from fintrader.market.settings import DataSettings, factor_column
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 
 
@@ -105,8 +105,9 @@ def trusted(
         found.append(f"shares outstanding: {strip_folders(universe.shares_outstanding)}")
     if data.adjust.path is not None:
         found.append(f"splits and dividends: {strip_folders(data.adjust.path)}")
-    if data.adjust.factor_column is not None:
-        found.append(f"prices: as traded by the column {data.adjust.factor_column}")
+    factor = factor_column(data)
+    if factor is not None:
+        found.append(f"prices: as traded by the column {factor}")
     declared = {*features.extra, *features.extra_raw, *features.daily, planted}
     return (
         *found,

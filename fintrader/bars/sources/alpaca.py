@@ -29,7 +29,7 @@ import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
-from fintrader.bars.sources.vendor import Busy, Refused
+from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Refused
 from fintrader.bars.sources.vendor_settings import AlpacaSettings
 from fintrader.errors import DataError, FintraderError, install_command
 
@@ -40,15 +40,21 @@ _RETRY = {408, 429, 500, 502, 503, 504}
 _DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
 """Characters that browsers and resolvers read as the dot between two parts of a name."""
 
+ENDPOINT = "APCA_API_DATA_URL"
+"""Environment variable with the address of a server on this machine, for tests."""
+
 
 class Alpaca:
     """Requests to Alpaca. Raises DataError when the package or the keys are missing."""
 
     name = "alpaca"
+    batch = 20
 
-    def __init__(self, settings: AlpacaSettings) -> None:
+    def __init__(
+        self, settings: AlpacaSettings, *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
         self.settings = settings
-        self.batch = settings.batch
+        self.timeout_seconds = timeout_seconds
         self.daily = settings.interval == "1d"
         self.adjustment = settings.adjustment
         self._client: Any = None
@@ -141,8 +147,7 @@ class Alpaca:
         return self._client
 
     def _client_of(self, module: str, name: str) -> Any:
-        given = self.settings.endpoint
-        address = f"https://{DATA_HOST}" if given is None else given
+        address = os.environ.get(ENDPOINT, f"https://{DATA_HOST}")
         endpoint = checked_endpoint(address, DATA_HOST, DataError)
         try:
             found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
@@ -158,7 +163,7 @@ class Alpaca:
             )
         client = found(key, secret, raw_data=True, url_override=endpoint)
         client._retry = 0  # repetitions are ours: they double their wait and are counted
-        restrict(client._session, endpoint, self.settings.timeout_seconds)
+        restrict(client._session, endpoint, self.timeout_seconds)
         return client
 
     def _explain(self, error: Any, symbols: Sequence[str]) -> Exception:

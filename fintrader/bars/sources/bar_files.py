@@ -31,10 +31,10 @@ _FEW = 10
 """From so many lines on, equal decimals are no chance."""
 
 
-def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
+def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
     docstring."""
-    bars = concat([batch for file in files_of(settings) for batch in iterate(file, settings)])
+    bars = concat([batch for file in files_of(settings, path) for batch in iterate(file, settings)])
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
         bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
@@ -93,7 +93,7 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     one."""
     if settings.wide is None:
         return {}
-    fields = {getattr(settings.columns, name): name for name in COLUMNS}
+    fields = {settings.names[name]: name for name in COLUMNS}
     choice = "|".join(re.escape(field) for field in fields)
     body = (
         re.escape(settings.wide)

@@ -37,11 +37,13 @@ class FilesFeed(Feed):
 
     _collections: list[Collection]
 
-    def __init__(self, settings: FilesSettings, store: ObjectStore, calendar: str) -> None:
+    def __init__(
+        self, settings: FilesSettings, path: str, store: ObjectStore, calendar: str
+    ) -> None:
         self.settings = settings
         self.calendar = calendar
         self.store = store
-        self.files = files_of(settings)
+        self.files = files_of(settings, path)
         self._contents = _read_contents(self.files, store)
         self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
 
@@ -77,7 +79,7 @@ class FilesFeed(Feed):
         return self._open_named("files of days", digest)
 
     def _open_named(self, name: str, sha256: str) -> Collection:
-        reading = self.settings.model_dump(mode="json", exclude={"kind", "path"})
+        reading = self.settings.model_dump(mode="json", exclude={"kind"})
         return Collection.open(self.store, "files", {"name": name, **reading}, sha256)
 
     def _label_days(self, days: Sequence[int]) -> list[tuple[str, str]]:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fintrader.bars.bars import COLUMNS
 from fintrader.bars.sources.presets import PRESETS, Preset
-from fintrader.config import PathText, Settings
+from fintrader.config import Settings, fill_mapping
 
-
-class ColumnNames(Settings):
-    """How the file calls its columns."""
-
-    ts: str = "ts"
-    """The time, or the time of day where `date` names a column of its own, or the file's name holds
-    the date."""
-    date: str | None = None
-    """The date, where it stands in a column of its own."""
-    symbol: str = "ticker"
-    open: str = "open"
-    high: str = "high"
-    low: str = "low"
-    close: str = "close"
-    volume: str = "volume"
+Column = Literal["ts", "date", "symbol", "open", "high", "low", "close", "volume", "factor"]
+COLUMN_NAMES: Mapping[Column, str] = {
+    "ts": "ts",
+    "symbol": "ticker",
+    "open": "open",
+    "high": "high",
+    "low": "low",
+    "close": "close",
+    "volume": "volume",
+}
+"""Names of the columns of a file that a configuration does not rename."""
 
 
 class FilesSettings(Settings):
@@ -34,16 +30,11 @@ class FilesSettings(Settings):
     kind: Literal["files"] = "files"
     preset: Preset | None = None
     """The vendor whose layout the files have; it sets what is not set here."""
-    path: PathText = "data/bars"
-    """A Parquet or CSV file, a zip archive or a folder of such files, a glob pattern, or an fsspec
-    URL of one."""
-    symbol_from: Literal["column", "name"] = "column"
-    """Where the symbol stands: in a column, or in the file's name (one file per symbol, like
-    AAPL.csv)."""
     name_pattern: str | None = None
-    """How files are called, without endings, like `{symbol}_{date}_*` (folders may stand before,
-    `{symbol}/{date}`); others are passed over. Files that end with .txt are read where this is
-    set."""
+    """Pattern of the files' names, without endings, like `{symbol}_{date}_*` (folders may stand
+    before, `{symbol}/{date}`); others are passed over. With `{symbol}` a file holds one symbol and
+    its name says which, else a column does. Files that end with .txt are read where this is
+    set and no other file is called like it."""
     uppercase: bool = False
     """Write symbols in capitals."""
     header: tuple[str, ...] = ()
@@ -58,7 +49,10 @@ class FilesSettings(Settings):
     wide: str | None = None
     """For tables with columns for each symbol: how these are called, like `{symbol}_{field}`, where
     a field is one of `columns.open` to `columns.volume`."""
-    columns: ColumnNames = ColumnNames()
+    columns: Annotated[Mapping[Column, str], fill_mapping(COLUMN_NAMES)] = COLUMN_NAMES
+    """Names of the file's columns. `ts`: the time, or the time of day where `date` names another
+    column, or the file's name holds the date. `factor` (optional): factors that turn prices into
+    those that were traded; prices are multiplied by it first, volumes divided."""
     time_format: str | None = None
     """How times are written: `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands
     elsewhere), or a pattern like `%d.%m.%Y %H:%M`, for date and time together; ISO 8601 unless
@@ -87,21 +81,11 @@ class FilesSettings(Settings):
         if preset not in PRESETS:
             return values
         known = PRESETS[preset]
-        columns = values.get("columns", {})
-        if isinstance(columns, Settings):
-            columns = columns.model_dump()
-        return {**known, **values, "columns": {**known.get("columns", {}), **columns}}
+        columns = {**known.get("columns", {}), **values.get("columns", {})}
+        return {**known, **values, "columns": columns}
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        if (
-            self.name_pattern is not None
-            and self.symbol_from == "name"
-            and "{symbol}" not in self.name_pattern
-        ):
-            raise ValueError(
-                "name_pattern: with symbol_from: name it needs {symbol}, like {symbol}_{date}"
-            )
         if self.wide is not None and not ("{symbol}" in self.wide and "{field}" in self.wide):
             raise ValueError("wide: expected how columns are called, like {symbol}_{field}")
         if self.wide is not None and self.extra:
@@ -109,6 +93,16 @@ class FilesSettings(Settings):
                 "extra: a wide table has columns of prices and volumes only; leave it empty"
             )
         return self
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Our name -> the file's name of each column."""
+        return dict(self.columns.items())
+
+    @property
+    def has_symbol_in_name(self) -> bool:
+        """True where a file's name says which symbol it holds."""
+        return "{symbol}" in (self.name_pattern or "")
 
     def read_name(self, place: str) -> tuple[str, str | None] | None:
         """Symbol ("" where none stands there) and date (like 20160104) of a file by its path and
@@ -147,9 +141,8 @@ class FilesSettings(Settings):
 def column_names(settings: FilesSettings) -> dict[str, str]:
     """Our name -> the table's name of the columns that are needed; no `symbol` where it stands in a
     file's name."""
-    names = {name: getattr(settings.columns, name) for name in ("ts", "symbol", *COLUMNS)}
-    if settings.symbol_from == "name" or settings.wide is not None:
+    names = settings.names
+    names.pop("factor", None)  # read as an extra column
+    if settings.has_symbol_in_name or settings.wide is not None:
         del names["symbol"]
-    if settings.columns.date is not None:
-        names["date"] = settings.columns.date
     return names

@@ -24,19 +24,20 @@ _RACY_NS = 2_000_000_000
 _PIECE = 4 << 20
 
 
-def files_of(settings: FilesSettings) -> list[BarFile]:
+def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
     """The bar files that these settings name, sorted. Raises DataError when there is none."""
     pattern = settings.name_pattern
-    found = list_files(settings.path, text=pattern is not None)
+    found = list_files(path, text=pattern is not None)
     if pattern is None:
         return found
     called = [file for file in found if settings.read_name(file.place) is not None]
     if not called:
         raise DataError(
-            f"{settings.path}: no file there is called like {pattern}; {found[0].place} is one that"
+            f"{path}: no file there is called like {pattern}; {found[0].place} is one that"
             " is not (data.source.name_pattern)"
         )
-    return called
+    tables = [file for file in called if not re.search(r"\.txt(\.gz)?$", file.place, re.I)]
+    return tables or called
 
 
 def list_files(path: str, *, text: bool = False) -> list[BarFile]:

@@ -19,7 +19,6 @@ _TITLE = {"open": "Open", "high": "High", "low": "Low", "close": "Close", "volum
 PRESETS: dict[Preset, dict[str, Any]] = {
     "lean": {
         "header": ("ts", "open", "high", "low", "close", "volume"),
-        "symbol_from": "name",
         "name_pattern": "{date}_{symbol}_minute_trade",
         "uppercase": True,
         "time_format": "ms",
@@ -34,14 +33,12 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     "databento": {"columns": {"ts": "ts_event", "symbol": "symbol"}, "timezone": "UTC"},
     "firstrate": {
         "header": ("ts", "open", "high", "low", "close", "volume"),
-        "symbol_from": "name",
         "name_pattern": "{symbol}_full_1min*",
         "timezone": "America/New_York",
     },
     "kibot": {
         "header": ("date", "ts", "open", "high", "low", "close", "volume"),
         "columns": {"date": "date"},
-        "symbol_from": "name",
         "name_pattern": "{symbol}",
         "time_format": "%m/%d/%Y %H:%M",
         "timezone": "America/New_York",
@@ -49,7 +46,7 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     "alpaca": {"columns": {"ts": "timestamp", "symbol": "symbol"}, "timezone": "UTC"},
     "yahoo": {
         "columns": {"ts": "Datetime", **_TITLE},
-        "symbol_from": "name",
+        "name_pattern": "{symbol}",
         "timezone": "America/New_York",
     },
 }

@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,13 @@ from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
+RETRIES = 4
+"""Times that a request is made again after it failed for a reason that may pass."""
+BACKOFF_SECONDS = 2.0
+"""Wait before the first repetition; it doubles with each one, to half a minute after four."""
+TIMEOUT_SECONDS = 20.0
+"""A request without an answer for this long is given up and asked again: pages take a second or
+two."""
 _Request = tuple[list[str], dt.date, dt.date]
 """Tickers, first and last day."""
 
@@ -101,18 +108,28 @@ def fetch_each(
     return {name: bars for name, bars in found.items() if bars is not None}
 
 
+class CalendarDays(NamedTuple):
+    """Days of an exchange's calendar."""
+
+    calendar: str
+    first: dt.date
+    last: dt.date | None = None
+    """The last one, included; None: yesterday."""
+
+
 class VendorFeed(Feed):
     """Bars of a vendor, by way of the store. Tickers that were not `listed` by hand may be without
     bars (`missing`)."""
 
     inputs_need_bars = True
+    retries = RETRIES
     _collection: Collection
 
     def __init__(
         self,
         vendor: Vendor,
         symbols: Sequence[str],
-        calendar: str,
+        days: CalendarDays,
         store: ObjectStore,
         *,
         listed: bool = True,
@@ -121,20 +138,20 @@ class VendorFeed(Feed):
     ) -> None:
         if not symbols:
             raise DataError(
-                "no tickers to ask for; list them under data.source.symbols or set"
+                "no tickers to ask for; list them under data.universe.symbols or set"
                 " data.universe.index"
             )
         self.vendor = vendor
-        settings = self.settings = vendor.settings
-        self.calendar = calendar
+        self.calendar = days.calendar
         self._asked = self.symbols = sorted(set(symbols))
         self._listed = listed
         self._today = self.tickers_as_of = today or dt.datetime.now(dt.UTC).date()
         self._sleep = sleep
         self._store = store
         yesterday = self._today - dt.timedelta(days=1)
-        self.end = min(settings.end or yesterday, yesterday)
-        self._grid = session_grid(calendar, settings.start, self.end)
+        self.start = days.first
+        self.end = min(days.last or yesterday, yesterday)
+        self._grid = session_grid(days.calendar, self.start, self.end)
         self._months = sorted({str(day)[:7] for day in self._grid.dates})
 
     def prepare(self, progress: Progress | None = None) -> None:
@@ -150,7 +167,7 @@ class VendorFeed(Feed):
         if self.missing and (self._listed or not self.symbols):
             raise DataError(
                 f"{self.vendor.name} has no bars of {', '.join(self.missing)} from"
-                f" {self.settings.start} to {self.end}; check the spelling, or whether it was"
+                f" {self.start} to {self.end}; check the spelling, or whether it was"
                 " listed then"
             )
         self.actions = tuple(self._select_actions())
@@ -181,7 +198,7 @@ class VendorFeed(Feed):
         if earliest is not None and oldest < earliest:
             raise DataError(
                 f"{self.vendor.name} has no bars of this length before {earliest} any more"
-                f" (asked for {oldest}); set data.source.start later, or choose longer bars"
+                f" (asked for {oldest}); set data.start later, or choose longer bars"
             )
         shown = progress if progress is not None and requests else SILENT
         with shown.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
@@ -196,7 +213,7 @@ class VendorFeed(Feed):
         for name in self.symbols:
             known = self._announced.list_actions(name)
             for action in select_for_accounts(known, self.vendor.adjustment, self._basis(name)):
-                if self.settings.start <= action.day <= self.end:
+                if self.start <= action.day <= self.end:
                     yield action
 
     def list_requests(self) -> list[_Request]:
@@ -244,9 +261,9 @@ class VendorFeed(Feed):
         self, announced: Announced, wanted: set[str], collection: Collection
     ) -> None:
         """Request the unknown actions of tickers with bars; of those in `wanted` until today."""
-        if not self.settings.actions:
+        if not self.vendor.settings.actions:
             return
-        first = self.settings.start
+        first = self.start
         yesterday = self._today - dt.timedelta(days=1)
         lacking = {
             *announced.list_unknown(self._asked, first, self.end),
@@ -333,13 +350,8 @@ class VendorFeed(Feed):
     def _request(
         self, ask: Callable[..., ResultT], symbols: Sequence[str], first: dt.date, last: dt.date
     ) -> ResultT:
-        settings = self.settings
         return with_retries(
-            lambda: ask(symbols, first, last),
-            self.vendor.name,
-            settings.retries,
-            settings.backoff_seconds,
-            self._sleep,
+            lambda: ask(symbols, first, last), self.vendor.name, self.retries, self._sleep
         )
 
     def _settle(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> None:
@@ -396,7 +408,6 @@ def with_retries(
     call: Callable[[], ResultT],
     name: str,
     retries: int,
-    backoff_seconds: float,
     sleep: Callable[[float], None],
 ) -> ResultT:
     """Call, again after each Busy with doubling waits. Raises DataError when it stays busy."""
@@ -406,7 +417,7 @@ def with_retries(
         except Busy as busy:
             reason = busy
             if attempt < retries:
-                sleep(backoff_seconds * 2**attempt)
+                sleep(BACKOFF_SECONDS * 2**attempt)
     raise DataError(
         f"{name} does not answer: {reason}; check the network, or try again later (it continues"
         " from here)"

@@ -17,7 +17,7 @@ import numpy as np
 from fintrader.bars.bars import COLUMNS, PRICES, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import Busy, fetch_each
+from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, fetch_each
 from fintrader.bars.sources.vendor_settings import YahooSettings
 from fintrader.errors import DataError
 
@@ -30,6 +30,7 @@ class Yahoo:
     it)."""
 
     name = "yahoo"
+    batch = 10
 
     def __init__(self, settings: YahooSettings, session: Any = None) -> None:
         import yfinance
@@ -39,7 +40,6 @@ class Yahoo:
         self._yfinance = yfinance
         self.settings = settings
         self._session = session
-        self.batch = settings.batch
         self.daily = settings.interval == "1d"
         self.adjustment: Adjustment = "split"
 
@@ -108,7 +108,7 @@ class Yahoo:
                 actions=actions,
                 prepost=False,
                 repair=False,
-                timeout=self.settings.timeout_seconds,
+                timeout=TIMEOUT_SECONDS,
             )
         except errors.YFRateLimitError:
             raise Busy("too many requests") from None
