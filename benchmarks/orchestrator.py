@@ -176,7 +176,7 @@ def measure_submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     `burst` at a time."""
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, LeaderboardIndex
-    from fintrader.tournament.updater import build_applied_event, submit
+    from fintrader.tournament.updater import build_result_event, submit
 
     run = RunFolder(home / "submissions")
     specs = [stubs.spec(number) for number in range(count)]
@@ -189,7 +189,7 @@ def measure_submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     for start in range(0, count, burst):
         some = entries[start : start + burst]
         log.append(
-            *[build_applied_event(e, start + k, submit(board, e)) for k, e in enumerate(some)]
+            *[build_result_event(e, start + k, submit(board, e)) for k, e in enumerate(some)]
         )
         index.write_turn((), some, start, ())
     seconds = time.perf_counter() - begun

@@ -27,14 +27,15 @@ import numpy as np
 
 from benchmarks._bench import finish, milliseconds, read_arguments
 from benchmarks.orchestrator import SEARCH, FarmLauncher, race, stub_result
+from fintrader.results.tournament_events import ProposalEvent, TournamentEvent
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.run_tournament import CHANGEABLE, read_market_hash
+from fintrader.tournament.run_tournament import describe_identity, read_market_hash
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import build_applied_event, submit
+from fintrader.tournament.updater import build_result_event, submit
 from tests.engines import stubs
 
 SESSIONS = 42
@@ -64,16 +65,8 @@ def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
     )
     random = np.random.default_rng(0)
     proposals = list[float]()
-    events = list[dict[str, Any]]()
-    store.claim(
-        {
-            "settings": settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
-            "agents": [stubs.StubAgent().model_dump(mode="json")],
-            "env": {},
-            "seed": 0,
-            "data_hash": generator.data_hash,
-        }
-    )
+    events: list[TournamentEvent] = []
+    store.claim(describe_identity(generator))
     for number in range(settings.pods):
         began = time.perf_counter()
         spec = generator.propose(number, board)
@@ -97,9 +90,9 @@ def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
         store.locate_result(spec.pod).write_text(result.to_json())
         entry = FinishedPod(spec, result)
         events.append(
-            {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "seen": spec.seen}
+            ProposalEvent(pod=spec.pod, origin=spec.origin, parent=spec.parent, seen=spec.seen)
         )
-        events.append(build_applied_event(entry, number, submit(board, entry)))
+        events.append(build_result_event(entry, number, submit(board, entry)))
     log.append(*events)
     last = proposals[-LAST:]
     return {

@@ -13,6 +13,7 @@ import torch
 from fintrader import files, runs, seeding
 from fintrader.errors import CheckpointError, RunError, UnsafePathError
 from fintrader.files import atomic_file, read_json, seal, unseal, write_bytes
+from fintrader.results.tournament_events import NoCapacityEvent
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.events import EventLog
@@ -254,7 +255,7 @@ WRITERS = {
     "create": lambda path: ObjectStore(path.parent).create(path.name, b"x"),
     "put_file": lambda path: ObjectStore(path.parent).put_file(path.name, Path(__file__)),
     "get_file": fetch,
-    "events": lambda path: EventLog(path).append({"event": "x"}),
+    "events": lambda path: EventLog(path).append(NoCapacityEvent()),
     "database": lambda path: LeaderboardIndex(path),
 }
 """What writes to a path."""
@@ -383,13 +384,16 @@ def test_a_link_itself_is_removed_and_renamed_and_what_it_leads_to_stays(
 
 def test_log_and_database_that_another_run_shares_are_not_changed(two):
     mine, other = (RunFolder(root) for root in two)
-    EventLog(other.events).append({"event": "x"})
+    EventLog(other.events).append(NoCapacityEvent())
     LeaderboardIndex(other.leaderboard).close()
     for name in ("events.jsonl", "leaderboard.sqlite"):
         os.link(other.root / name, mine.root / name)
     before = contents(other.root)
     log = EventLog(mine.events)  # reading is no harm
-    for change in (lambda: log.append({"event": "y"}), lambda: LeaderboardIndex(mine.leaderboard)):
+    for change in (
+        lambda: log.append(NoCapacityEvent()),
+        lambda: LeaderboardIndex(mine.leaderboard),
+    ):
         with pytest.raises(UnsafePathError, match=r"a hard link.* cp -p "):
             change()
     assert contents(other.root) == before

@@ -16,6 +16,7 @@ from fintrader.cli.run_arguments import folder_of
 from fintrader.cli.terminal_tables import shown, table_of
 from fintrader.config import Settings, is_url
 from fintrader.errors import ConfigError
+from fintrader.records import to_json
 from fintrader.runs import RunFolder
 from fintrader.seams import OBSERVERS, load_part
 
@@ -72,15 +73,16 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     from fintrader.results.formatting import count, duration
     from fintrader.results.run import at_once
     from fintrader.stages import strip
-    from fintrader.tournament.status import read_status as ask
+    from fintrader.tournament.status import read_status
 
     whole = at_once(folder)
     raced = whole is None or (folder.root / "tournament.json").exists()
-    answer: dict[str, Any] = ask(folder) if raced else {"run": folder.root.name}
-    if whole is not None:
-        answer |= {"status": whole[0].status, "problem": whole[0].problem}
-        answer["stages"] = [asdict(stage) | {"about": stage.about} for stage in whole[1]]
+    race = read_status(folder) if raced else None
     if as_json:
+        answer: dict[str, Any] = {"run": folder.root.name} if race is None else to_json(race)
+        if whole is not None:
+            answer |= {"status": whole[0].status, "problem": whole[0].problem}
+            answer["stages"] = [asdict(stage) | {"about": stage.about} for stage in whole[1]]
         print(json.dumps(answer, indent=2, sort_keys=True))
         return
     console = Console()
@@ -89,30 +91,27 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         console.print(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}", **plainly)
         if whole[0].problem:
             console.print(f"  {whole[0].problem}", **plainly)
-    if not raced:
+    if race is None:
         return
-    state = "finished" if answer["finished"] else "racing" if answer["active"] else "interrupted"
-    counts = ", ".join(f"{pods} {name}" for name, pods in sorted(answer["states"].items()))
-    done = f"{count(answer['trials'])} trials, {count(answer['env_steps'])} env-steps"
-    name = answer["run"] if whole is None else "tournament"
+    state = "finished" if race.finished else "racing" if race.active else "interrupted"
+    counts = ", ".join(f"{pods} {name}" for name, pods in sorted(race.states.items()))
+    done = f"{count(race.trials)} trials, {count(race.env_steps)} env-steps"
+    name = race.run if whole is None else "tournament"
     console.print(f"{name}: {state}; {counts}; {done}")
-    if answer["eta_seconds"] is not None:
-        left = duration(answer["eta_seconds"])
-        console.print(
-            f"{answer['applied']} of {answer['requested_results']} results; about {left} left"
-        )
-    if answer["losses"]:
-        lost = ", ".join(f"{times} x {name}" for name, times in sorted(answer["losses"].items()))
+    if race.eta_seconds is not None:
+        left = duration(race.eta_seconds)
+        console.print(f"{race.applied} of {race.requested_results} results; about {left} left")
+    if race.losses:
+        lost = ", ".join(f"{times} x {name}" for name, times in sorted(race.losses.items()))
         console.print(f"lost attempts: {lost}")
     console.print(
         table_of(
-            answer["leaderboard"], ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
+            race.leaderboard, ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
         )
     )
-    for pod in answer["at_work"]:
-        console.print(
-            "  at work: " + ", ".join(f"{key} {shown(value)}" for key, value in pod.items())
-        )
+    for pod in race.at_work:
+        facts = ", ".join(f"{key} {shown(value)}" for key, value in vars(pod).items())
+        console.print(f"  at work: {facts}")
 
 
 def _print_lineage(place: str, pod: str) -> None:

@@ -19,6 +19,7 @@ from fintrader.pipeline.run_recipe import run_recipe
 from fintrader.records import JsonValue, to_json
 from fintrader.results.context import BacktestContext
 from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.ensemble import read_ensemble
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def provenance(
 def shrinkage_of(folders: Sequence[RunFolder]) -> tuple[dict[str, JsonValue], ...]:
     """Read by how much, and by what evidence, the ensembles of these searches were drawn to the
     benchmark; empty where they were not asked to be."""
-    stored = [read_json(folder.ensemble / "ensemble.json").get("shrinkage") for folder in folders]
-    return tuple(evidence for evidence in stored if evidence is not None)
+    stored = [read_ensemble(folder).shrinkage for folder in folders]
+    return tuple(to_json(evidence) for evidence in stored if evidence is not None)
 
 
 def add_data(

@@ -29,7 +29,7 @@ from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
-from fintrader.files import read_json, remove, write_bytes
+from fintrader.files import remove, write_bytes
 from fintrader.market.planted import oracle_policy
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
@@ -60,6 +60,8 @@ from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
 from fintrader.results.looks import CHOSEN, Ledger, Look
 from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.ensemble import read_ensemble
+from fintrader.tournament.store import RunStore
 from fintrader.verdict.selection import SearchRecord
 from fintrader.verdict.verdict import NullSearch
 
@@ -165,7 +167,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             windows = _own_windows(folder, folder.root / "market.safetensors")
             free_path = folder.root / "information_free.safetensors"
             shuffled = partial(_own_test, RunFolder(folder.null_model), free_path)
-            best = read_json(folder.ensemble / "ensemble.json")["members"][0]
+            best = read_ensemble(folder).members[0]
             results, baselines, watched = _simulate_chosen(
                 config, folder, windows, "test", shuffled, best, progress, share=1 / len(folders)
             )
@@ -445,9 +447,11 @@ def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray
 def _trial_returns(folder: RunFolder, name: str) -> NDArray[np.float64] | None:
     """`[S, M]`: `returns` or `active_returns` of every scored pod, in the order of the pods; None
     if none."""
-    results = [read_json(path) for path in sorted(folder.pods.glob("*/result.json"))]
+    results = RunStore(folder).read_results().values()
     columns = [
-        result[name] for result in results if result.get("score") is not None and result.get(name)
+        getattr(result, name)
+        for result in results
+        if result.score is not None and getattr(result, name)
     ]
     if not columns or len({len(column) for column in columns}) != 1:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -141,13 +141,6 @@ def lineage(pods: Sequence[dict[str, Any]], pod: str) -> list[dict[str, Any]]:
         known = {"pod": at, "origin": "earlier run", "snapshot": steps[-1]["inherited"]}
         steps.append({**unknown, **known, "env_steps": 0, "hyper": {}, "changed": {}})
     return steps
-
-
-def dropped_pods(events: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Pods of which only spec and result are left (`tournament.keep`), by the events of a
-    tournament's log."""
-    told = (event["pods"] for event in events if event.get("event") == "dropped")
-    return {str(pod) for pods in told if isinstance(pods, list) for pod in pods}
 
 
 def canonical(path: Path) -> str:

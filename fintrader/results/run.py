@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 
 from fintrader.config import read_yaml
 from fintrader.errors import FintraderError, RunError
-from fintrader.files import read_jsonl, refuse_irregular
+from fintrader.files import refuse_irregular
 from fintrader.results import figures
 from fintrader.results.backtest_files import (
     SEAL,
@@ -42,10 +42,11 @@ from fintrader.results.formatting import (
     when,
     window_words,
 )
-from fintrader.results.leaderboard_reader import dropped_pods, lineage, read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import lineage, read_leaderboard, read_pods
 from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
+from fintrader.results.tournament_events import TournamentEvent, dropped_pods, read_events
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, read_stages
 from fintrader.verdict.verdict import Verdict
@@ -97,9 +98,9 @@ class Run:
         return Manifest.load(self.folder.manifest).values
 
     @property
-    def events(self) -> list[dict[str, Any]]:
-        """What happened in the tournament, oldest first."""
-        return read_jsonl(self.folder.events)
+    def events(self) -> list[TournamentEvent]:
+        """Events of the tournament, oldest first."""
+        return read_events(self.folder.events)
 
     @property
     def leaderboard(self) -> pd.DataFrame:
@@ -193,7 +194,7 @@ class Run:
         path = Path(Folder(home.root.resolve()).path(*within)) / "policy.safetensors"
         if path.is_file():
             return path
-        if name in dropped_pods(read_jsonl(home.events)):
+        if name in dropped_pods(read_events(home.events)):
             raise RunError(
                 f"{path} was not kept (tournament.keep); choose a pod of the leaderboard"
             )

@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,55 @@ from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import ActorPolicy, PolicyModule
 from fintrader.agents.settings import MAX_TILT_SCALE
 from fintrader.errors import CheckpointError, ConfigError
-from fintrader.files import write_json
+from fintrader.files import read_json, write_json
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
+
+FILE = "ensemble.json"
+
+
+@dataclass(frozen=True)
+class Shrinkage:
+    """The part of their tilts that the members keep, and the evidence for it."""
+
+    how: str
+    kappa: float
+    t: float | None
+    """t-statistic of the pooled returns in excess of the benchmark's."""
+    sessions: int
+    tracking_error: float | None
+    """Of a year, as the tilts were learned."""
+    tilt_scale: float
+    """Factor of the tilts: kappa, times the scale to the wanted tracking error."""
+
+
+@dataclass(frozen=True)
+class EnsembleDescription:
+    """Members of an ensemble and the reasons for them: `ensemble.json`."""
+
+    members: tuple[str, ...]
+    weights: tuple[float, ...] = ()
+    trials: int = 0
+    shrinkage: Shrinkage | None = None
+    founders: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    correlations: tuple[tuple[float | None, ...], ...] = ()
+    """`[K, K]`: of the daily validation returns in excess of the benchmark's."""
+
+
+def read_ensemble(run: RunFolder) -> EnsembleDescription:
+    """Read the description of a tournament's ensemble. Raises CheckpointError when it is of another
+    version, RunError when it is missing or damaged."""
+    path = run.ensemble / FILE
+    try:
+        return from_json(EnsembleDescription, read_json(path))
+    except RecordError as error:
+        raise CheckpointError(
+            f"{path} is of another version ({error}); `fintrader verify {run.root} --repair` makes"
+            " it again"
+        ) from None
 
 
 def choose(
@@ -84,7 +129,7 @@ def build_ensemble(
     leaderboard: Leaderboard,
     settings: TournamentSettings,
     folder: Path | None = None,
-) -> dict[str, Any]:
+) -> EnsembleDescription:
     """Write `policy.safetensors` and `ensemble.json`; equal leaderboards give equal bytes.
 
     They go to `folder`, by default the run's own. Raises CheckpointError when a member's policy is
@@ -98,32 +143,29 @@ def build_ensemble(
     members = choose(
         ready, settings.ensemble_size, settings.diversity, lambda entry: founders[entry.key]
     )
-    weights = [1.0 / len(members)] * len(members)
+    weights = (1.0 / len(members),) * len(members)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
-    names = [member.spec.pod for member in members]
     shrinkage = estimate_shrinkage(members, weights, settings)
-    meta = {
-        "members": names,
-        "weights": weights,
-        "trials": leaderboard.trials,
-        "shrinkage": shrinkage,
-    }
+    description = EnsembleDescription(
+        members=tuple(member.spec.pod for member in members),
+        weights=weights,
+        trials=leaderboard.trials,
+        shrinkage=shrinkage,
+        founders=tuple(founders[member.key] for member in members),
+        scores=tuple(member.score for member in members),
+        correlations=measure_correlations(members),
+    )
+    stored = to_json(description)
+    meta = {name: stored[name] for name in ("members", "weights", "trials", "shrinkage")}
     market = policies[0].meta.get("market")
     if shrinkage is not None:
-        policies = [_scale_tilt(policy, shrinkage["tilt_scale"]) for policy in policies]
+        policies = [_scale_tilt(policy, shrinkage.tilt_scale) for policy in policies]
     save_policy(
         folder / "policy.safetensors",
         EnsemblePolicy(policies, weights),
         {**meta, **({"market": market} if market else {})},
     )
-    description = {
-        **meta,
-        "mode": "mean",
-        "founders": [founders[member.key] for member in members],
-        "scores": [member.score for member in members],
-        "correlations": measure_correlations(members),
-    }
-    write_json(folder / "ensemble.json", description)
+    write_json(folder / FILE, stored)
     return description
 
 
@@ -148,7 +190,7 @@ def _scale_tilt(policy: PolicyModule, factor: float) -> PolicyModule:
 
 def estimate_shrinkage(
     members: Sequence[FinishedPod], weights: Sequence[float], settings: TournamentSettings
-) -> dict[str, Any] | None:
+) -> Shrinkage | None:
     """Estimate how much of their tilts the members keep; None without shrinkage.
 
     Raises CheckpointError when results lack the returns in excess of the benchmark, or cover
@@ -167,14 +209,14 @@ def estimate_shrinkage(
     known = m.standard_deviation(pooled) * year**0.5
     wanted = settings.ensemble_tracking_error
     scale = min(wanted / known, MAX_TILT_SCALE) if wanted and known > 0 else 1.0
-    return {
-        "how": settings.ensemble_shrinkage,
-        "kappa": kappa,
-        "t": m.finite_or_none(t),
-        "sessions": len(pooled),
-        "tracking_error": m.finite_or_none(known),
-        "tilt_scale": kappa * scale,
-    }
+    return Shrinkage(
+        how=settings.ensemble_shrinkage,
+        kappa=kappa,
+        t=m.finite_or_none(t),
+        sessions=len(pooled),
+        tracking_error=m.finite_or_none(known),
+        tilt_scale=kappa * scale,
+    )
 
 
 def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
@@ -197,14 +239,15 @@ def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
     return (max(0.0, 1.0 - 1.0 / t**2) if t > 0 else 0.0), t
 
 
-def measure_correlations(members: Sequence[FinishedPod]) -> list[list[float | None]]:
+def measure_correlations(members: Sequence[FinishedPod]) -> tuple[tuple[float | None, ...], ...]:
     """Correlate the members' daily validation returns in excess of the benchmark's `[K, K]`; None
     for a constant series."""
-    return [[_correlation(a, b) for b in members] for a in members]
+    return tuple(tuple(_correlation(a, b) for b in members) for a in members)
 
 
 def _average_correlation(row: FinishedPod, chosen: Sequence[FinishedPod]) -> float:
-    known = [value for other in chosen if (value := _correlation(row, other)) is not None]
+    values = [_correlation(row, other) for other in chosen]
+    known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else 0.0
 
 

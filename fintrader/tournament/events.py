@@ -6,9 +6,10 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from fintrader.errors import TournamentError
 from fintrader.files import (
@@ -20,44 +21,46 @@ from fintrader.files import (
     seal,
     unseal,
 )
+from fintrader.records import RecordError, to_json
+from fintrader.results.tournament_events import (
+    ResultEvent,
+    TournamentEvent,
+    find_sitting,
+    parse_event,
+    select_events,
+)
 from fintrader.system import BINARY
 from fintrader.tournament.spec import PodResult
 
+E = TypeVar("E")
 
-def list_applied(events: Sequence[Mapping[str, Any]]) -> list[str]:
+
+def list_applied(events: Iterable[TournamentEvent]) -> list[str]:
     """List the pods in the order in which their results were applied; repeated events count
     once."""
-    applied = [event for event in events if event.get("event") == "applied"]
-    return list(
-        dict.fromkeys(
-            str(event["pod"]) for event in sorted(applied, key=lambda event: event["applied"])
-        )
-    )
+    applied = sorted(select_events(events, ResultEvent), key=lambda event: event.applied)
+    return list(dict.fromkeys(event.pod for event in applied))
 
 
-def find_owner(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Find the seal of the tournament that a log belongs to; None for a log without one."""
-    return next((str(event["of"]) for event in reversed(events) if event.get("of")), None)
-
-
-def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """Read the events of a log by number, and the numbers (from 1) of lines that are changed or
-    misplaced."""
+def read_log(path: Path) -> tuple[list[TournamentEvent], list[int]]:
+    """Read the events of a log by number, and the numbers (from 1) of lines that are changed,
+    misplaced or of another version."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
         return [], []
     except OSError as error:
         raise TournamentError(f"{path} cannot be read ({error.strerror}); move it away") from None
-    events = dict[int, dict[str, Any]]()
+    events = dict[int, TournamentEvent]()
     broken = list[int]()
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
         try:
-            event = unseal(line, TournamentError(str(number)))
-        except TournamentError:
+            values = unseal(line, TournamentError(str(number)))
+            event = parse_event(values)
+        except (TournamentError, RecordError):
             broken.append(number)
             continue
-        n = event.pop("n", None)
+        n = values.get("n")
         if n != number:
             broken.append(number)
         if isinstance(n, int):
@@ -84,8 +87,8 @@ class EventLog:
         self.records, broken = read_log(path)
         if broken:
             raise TournamentError(
-                f"{path}: line {broken[0]} is not as it was written, or not in its place;"
-                f" `fintrader verify {path.parent} --repair` sets the log aside and keeps its whole"
+                f"{path}: line {broken[0]} is not as it was written, not in its place, or of"
+                f" another version; `fintrader verify {path.parent} --repair` sets the log aside and keeps its whole"
                 " lines"
             )
         make_folder(path.parent)
@@ -98,14 +101,14 @@ class EventLog:
                 file.truncate(data.rfind(b"\n") + 1)
                 os.fsync(file.fileno())
 
-    def append(self, *events: dict[str, Any]) -> None:
-        """Write the events with one sync. Each has an `event` and gets a `time`."""
+    def append(self, *events: TournamentEvent) -> None:
+        """Write the events with one sync. Each that has no time gets the present one."""
         if not events:
             return
         now = round(time.time(), 3)
-        stamped = [{"time": now, **event} for event in events]
+        stamped = [event if event.time else replace(event, time=now) for event in events]
         text = "".join(
-            seal({**event, "n": n}).decode()
+            seal({**to_json(event), "n": n}).decode()
             for n, event in enumerate(stamped, len(self.records) + 1)
         )
         self._keep(
@@ -129,7 +132,8 @@ class EventLog:
     def check_owner(self, tournament: str) -> None:
         """Raise TournamentError unless this log belongs to the tournament with that seal, or to
         none."""
-        if find_owner(self.records) not in (None, tournament):
+        sitting = find_sitting(self.records)
+        if sitting is not None and sitting.of != tournament:
             raise TournamentError(
                 f"{self.path} is the log of another tournament; `fintrader verify"
                 f" {self.path.parent} --repair` sets it aside, and the run's own command goes on"
@@ -144,6 +148,6 @@ class EventLog:
             set(results) - set(known), key=lambda pod: (results[pod].finished, pod)
         )
 
-    def select(self, *kinds: str) -> Iterable[dict[str, Any]]:
-        """Select the events of these kinds, oldest first."""
-        return (record for record in self.records if record.get("event") in kinds)
+    def select(self, kind: type[E]) -> list[E]:
+        """Select the events of a kind, oldest first."""
+        return select_events(self.records, kind)

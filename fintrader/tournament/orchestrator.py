@@ -21,9 +21,25 @@ from rich.console import RenderableType
 
 from fintrader.errors import TournamentError
 from fintrader.progress import Progress
+from fintrader.records import to_json
+from fintrader.results.tournament_events import (
+    AdoptionEvent,
+    CapacityEvent,
+    DamageEvent,
+    DrainEvent,
+    IndexDamageEvent,
+    LaunchEvent,
+    LossEvent,
+    NoCapacityEvent,
+    ProposalEvent,
+    ResultEvent,
+    ResumptionEvent,
+    StartEvent,
+    TournamentEvent,
+)
 from fintrader.tournament import lease as leases
 from fintrader.tournament import terminal
-from fintrader.tournament.events import EventLog
+from fintrader.tournament.events import EventLog, list_applied
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import AdoptingLauncher, ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
@@ -33,7 +49,7 @@ from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.status import read_requested_pods
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import build_applied_event, submit
+from fintrader.tournament.updater import build_result_event, submit
 
 
 class MonotonicClock:
@@ -67,15 +83,10 @@ PACE_SECONDS = 0.05
 """Least seconds between turns; results that arrive meanwhile are made durable together."""
 
 
-def _describe_spec(event: str, spec: PodSpec) -> dict[str, Any]:
-    """Make the event of a spec: `proposed`, or `adopted` from an earlier orchestrator."""
-    return {
-        "event": event,
-        "pod": spec.pod,
-        "origin": spec.origin,
-        "parent": spec.parent,
-        "seen": spec.seen,
-    }
+def _build_spec_event(
+    kind: type[ProposalEvent] | type[AdoptionEvent], spec: PodSpec
+) -> ProposalEvent | AdoptionEvent:
+    return kind(pod=spec.pod, origin=spec.origin, parent=spec.parent, seen=spec.seen)
 
 
 class Orchestrator:
@@ -122,7 +133,7 @@ class Orchestrator:
         """What the last turn took."""
         self._inbox: queue.SimpleQueue[tuple[str, Future[PodResult]]] = queue.SimpleQueue()
         self._ended: list[tuple[str, Future[PodResult]]] = []
-        self._events: list[dict[str, Any]] = []
+        self._events: list[TournamentEvent] = []
         self._states: dict[str, PodState] = {}
         self._indexed = (0, 0)
         """Specs and applied results that the index has."""
@@ -131,17 +142,15 @@ class Orchestrator:
         self._turn_began = 0.0
         self._more_to_start = False
         if replaced:
-            self._events.append(
-                {"event": "leaderboard_damaged", "detail": "moved aside and made again"}
-            )
+            self._events.append(IndexDamageEvent())
 
     def recover(self) -> None:
         """Derive the state from the store. The database is made again in any case."""
         self.store.sweep()
         self.log.check_owner(self.store.read_identity_digest())
         self.specs = self.store.read_unbroken_specs()
-        for event in self.log.select("lost"):
-            self._count(str(event["pod"]), str(event["reason"]))
+        for loss in self.log.select(LossEvent):
+            self._count(loss.pod, loss.reason)
         results = self._read_whole_results()
         for pod in self.log.order(results):
             self.pending.add(results[pod])
@@ -154,10 +163,14 @@ class Orchestrator:
         self.waiting = sorted(
             waiting, key=lambda spec: spec.pod not in self.orphans
         )  # those at work first
-        self._announced = {str(event["pod"]) for event in self.log.select("applied")}
-        told = {event["pod"] for event in self.log.select("proposed", "adopted")}
+        self._announced = set(list_applied(self.log.records))
+        known = {
+            event.pod
+            for event in self.log.records
+            if isinstance(event, ProposalEvent | AdoptionEvent)
+        }
         self._events += [
-            _describe_spec("adopted", spec) for spec in self.specs if spec.pod not in told
+            _build_spec_event(AdoptionEvent, spec) for spec in self.specs if spec.pod not in known
         ]
         made = len(self.specs)
         self.specs, everything = [], self.specs
@@ -166,10 +179,16 @@ class Orchestrator:
             self.settings.leaderboard_size, self.specs[:made], self.leaderboard.applied
         )
         self._indexed = made, len(self.leaderboard.applied)
-        resumed = {"event": "resumed", "results": len(results)}
-        begun = resumed if made else {"event": "started", "seed": self.generator.seed}
-        whose = {"token": self.lease.token, "of": self.store.read_identity_digest()}
-        self._events.append({**begun, **whose, "pods": self.settings.pods})
+        token = self.lease.token
+        owner = self.store.read_identity_digest()
+        pods = self.settings.pods
+        if made:
+            self._events.append(
+                ResumptionEvent(token=token, of=owner, pods=pods, results=len(results))
+            )
+        else:
+            seed = self.generator.seed
+            self._events.append(StartEvent(token=token, of=owner, pods=pods, seed=seed))
         self._flush()
         self.retention.resume(self.leaderboard, self.specs)
 
@@ -197,7 +216,7 @@ class Orchestrator:
                 whole.pop(spec.pod, None)
                 again.add(spec.parent_here or "")
                 self.store.set_aside(spec.pod)
-                self._events.append({"event": "damaged", "pod": spec.pod, "detail": str(error)})
+                self._events.append(DamageEvent(pod=spec.pod, detail=str(error)))
         return whole
 
     @property
@@ -220,7 +239,7 @@ class Orchestrator:
                 "no capacity: none of tournament.devices is here; name another, or `cpu`"
             )
         for event in self.log.records[reported:]:
-            progress.event(event, "")
+            progress.event(to_json(event), "")
         reported = len(self.log.records)
         total = max(
             self.settings.pods, len(self.leaderboard.applied)
@@ -271,11 +290,8 @@ class Orchestrator:
         if requested != self.requested:
             self.requested = requested
             self.launcher.resize(requested or self.settings.workers)
-            at_once = self.settings.at_once
-            bound = {} if at_once is None else {"at_once": at_once}
-            self._events.append(
-                {"event": "capacity", "pods": self.launcher.measure_capacity(), **bound}
-            )
+            pods = self.launcher.measure_capacity()
+            self._events.append(CapacityEvent(pods=pods, at_once=self.settings.at_once))
 
     def _collect(self) -> None:
         """Collect the futures that ended since the last turn."""
@@ -306,7 +322,7 @@ class Orchestrator:
             raise OSError(errno.ENOSPC, failure.detail)
         if failure.reason == "drained":
             self._put_back(spec)
-            self._events.append({"event": "drained", "pod": pod})
+            self._events.append(DrainEvent(pod=pod))
             return
         if (
             failure.reason == "snapshot"
@@ -320,13 +336,7 @@ class Orchestrator:
             )
         lost, failed = self._count(pod, failure.reason)
         self._events.append(
-            {
-                "event": "lost",
-                "pod": pod,
-                "attempt": lost,
-                "reason": failure.reason,
-                "detail": failure.detail,
-            }
+            LossEvent(pod=pod, attempt=lost, reason=failure.reason, detail=failure.detail)
         )
         if failed <= self.operations.retries:
             self._put_back(spec, failure.reason)
@@ -371,7 +381,7 @@ class Orchestrator:
                 placement.new and entry.spec.pod not in self._announced
             ):  # a restart applies all again, but logs it once
                 self._announced.add(entry.spec.pod)
-                self._events.append(build_applied_event(entry, number, placement))
+                self._events.append(build_result_event(entry, number, placement))
             self._make_due(stored)
         self.specs += stored[len(self.specs) :]  # what they need to have seen is not there any more
 
@@ -403,7 +413,8 @@ class Orchestrator:
         for mine, spec in zip(made, self.store.write_specs(made), strict=True):
             self.specs[spec.index] = spec
             self.waiting.append(spec)
-            self._events.append(_describe_spec("proposed" if spec == mine else "adopted", spec))
+            kind = ProposalEvent if spec == mine else AdoptionEvent
+            self._events.append(_build_spec_event(kind, spec))
 
     def _start_pods(self) -> None:
         """Start pods while there is room. In arrival order a spec is made only now, from the newest
@@ -422,9 +433,9 @@ class Orchestrator:
             future = self.launcher.submit(spec, attempt=attempt)
             self.running[spec.pod] = future
             future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
-            known = {"orphan": True} if spec.pod in self.orphans else {}
+            is_orphan = spec.pod in self.orphans
             self.orphans -= {spec.pod}
-            self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt, **known})
+            self._events.append(LaunchEvent(pod=spec.pod, attempt=attempt, orphan=is_orphan))
             self._states[spec.pod] = (spec.pod, "running", attempt, "")
         if ready:
             self.waiting = [spec for spec in self.waiting if spec.pod not in self.running]
@@ -476,7 +487,7 @@ class Orchestrator:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = self.clock.now()
-            self.log.append({"event": "no_capacity"})
+            self.log.append(NoCapacityEvent())
         elif self.clock.now() - self._idle_since > self.operations.patience_seconds:
             raise TournamentError(
                 "no capacity: the devices have disappeared; run the same command when they are back"
@@ -486,9 +497,11 @@ class Orchestrator:
         """Print a line for each mishap since `reported`, and each result of a small tournament;
         logs get all."""
         for event in self.log.records[reported:]:
-            small = self.settings.pods <= LINE_A_RESULT and event["event"] == "applied"
-            worth = small or event["event"] in ("lost", "damaged", "capacity", "no_capacity")
-            progress.event(event, f"  {terminal.describe(event)}" if worth else "")
+            is_small = self.settings.pods <= LINE_A_RESULT and isinstance(event, ResultEvent)
+            is_printed = is_small or isinstance(
+                event, LossEvent | DamageEvent | CapacityEvent | NoCapacityEvent
+            )
+            progress.event(to_json(event), f"  {terminal.describe(event)}" if is_printed else "")
         return len(self.log.records)
 
     def _render(self) -> RenderableType:

@@ -16,12 +16,13 @@ import subprocess
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from typing import Any
 
 from fintrader.errors import ConfigError, install_command
+from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events
 from fintrader.runs import commit, versions
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
@@ -151,11 +152,11 @@ class Watch:
             ("fintrader_last_reconcile_timestamp_seconds", (), self.last_turn),
         ]
 
-    def _count_events(self, records: list[dict[str, Any]]) -> None:
+    def _count_events(self, records: Sequence[TournamentEvent]) -> None:
         new = records[self._records :]
         self._records = len(records)
-        self._events.update(str(event.get("event")) for event in new)
-        self._losses.update(event["reason"] for event in new if event.get("event") == "lost")
+        self._events.update(event.event for event in new)
+        self._losses.update(event.reason for event in select_events(new, LossEvent))
 
     def _count_results(self, orchestrator: Orchestrator) -> None:
         for entry in orchestrator.leaderboard.applied[self._applied :]:

@@ -22,22 +22,37 @@ from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
-from fintrader.files import hash_file, read_bytes, read_json, refuse_unsafe_database
-from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard, read_pods
+from fintrader.files import hash_file, read_bytes, refuse_unsafe_database
+from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
+from fintrader.results.tournament_events import (
+    AdoptionEvent,
+    DamageEvent,
+    DrainEvent,
+    FinishEvent,
+    LossEvent,
+    ProposalEvent,
+    ResultEvent,
+    ResumptionEvent,
+    StartEvent,
+    TournamentEvent,
+    dropped_pods,
+    find_sitting,
+    select_events,
+)
 from fintrader.results.verify import Check, list_problems
 from fintrader.runs import POD_NAME, RunFolder
 from fintrader.seeding import derive
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.at_work import list_at_work
-from fintrader.tournament.ensemble import build_ensemble
-from fintrader.tournament.events import find_owner, list_applied, read_log
+from fintrader.tournament.ensemble import build_ensemble, read_ensemble
+from fintrader.tournament.events import list_applied, read_log
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.schedulers import make_scheduler
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec, TournamentIdentity
 from fintrader.tournament.status import make_index, read_settings
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
@@ -47,7 +62,7 @@ _MARKS = ("tournament.json", "events.jsonl", "pods")
 """Files and folders that show that a folder holds a tournament."""
 _PROGRESS = ("state", "attempts", "reason", "device", "seconds", "started", "finished")
 """Columns of the database that say how it is going, or how it went."""
-_RETRIED = {"lost", "drained", "damaged", "resumed"}
+_RETRIED = (LossEvent, DrainEvent, DamageEvent, ResumptionEvent)
 """Events after which a snapshot may belong to no result: a killed pod had stored it, and its next
 attempt learned something else."""
 
@@ -60,7 +75,7 @@ class StoredTournament:
     store: RunStore
     generator: Generator | None
     """None: by the settings in `tournament.json`, where its agents come with the package."""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[TournamentEvent] = field(default_factory=list)
     broken_lines: list[int] = field(default_factory=list)
     specs: dict[str, PodSpec] = field(default_factory=dict)
     results: dict[str, PodResult] = field(default_factory=dict)
@@ -94,7 +109,7 @@ class StoredTournament:
         """Move specs and results that are whole, but belong to something else, to the bad ones."""
         if self.foreign_file:
             return  # explains the rest, and is mended first
-        scores = {str(event["pod"]): event.get("score") for event in self.select_events("applied")}
+        scores = {event.pod: event.score for event in select_events(self.events, ResultEvent)}
         dropped = dropped_pods(self.events)
         for pod, result in list(self.results.items()):
             if pod in scores and scores[pod] != result.score:
@@ -136,12 +151,10 @@ class StoredTournament:
     @cached_property
     def strays(self) -> list[str]:
         """Folders of pods whose number this tournament cannot have reached."""
-        numbers = (
-            event["pods"]
-            for event in self.select_events("started", "resumed")
-            if isinstance(event.get("pods"), int)
+        requested = (
+            event.pods for event in self.events if isinstance(event, StartEvent | ResumptionEvent)
         )
-        most = max(numbers, default=0) + 2 * len(self._mentioned)
+        most = max(requested, default=0) + 2 * len(self._mentioned)
         return sorted(pod for pod in self._mentioned if int(pod[1:]) >= most)
 
     @cached_property
@@ -152,12 +165,8 @@ class StoredTournament:
             for path in self.run.pods.glob("p[0-9]*")
             if any(os.path.lexists(path / name) for name in ("spec.json", "result.json"))
         }
-        pods |= {str(event.get("pod")) for event in self.events}
+        pods |= {getattr(event, "pod", "") for event in self.events}
         return {pod for pod in pods if POD_NAME.fullmatch(pod)}
-
-    def select_events(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return the events of these kinds, oldest first."""
-        return [event for event in self.events if event.get("event") in kinds]
 
     @cached_property
     def order(self) -> list[str]:
@@ -176,7 +185,8 @@ class StoredTournament:
     @property
     def is_finished(self) -> bool:
         """True when every pod has a result that was applied, and the end is on the log."""
-        return bool(self.select_events("finished")) and set(self.order) == set(self.pods)
+        has_end = bool(select_events(self.events, FinishEvent))
+        return has_end and set(self.order) == set(self.pods)
 
     def make_generator(self) -> Generator:
         """Make what the specs come from.
@@ -189,13 +199,13 @@ class StoredTournament:
         settings = read_settings(self.store)
         try:
             agents = tuple(
-                TypeAdapter[Any](AgentSettings).validate_python(agent) for agent in known["agents"]
+                TypeAdapter[Any](AgentSettings).validate_python(agent) for agent in known.agents
             )
         except ValidationError:
             raise TournamentError("its agents do not come with this package") from None
         inherited = WarmStart.read(self.run)
         entries = () if inherited is None else inherited.entries
-        return Generator(settings, agents, known["env"], known["seed"], known["data_hash"], entries)
+        return Generator(settings, agents, known.env, known.seed, known.data_hash, entries)
 
     @property
     def is_ours(self) -> bool:
@@ -212,23 +222,17 @@ class StoredTournament:
             known = self.store.read_identity()
         except TournamentError:
             return ""
-        owner = find_owner(self.events)
-        if owner is not None:
-            is_same = owner == self.store.read_identity_digest()
-        else:  # a log of an early version does not name its tournament
-            is_same = all(
-                event.get("seed") == known["seed"] for event in self.select_events("started")
-            )
-        if is_same:
+        sitting = find_sitting(self.events)
+        if sitting is None or sitting.of == self.store.read_identity_digest():
             return ""
         return "events.jsonl" if self._has_specs_from(known) else "tournament.json"
 
-    def _has_specs_from(self, known: Mapping[str, Any]) -> bool:
+    def _has_specs_from(self, known: TournamentIdentity) -> bool:
         """Compare the specs with `tournament.json`, as far as that is possible without the log."""
         first = self.specs.get("p0000")
         if first is None:
             return True
-        expected = derive(known["seed"], "pod", 0), known["data_hash"], known["env"]
+        expected = derive(known.seed, "pod", 0), known.data_hash, known.env
         if expected != (first.seed, first.data_hash, first.env):
             return False
         derived = self.derive_specs_if_possible()
@@ -245,11 +249,9 @@ class StoredTournament:
         """
         generator = self.make_generator()
         scheduler = make_scheduler(generator.settings)
-        recorded = {
-            str(event["pod"]): int(event["seen"]) for event in self.select_events("proposed")
-        }
+        recorded = {event.pod: event.seen for event in select_events(self.events, ProposalEvent)}
         # Specs of an orchestrator whose leaderboard is not on the log.
-        adopted = {str(event["pod"]) for event in self.select_events("adopted")}
+        adopted = {event.pod for event in select_events(self.events, AdoptionEvent)}
         board = Leaderboard(generator.settings.leaderboard_size, generator.settings.niche)
         specs = dict[str, PodSpec]()
         order = self.order if scheduler.count_needed(0) is None else self.pods
@@ -393,13 +395,13 @@ def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
         problems.append("events.jsonl is missing or empty")
     if stored.foreign_file == "events.jsonl":
         problems.append("events.jsonl is the log of another tournament")
-    applied = [str(event["pod"]) for event in stored.select_events("applied")]
+    applied = [event.pod for event in select_events(stored.events, ResultEvent)]
     problems += [
         f"{pod} was applied {applied.count(pod)} times"
         for pod in stored.order
         if applied.count(pod) > 1
     ]
-    ends = stored.select_events("finished")
+    ends = select_events(stored.events, FinishEvent)
     if must_be_finished and not ends:
         problems.append("events.jsonl does not say that the tournament finished")
     if must_be_finished or stored.is_finished:
@@ -408,9 +410,9 @@ def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
             "have a result that events.jsonl never counted: lines were deleted",
         )
     is_whole = bool(ends) and set(applied) == set(stored.results) and stored.events[-1] == ends[-1]
-    if is_whole and ends[-1]["trials"] != stored.trials:
+    if is_whole and ends[-1].trials != stored.trials:
         problems.append(
-            f"events.jsonl finished with {ends[-1]['trials']} trials, and the results make"
+            f"events.jsonl finished with {ends[-1].trials} trials, and the results make"
             f" {stored.trials}"
         )
     return _describe(
@@ -486,7 +488,7 @@ def _check_snapshots(stored: StoredTournament, must_be_finished: bool) -> Check:
         problems.append(str(error))
     strange = {path.stem for path in paths} - named
     has_ended = must_be_finished or stored.is_finished
-    if strange and has_ended and not stored.select_events(*_RETRIED):
+    if strange and has_ended and not any(isinstance(event, _RETRIED) for event in stored.events):
         problems.append(f"{len(strange)} snapshots belong to no result: pods were deleted")
     return _describe(
         "snapshots",
@@ -572,18 +574,18 @@ def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None
         try:
             for row in board.rows:
                 stored.store.ensure_policy(row.result)
-            build_ensemble(stored.run, board, settings, other)
-            ensemble = read_json(described)
+            again = build_ensemble(stored.run, board, settings, other)
+            ensemble = read_ensemble(stored.run)
         except FintraderError as error:
             return _describe("ensemble", compares, (str(error),))
-        if ensemble != read_json(other / described.name):
+        if ensemble != again:
             problems.append("ensemble.json does not follow from the leaderboard")
-        policy, again = (place / "policy.safetensors" for place in (stored.run.ensemble, other))
-        if not policy.is_file() or read_bytes(policy) != read_bytes(again):
+        policy = stored.run.ensemble / "policy.safetensors"
+        if not policy.is_file() or read_bytes(policy) != read_bytes(other / policy.name):
             problems.append("ensemble/policy.safetensors is not what its members make")
     return _describe(
         "ensemble",
         compares,
         problems,
-        f"{', '.join(ensemble['members'])}, made again from the leaderboard, and equal",
+        f"{', '.join(ensemble.members)}, made again from the leaderboard, and equal",
     )

@@ -6,6 +6,7 @@ renamed, never deleted, and the run's own command then trains what is missing.
 
 from __future__ import annotations
 
+from fintrader.results.tournament_events import RepairEvent
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
@@ -70,7 +71,7 @@ def _repair_log(stored: StoredTournament) -> list[str]:
         return []
     move_aside(stored.run.events)
     log = EventLog(stored.run.events, stored.store.keep_events)
-    log.append(*stored.events, {"event": "repaired", "lines": stored.broken_lines})
+    log.append(*stored.events, RepairEvent(lines=tuple(stored.broken_lines)))
     return [f"events.jsonl: set aside; a new one holds its {len(stored.events)} whole lines"]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fintrader.errors import StorageError
-from fintrader.results.leaderboard_reader import dropped_pods
+from fintrader.results.tournament_events import DropEvent, dropped_pods
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
@@ -45,9 +45,7 @@ class Retention:
         kept = self._choose_kept(board, specs, over)
         gone = [pod for pod in over if pod not in kept and pod not in self.dropped]
         if gone:
-            self.log.append(
-                {"event": "dropped", "pods": gone}
-            )  # durable before anything is deleted
+            self.log.append(DropEvent(pods=tuple(gone)))  # durable before anything is deleted
             self.dropped |= set(gone)
             self._delete(gone, kept, over)
 

@@ -25,15 +25,23 @@ from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout
 from fintrader.errors import ConfigError, MarketError, TournamentError
-from fintrader.files import hash_file, read_jsonl
+from fintrader.files import hash_file
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
+from fintrader.records import to_json
 from fintrader.results.leaderboard_reader import read_leaderboard
+from fintrader.results.tournament_events import (
+    AdoptionEvent,
+    FinishEvent,
+    read_events,
+    select_events,
+)
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
 from fintrader.storage.outages import OutageReporter, allow_outages
 from fintrader.tournament import lease as leases
-from fintrader.tournament.ensemble import build_ensemble, check_tilts
+from fintrader.tournament.ensemble import EnsembleDescription, build_ensemble, check_tilts
+from fintrader.tournament.events import list_applied
 from fintrader.tournament.folds import make_blocks
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import Launcher, LauncherFactory
@@ -45,6 +53,7 @@ from fintrader.tournament.pod_context import BODY, PodContext
 from fintrader.tournament.recount import has_specs_of
 from fintrader.tournament.schedulers import Replay, Scheduler, make_scheduler
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
+from fintrader.tournament.spec import TournamentIdentity
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, copy_warm_start
@@ -54,7 +63,7 @@ CHANGEABLE = frozenset(
     | {"ensemble_size", "ensemble_shrinkage", "ensemble_tracking_error", "diversity"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
-EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[str, Any]]
+EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], EnsembleDescription]
 
 
 @dataclass(frozen=True)
@@ -125,9 +134,7 @@ def run_tournament(
         store.pull()
         if inherit is not None and (begun_with := inherit(store)) is not None:
             generator = replace(generator, inherited=begun_with.entries)
-        store.claim(
-            _describe_identity(settings, generator), lambda: has_specs_of(folder, generator)
-        )
+        store.claim(describe_identity(generator), lambda: has_specs_of(folder, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
         access = PodContext(
@@ -168,10 +175,8 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
     store = RunStore(source)
     specs = list(store.read_specs().values())
     results = store.read_results()
-    events = read_jsonl(source.events)
-    applied = list(
-        dict.fromkeys(int(event["pod"][1:]) for event in events if event.get("event") == "applied")
-    )
+    events = read_events(source.events)
+    applied = [int(pod[1:]) for pod in list_applied(events)]
     if sorted(applied) != list(range(len(specs))) or len(results) != len(specs):
         raise TournamentError(f"{source.root} is not finished; run its own command again first")
     lost = [pod for pod, result in results.items() if result.status == "failed"]
@@ -179,7 +184,7 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
         raise TournamentError(
             f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed"
         )
-    adopted = {event["pod"] for event in events if event.get("event") == "adopted"}
+    adopted = {event.pod for event in select_events(events, AdoptionEvent)}
     given = {spec.index: spec for spec in specs if spec.pod in adopted}
     scheduler = Replay([spec.seen for spec in specs], applied, make_scheduler(settings), given)
     how["inherit"] = lambda target: copy_warm_start(target, store)
@@ -228,14 +233,15 @@ def _finish(
         raise TournamentError(f"{run.root}: no pod has a score, so there is nothing to choose from")
     for row in orchestrator.leaderboard.rows:
         orchestrator.store.ensure_policy(row.result)
-    chosen = ensemble(run, orchestrator.leaderboard, orchestrator.settings)
+    members = ensemble(run, orchestrator.leaderboard, orchestrator.settings).members
     best = orchestrator.leaderboard.rows[0].spec.pod
     trials = orchestrator.leaderboard.trials
     orchestrator.retention.drop_surplus(orchestrator.leaderboard, orchestrator.specs, now=True)
-    end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
-    if not any(end.items() <= known.items() for known in orchestrator.log.select("finished")):
+    end = FinishEvent(trials=trials, best=best, members=members)
+    ends = orchestrator.log.select(FinishEvent)
+    if all(replace(end, time=known.time) != known for known in ends):
         orchestrator.log.append(end)
-        progress.event(end, "")
+        progress.event(to_json(end), "")
     orchestrator.store.publish()
     return TournamentResult(
         folder=run,
@@ -243,22 +249,21 @@ def _finish(
         best=best,
         best_policy=run.pod(best) / "policy.safetensors",
         ensemble_policy=run.ensemble / "policy.safetensors",
-        members=tuple(chosen["members"]),
+        members=members,
         leaderboard=read_leaderboard(run.leaderboard),
     )
 
 
-def _describe_identity(settings: TournamentSettings, generator: Generator) -> dict[str, Any]:
+def describe_identity(generator: Generator) -> TournamentIdentity:
     """Describe the inputs on which every pod of a tournament depends."""
-    parents = [[entry.spec.pod, entry.result.snapshot] for entry in generator.inherited]
-    return {
-        "settings": settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
-        "agents": [agent.model_dump(mode="json") for agent in generator.agents],
-        "env": generator.env,
-        "seed": generator.seed,
-        "data_hash": generator.data_hash,
-        **({"inherited": parents} if parents else {}),
-    }
+    return TournamentIdentity(
+        settings=generator.settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
+        agents=tuple(agent.model_dump(mode="json") for agent in generator.agents),
+        env=generator.env,
+        seed=generator.seed,
+        data_hash=generator.data_hash,
+        inherited={entry.spec.pod: str(entry.result.snapshot) for entry in generator.inherited},
+    )
 
 
 @contextlib.contextmanager

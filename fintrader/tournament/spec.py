@@ -187,6 +187,20 @@ class TrainedPod(PodResult):
         return PodResult(**{**trained, **scored})
 
 
+@dataclass(frozen=True)
+class TournamentIdentity:
+    """Inputs on which every pod of a tournament depends: `tournament.json`."""
+
+    settings: SettingsValues
+    """Of the tournament, without those that a resumed one may change."""
+    agents: tuple[SettingsValues, ...]
+    env: SettingsValues
+    seed: int
+    data_hash: str
+    inherited: dict[str, str]
+    """Pods of an earlier run, as `run:pod`, and the SHA-256 of their snapshots."""
+
+
 class Fenced(TournamentError):
     """Another orchestrator has taken over; this process may no longer publish the pod's result."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,72 @@ from fintrader.config import validate
 from fintrader.errors import RunError, TournamentError
 from fintrader.files import read_json, read_jsonl, write_json
 from fintrader.results.leaderboard_reader import canonical, read_leaderboard, read_pods
+from fintrader.results.tournament_events import (
+    DrainEvent,
+    FinishEvent,
+    LaunchEvent,
+    LossEvent,
+    ResultEvent,
+    TournamentEvent,
+    find_sitting,
+    read_events,
+    select_events,
+)
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
-from fintrader.tournament.events import EventLog
+from fintrader.tournament.events import EventLog, list_applied
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 
 
-def read_status(run: RunFolder) -> dict[str, Any]:
-    """Plain JSON on a run: counts by state, the leaderboard, what is at work, losses by reason,
-    time left.
+@dataclass(frozen=True)
+class WorkingPod:
+    """A pod at work, by the log that it keeps."""
 
-    `eta_seconds` is what remains at the rate of results since the orchestrator last started; None
-    while there is no such rate, and for a run that is finished or that nobody races.
+    pod: str
+    attempt: int
+    env_steps: int
+    share: float | None
+    """Share of the budget; None for a budget in seconds."""
+    steps_per_second: float | None
+
+
+@dataclass(frozen=True)
+class TournamentStatus:
+    """State of a tournament at one moment."""
+
+    run: str
+    active: bool
+    """An orchestrator drives it."""
+    finished: bool
+    pods: int
+    """Specs that were made."""
+    applied: int
+    requested_results: int | None
+    eta_seconds: float | None
+    """Seconds to the last result, at the rate since the orchestrator last started; None while there
+    is no such rate, and for a run that is finished or that nobody races."""
+    states: dict[str, int]
+    trials: int
+    env_steps: int
+    losses: dict[str, int]
+    """Lost attempts by reason."""
+    requested_pods: int | None
+    """Pods that were requested to be at work; None: by the settings."""
+    at_work: tuple[WorkingPod, ...]
+    leaderboard: list[dict[str, Any]]
+    ensemble: tuple[str, ...]
+    last_event: TournamentEvent | None
+    now: float
+    """Unix time."""
+
+
+def read_status(run: RunFolder) -> TournamentStatus:
+    """Read the state of a tournament: counts by state, the leaderboard, pods at work, losses by
+    reason, time left.
 
     Raises TournamentError when the folder holds no tournament, RunError when its database is
     missing or damaged.
@@ -36,74 +86,59 @@ def read_status(run: RunFolder) -> dict[str, Any]:
     require_tournament(run)
     pods = read_pods(run.leaderboard)
     rows = read_leaderboard(run.leaderboard, benchmark=True)
-    events = read_jsonl(run.events)
-    states = Counter(pod["state"] for pod in pods)
-    losses = Counter(event["reason"] for event in events if event.get("event") == "lost")
-    at_work = [_read_progress(run, pod) for pod in pods if pod["state"] == "running"]
-    finished = [event for event in events if event.get("event") == "finished"]
+    events = read_events(run.events)
     active = leases.is_held(run, find_mirror(run.root))
     now = time.time()
-    return {
-        "run": run.root.name,
-        "active": active,
-        "finished": bool(finished),
-        "pods": len(pods),
-        "applied": len({event["pod"] for event in events if event.get("event") == "applied"}),
-        "requested_results": _find_last_start(events)[0].get("pods"),
-        "eta_seconds": _estimate_seconds(events, now) if active else None,
-        "states": dict(states),
-        "trials": sum(pod["looks"] for pod in pods if pod["score"] is not None),
-        "env_steps": sum(pod["env_steps"] or 0 for pod in pods),
-        "losses": dict(losses),
-        "requested_pods": read_requested_pods(run),
-        "at_work": at_work,
-        "leaderboard": rows,
-        "ensemble": finished[-1]["members"] if finished else [],
-        "last_event": events[-1] if events else None,
-        "now": now,
-    }
+    sitting = find_sitting(events)
+    ends = select_events(events, FinishEvent)
+    return TournamentStatus(
+        run=run.root.name,
+        active=active,
+        finished=bool(ends),
+        pods=len(pods),
+        applied=len(list_applied(events)),
+        requested_results=None if sitting is None else sitting.pods,
+        eta_seconds=_estimate_seconds(events, now) if active else None,
+        states=dict(Counter(pod["state"] for pod in pods)),
+        trials=sum(pod["looks"] for pod in pods if pod["score"] is not None),
+        env_steps=sum(pod["env_steps"] or 0 for pod in pods),
+        losses=dict(Counter(event.reason for event in select_events(events, LossEvent))),
+        requested_pods=read_requested_pods(run),
+        at_work=tuple(_read_progress(run, pod) for pod in pods if pod["state"] == "running"),
+        leaderboard=rows,
+        ensemble=ends[-1].members if ends else (),
+        last_event=events[-1] if events else None,
+        now=now,
+    )
 
 
-def _find_last_start(
-    events: Sequence[dict[str, Any]],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The event by which the orchestrator last started (empty if it never has), and what
-    followed."""
-    for number in range(len(events) - 1, -1, -1):
-        if events[number].get("event") in ("started", "resumed"):
-            return events[number], list(events[number + 1 :])
-    return {}, list(events)
-
-
-def _estimate_seconds(events: Sequence[dict[str, Any]], now: float) -> float | None:
-    """Seconds to the last result: those to come x (seconds so far / results so far), of this
-    sitting."""
-    begun, since = _find_last_start(events)
-    requested = begun.get("pods")
-    results = sum(event.get("event") == "applied" for event in since)
-    if (
-        requested is None
-        or results == 0
-        or any(event.get("event") == "finished" for event in since)
-    ):
+def _estimate_seconds(events: Sequence[TournamentEvent], now: float) -> float | None:
+    """Estimate the seconds to the last result: those to come x (seconds so far / results so far),
+    of this sitting."""
+    sitting = find_sitting(events)
+    if sitting is None:
         return None
-    to_come = requested - len({event["pod"] for event in events if event.get("event") == "applied"})
-    return float(max(0.0, to_come * (now - begun["time"]) / results)) if to_come > 0 else None
+    since = events[events.index(sitting) + 1 :]
+    results = len(select_events(since, ResultEvent))
+    to_come = sitting.pods - len(list_applied(events))
+    if results == 0 or to_come <= 0 or select_events(since, FinishEvent):
+        return None
+    return max(0.0, to_come * (now - sitting.time) / results)
 
 
-def _read_progress(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
-    """How far a pod is, from the log it keeps itself."""
+def _read_progress(run: RunFolder, pod: dict[str, Any]) -> WorkingPod:
+    """Read how far a pod is, from the log it keeps itself."""
     records = read_jsonl(run.pod(pod["pod"]) / "metrics.jsonl")
     last = records[-1] if records else {}
     budget = pod["budget"].get("env_steps")
     steps = int(last.get("env_steps", 0))
-    return {
-        "pod": pod["pod"],
-        "attempt": pod["attempts"],
-        "env_steps": steps,
-        "share": min(1.0, steps / budget) if budget else None,
-        "steps_per_second": last.get("steps_per_second"),
-    }
+    return WorkingPod(
+        pod["pod"],
+        pod["attempts"],
+        steps,
+        min(1.0, steps / budget) if budget else None,
+        last.get("steps_per_second"),
+    )
 
 
 def read_requested_pods(run: RunFolder) -> int | None:
@@ -147,7 +182,7 @@ def describe_effect(run: RunFolder, pods: int | None) -> str:
         requested += f", but at most {bound}: `order: {settings.order}` lets no more work at once"
     if leases.is_held(run, find_mirror(run.root)):
         return f"at work from the next reconcile on: {requested}"
-    if any(event.get("event") == "finished" for event in read_jsonl(run.events)):
+    if select_events(read_events(run.events), FinishEvent):
         return (
             "finished, so nothing is at work; once it is extended by a higher tournament.pods:"
             f" {requested}"
@@ -158,7 +193,7 @@ def describe_effect(run: RunFolder, pods: int | None) -> str:
 def read_settings(store: RunStore) -> TournamentSettings:
     """Those that no resumption may change; the others as they are by default. Raises
     TournamentError."""
-    known = store.read_identity()["settings"]
+    known = store.read_identity().settings
     return validate(TournamentSettings, {**known, "ensemble_size": 1}, str(store.identity_path))
 
 
@@ -171,7 +206,7 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
     log = EventLog(run.events)
     specs = store.read_specs()
     results = store.read_results()
-    size = int(store.read_identity()["settings"]["leaderboard_size"])
+    size = read_settings(store).leaderboard_size
     leaderboard = Leaderboard(size)
     for pod in log.order(results):
         submit(leaderboard, FinishedPod(specs[pod], results[pod]))
@@ -187,11 +222,14 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
 def _find_states(log: EventLog, results: Mapping[str, Any]) -> list[PodState]:
     """The states of pods without a result, as the log has them."""
     at: dict[str, PodState] = {}
-    for event in log.select("launched", "lost", "drained"):
-        pod = str(event["pod"])
-        state = "running" if event["event"] == "launched" else "waiting"
-        attempt = int(event.get("attempt", at[pod][2] if pod in at else 0))
-        at[pod] = (pod, state, attempt, str(event.get("reason", "")))
+    for event in log.records:
+        match event:
+            case LaunchEvent(pod=pod):
+                at[pod] = (pod, "running", event.attempt, "")
+            case LossEvent(pod=pod):
+                at[pod] = (pod, "waiting", event.attempt, event.reason)
+            case DrainEvent(pod=pod):
+                at[pod] = (pod, "waiting", at[pod][2] if pod in at else 0, "")
     return [state for pod, state in at.items() if pod not in results]
 
 

@@ -38,9 +38,10 @@ from fintrader.files import (
     unseal,
     write_bytes,
 )
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.system import sync
-from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec, TournamentIdentity
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl", "validation.jsonl")
 """Of a pod's folder, what there is beside spec and result: what an object store keeps, too, and
@@ -91,11 +92,7 @@ class RunStore:
 
     def fetch_own_market(self, path: Path) -> Path:
         """The same for the market that this tournament was begun with."""
-        return (
-            path
-            if path.exists()
-            else self.fetch_market(str(self.read_identity()["data_hash"]), path)
-        )
+        return path if path.exists() else self.fetch_market(self.read_identity().data_hash, path)
 
     def is_superseded(self, token: int) -> bool:
         """Whether the run has gone from the holder with this token to one that does not use this
@@ -125,8 +122,8 @@ class RunStore:
 
     # --- identity ---------------------------------------------------------------------------------
 
-    def read_identity(self) -> dict[str, Any]:
-        """What the tournament in this folder is made of. Raises TournamentError when that is
+    def read_identity(self) -> TournamentIdentity:
+        """Read the inputs of the tournament in this folder. Raises TournamentError when they are
         missing or damaged."""
         path = self.identity_path
         mend = (
@@ -135,12 +132,11 @@ class RunStore:
         )
         damaged = TournamentError(f"{path} is not as it was written; {mend}")
         try:
-            known = unseal(read_bytes(path), damaged)
+            return from_json(TournamentIdentity, unseal(read_bytes(path), damaged))
         except OSError as error:
             raise TournamentError(f"{path} cannot be read ({error.strerror}); {mend}") from None
-        if not {"settings", "agents", "env", "seed", "data_hash"} <= known.keys():
-            raise damaged
-        return known
+        except RecordError as error:
+            raise TournamentError(f"{path} is of another version ({error}); {mend}") from None
 
     def read_identity_digest(self) -> str:
         """The seal of what `identity` gives, by which the log says whose it is; empty where there
@@ -150,9 +146,11 @@ class RunStore:
         except OSError:
             return ""
 
-    def claim(self, identity: dict[str, Any], follow: Callable[[], bool] = lambda: True) -> None:
-        """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds
-        another one.
+    def claim(
+        self, identity: TournamentIdentity, follow: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Note the inputs of this tournament. Raises TournamentError when the folder holds another
+        one.
 
         `follow`: whether the pods that are here follow from it; asked where there is no whole note
         of it.
@@ -168,18 +166,18 @@ class RunStore:
                 ) from None
             if self.identity_path.exists():
                 move_aside(self.identity_path)
-            write_bytes(self.identity_path, seal(identity, indent=2))
+            write_bytes(self.identity_path, seal(to_json(identity), indent=2))
             return
-        changed = sorted(
-            name for name in {*known, *identity} if known.get(name) != identity.get(name)
-        )
+        there = vars(known)
+        here = vars(identity)
+        changed = [
+            f"{name}{_describe_difference(there[name], here[name])}"
+            for name in sorted(here)
+            if there[name] != here[name]
+        ]
         if changed:
-            named = [
-                f"{name}{_describe_difference(known.get(name), identity.get(name))}"
-                for name in changed
-            ]
             raise TournamentError(
-                f"{self.run.root} holds a tournament with other {', '.join(named)}; "
+                f"{self.run.root} holds a tournament with other {', '.join(changed)}; "
                 "use another run name, or the settings it was started with"
             )
 

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fintrader.errors import TournamentError, install_command
 from fintrader.files import make_folder, move, read_jsonl, remove_tree
+from fintrader.results.tournament_events import (
+    LossEvent,
+    ResultEvent,
+    TournamentEvent,
+    read_events,
+)
 from fintrader.runs import RunFolder
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.status import require_tournament
@@ -76,7 +82,7 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
                     )
                     written += 1
         with SummaryWriter(str(new / "tournament")) as writer:
-            written += _write(writer, _list_race_scalars(read_jsonl(run.events), results))
+            written += _write(writer, _list_race_scalars(read_events(run.events), results))
         new.chmod(0o755)
         old = new.with_name(new.name + ".old")
         if out.exists():
@@ -133,7 +139,7 @@ def _flatten_hyper(spec: PodSpec) -> dict[str, Any]:
 
 
 def _list_race_scalars(
-    events: list[dict[str, Any]], results: dict[str, PodResult]
+    events: Sequence[TournamentEvent], results: Mapping[str, PodResult]
 ) -> Iterator[Scalar]:
     """The race over the number of results: each score, the best so far, the env-steps and losses
     until then."""
@@ -142,15 +148,15 @@ def _list_race_scalars(
     lost = 0
     counted: set[str] = set()
     for event in events:
-        lost += event.get("event") == "lost"
-        if event.get("event") != "applied" or event["pod"] in counted:
+        lost += isinstance(event, LossEvent)
+        if not isinstance(event, ResultEvent) or event.pod in counted:
             continue
-        counted.add(event["pod"])
-        result = results.get(event["pod"])
+        counted.add(event.pod)
+        result = results.get(event.pod)
         steps += result.env_steps if result is not None else 0
         values: dict[str, float] = {"tournament/env_steps": steps, "tournament/lost_attempts": lost}
-        if (score := event.get("score")) is not None:
-            best = max(best, score)
-            values |= {"tournament/score": score, "tournament/best_score": best}
+        if event.score is not None:
+            best = max(best, event.score)
+            values |= {"tournament/score": event.score, "tournament/best_score": best}
         for name, value in values.items():
-            yield name, value, len(counted), event.get("time")
+            yield name, value, len(counted), event.time

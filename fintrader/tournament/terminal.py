@@ -12,22 +12,31 @@ from rich.table import Table
 from rich.text import Text
 
 from fintrader.results.leaderboard_reader import BENCHMARK
+from fintrader.results.tournament_events import (
+    CapacityEvent,
+    DamageEvent,
+    DrainEvent,
+    IndexDamageEvent,
+    LossEvent,
+    NoCapacityEvent,
+    ResultEvent,
+    ResumptionEvent,
+    TournamentEvent,
+)
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.leaderboard import Leaderboard
 
 ROWS = 8
 EVENTS = 4
-_SHOWN = frozenset(
-    {
-        "applied",
-        "lost",
-        "drained",
-        "damaged",
-        "capacity",
-        "resumed",
-        "no_capacity",
-        "leaderboard_damaged",
-    }
+_SHOWN = (
+    ResultEvent,
+    LossEvent,
+    DrainEvent,
+    DamageEvent,
+    CapacityEvent,
+    ResumptionEvent,
+    NoCapacityEvent,
+    IndexDamageEvent,
 )
 
 
@@ -36,10 +45,9 @@ def render(
     metric: str,
     progress: Mapping[str, PodProgress],
     origins: Mapping[str, str],
-    records: Sequence[dict[str, Any]],
+    records: Sequence[TournamentEvent],
 ) -> RenderableType:
-    """What the terminal shows: the leaderboard, the pods at work and their origins, the latest
-    events."""
+    """Render the leaderboard, the pods at work and their origins, and the latest events."""
     return Group(
         build_leaderboard_table(leaderboard, metric),
         build_pods_table(progress, origins),
@@ -48,7 +56,7 @@ def render(
 
 
 def build_leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
-    """The first rows of the leaderboard, and the benchmark portfolio among or below them."""
+    """Build a table of the first rows and of the benchmark portfolio among or below them."""
     table = Table(
         title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False
     )
@@ -85,7 +93,7 @@ def build_leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
 
 
 def build_pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) -> Table:
-    """Pods at work: how far they are and for how long they have been."""
+    """Build a table of the pods at work: how far they are, and since when."""
     table = Table(title="at work", title_justify="left", box=None, pad_edge=False)
     for name in ("pod", "origin", "device", "done", "env-steps", "for", ""):
         table.add_column(name, no_wrap=True)
@@ -104,49 +112,38 @@ def build_pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, 
     return table
 
 
-def list_recent(records: Sequence[dict[str, Any]]) -> list[str]:
-    """The latest events worth showing, oldest first."""
-    shown = [record for record in records[-50:] if record.get("event") in _SHOWN]
+def list_recent(records: Sequence[TournamentEvent]) -> list[str]:
+    """Describe the latest events worth showing, oldest first."""
+    shown = [record for record in records[-50:] if isinstance(record, _SHOWN)]
     return [describe(record) for record in shown[-EVENTS:]]
 
 
-def describe(event: dict[str, Any]) -> str:
-    """One event as one line."""
-    pod = event.get("pod", "")
-    match event["event"]:
-        case "applied" if event["score"] is None:
-            return f"{pod}: failed ({event['reason'] or 'no score'})"
-        case "applied":
-            rank = (
-                f"rank {event['position'] + 1}"
-                if event["position"] is not None
-                else "off the leaderboard"
-            )
-            stopped = ", stopped early" if event["status"] == "stopped" else ""
-            return f"{pod}: {event['score']:.3f}, {rank}{stopped}"
-        case "lost":
-            return (
-                f"{pod}: lost at attempt {event['attempt']} ({event['reason']}:"
-                f" {event['detail'][:80]})"
-            )
-        case "drained":
-            return f"{pod}: stopped to make room, continues later"
-        case "damaged":
-            return f"{pod}: {event['detail']}; trained again"
-        case "capacity":
-            bound = event.get("at_once", event["pods"])
-            few = (
-                f", of which the scheduler lets {bound} work at once"
-                if bound < event["pods"]
-                else ""
-            )
-            return f"capacity is now {event['pods']} pod(s){few}"
-        case "resumed":
-            return f"resumed with {event['results']} result(s)"
-        case "no_capacity":
+def describe(event: TournamentEvent) -> str:
+    """Describe an event in one line."""
+    match event:
+        case ResultEvent(score=None):
+            return f"{event.pod}: failed ({event.reason or 'no score'})"
+        case ResultEvent():
+            position = event.position
+            rank = "off the leaderboard" if position is None else f"rank {position + 1}"
+            stopped = ", stopped early" if event.status == "stopped" else ""
+            return f"{event.pod}: {event.score:.3f}, {rank}{stopped}"
+        case LossEvent():
+            return f"{event.pod}: lost at attempt {event.attempt} ({event.reason}: {event.detail[:80]})"
+        case DrainEvent():
+            return f"{event.pod}: stopped to make room, continues later"
+        case DamageEvent():
+            return f"{event.pod}: {event.detail}; trained again"
+        case CapacityEvent():
+            bound = event.at_once
+            is_bound = bound is not None and bound < event.pods
+            few = f", of which the scheduler lets {bound} work at once" if is_bound else ""
+            return f"capacity is now {event.pods} pod(s){few}"
+        case ResumptionEvent():
+            return f"resumed with {event.results} result(s)"
+        case NoCapacityEvent():
             return "no device is left; waiting"
-        case other:
-            return f"{other} {pod}".strip()
+    return event.event
 
 
 def _format_value(value: Any) -> str:

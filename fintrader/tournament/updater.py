@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from typing import Any
 
+from fintrader.results.tournament_events import ResultEvent
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 
 
@@ -77,17 +77,15 @@ def _order(entry: FinishedPod) -> tuple[float, int, int]:
     return entry.order
 
 
-def build_applied_event(entry: FinishedPod, number: int, placement: Placement) -> dict[str, Any]:
-    """The event that says that a result was applied, as number `number` in all, and where it
-    stands."""
-    return {
-        "event": "applied",
-        "pod": entry.spec.pod,
-        "epoch": entry.result.epoch,
-        "applied": number,
-        "status": entry.result.status,
-        "reason": entry.result.reason,
-        "score": entry.result.score,
-        "position": placement.position,
-        "evicted": placement.evicted,
-    }
+def build_result_event(entry: FinishedPod, number: int, placement: Placement) -> ResultEvent:
+    """Build the event of a result that was applied as number `number` in all."""
+    return ResultEvent(
+        pod=entry.spec.pod,
+        epoch=entry.result.epoch,
+        applied=number,
+        status=entry.result.status,
+        reason=entry.result.reason,
+        score=entry.result.score,
+        position=placement.position,
+        evicted=placement.evicted,
+    )

@@ -24,11 +24,13 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import ExplainedDecision, Explanation
 from fintrader.results.strategy_metrics import StrategyMetrics
+from fintrader.results.tournament_events import LaunchEvent, LossEvent, ProposalEvent, StartEvent
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import Placement, build_result_event
 from fintrader.verdict.selection import SearchRecord
 from fintrader.verdict.verdict import NullSearch
 from tests.engines import stubs
@@ -191,7 +193,7 @@ def make_tournament(
     store = RunStore(folder)
     log = EventLog(folder.events)
     board = LeaderboardIndex(folder.leaderboard)
-    log.append({"event": "started", "token": 1, "seed": seed})
+    log.append(StartEvent(token=1, of="", pods=pods, seed=seed))
     entries: list[FinishedPod] = []
     specs: list[PodSpec] = []
     for index in range(pods):
@@ -206,24 +208,14 @@ def make_tournament(
         )
         store.write_spec(spec)
         specs.append(spec)
-        pod = {"pod": spec.pod}
-        log.append(
-            {
-                "event": "proposed",
-                **pod,
-                "origin": spec.origin,
-                "parent": spec.parent,
-                "seen": spec.seen,
-            }
-        )
+        pod = spec.pod
+        log.append(ProposalEvent(pod=pod, origin=spec.origin, parent=spec.parent, seen=spec.seen))
         if racing and index == pods - 1:
             continue
         running = racing and index == pods - 2
         failed = index == 3
         begin = START + 12.0 * (index // 2)
-        log.append(
-            {"event": "launched", **pod, "attempt": 1, **({} if running else {"time": begin})}
-        )
+        log.append(LaunchEvent(pod=pod, attempt=1, time=0.0 if running else begin))
         for update in range(5 if running else 20):
             record = {
                 "update": update + 1,
@@ -241,14 +233,10 @@ def make_tournament(
         outcome: dict[str, Any] = {"returns": tuple(rng.normal(0, 0.01, 12).tolist())}
         if failed:
             outcome["detail"] = "loss is not finite"
-            lost = {
-                "event": "lost",
-                **pod,
-                "attempt": 1,
-                "reason": "nan",
-                "detail": outcome["detail"],
-            }
-            log.append({**lost, "time": begin + 10.0})
+            detail = outcome["detail"]
+            log.append(
+                LossEvent(pod=pod, attempt=1, reason="nan", detail=detail, time=begin + 10.0)
+            )
         else:
             outcome |= {
                 "benchmark_score": 0.4,
@@ -257,10 +245,9 @@ def make_tournament(
             }
             outcome["snapshot"] = store.put(spec.pod.encode())
         result = store.write_result(_result(spec, score, begin, **outcome))
-        applied = {"epoch": 0, "applied": len(entries), "position": 1, "evicted": None}
-        judged = {"status": result.status, "reason": result.reason, "score": score}
         entries.append(FinishedPod(spec, result))
-        log.append({"event": "applied", **pod, **applied, **judged})
+        placement = Placement(True, position=1)
+        log.append(build_result_event(entries[-1], len(entries) - 1, placement))
     board.rebuild(16, specs, entries)
     if racing:
         with board.connection as connection:

@@ -24,6 +24,7 @@ from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import PodResult, PodSpec, TrainedPod
 
 if TYPE_CHECKING:  # keeps torch out of the stub pods' processes
+    from fintrader.tournament.ensemble import EnsembleDescription
     from fintrader.tournament.settings import TournamentSettings
 
 
@@ -185,11 +186,15 @@ def struck(run: RunFolder, pod: str) -> int:
     return int(json.loads((run.root / "faults" / pod).read_text())["times"])
 
 
-def ensemble(run: RunFolder, board: Leaderboard, settings: TournamentSettings) -> dict[str, Any]:
+def ensemble(
+    run: RunFolder, board: Leaderboard, settings: TournamentSettings
+) -> EnsembleDescription:
     members = board.rows[: settings.ensemble_size]
     digests = [row.result.policy for row in members]
     write_bytes(run.ensemble / "policy.safetensors", json.dumps(digests).encode())
-    return {"members": [row.spec.pod for row in members]}
+    from fintrader.tournament.ensemble import EnsembleDescription
+
+    return EnsembleDescription(tuple(row.spec.pod for row in members))
 
 
 def market(folder: Path) -> Path:

@@ -4,16 +4,18 @@ shows."""
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from fintrader.backtesting import read_backtest
-from fintrader.files import read_json, read_jsonl, seal, unseal, write_json
+from fintrader.files import read_json, seal, unseal, write_json
 from fintrader.pipeline import load_config, walk_forward
 from fintrader.pipeline import run as run_stages
 from fintrader.results.looks import Ledger
+from fintrader.results.tournament_events import FinishEvent, read_events
 from fintrader.tournament.events import EventLog
 from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, fintrader, write_config
@@ -99,9 +101,12 @@ def lines_without(event):
 def a_pod_from_everywhere(run):
     """The last pod, its events and its share of every sum, as somebody does who knows the files."""
     shutil.rmtree(run / "pods" / "p0001")
-    events = [event for event in read_jsonl(run / "events.jsonl") if event.get("pod") != "p0001"]
+    events = [
+        replace(event, trials=1) if isinstance(event, FinishEvent) else event
+        for event in read_events(run / "events.jsonl")
+        if getattr(event, "pod", "") != "p0001"
+    ]
     (run / "events.jsonl").unlink()
-    events = [event | ({"trials": 1} if event["event"] == "finished" else {}) for event in events]
     EventLog(run / "events.jsonl").append(*events)
     for name in ("manifest.json", "ensemble/ensemble.json", "backtest/context.json"):
         write_json(run / name, read_json(run / name) | {"trials": 1})

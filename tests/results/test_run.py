@@ -18,7 +18,7 @@ def test_a_run_shows_what_it_is(template):
     assert run.leaderboard["rank"].dropna().tolist() == list(range(1, 8))
     assert run.leaderboard[run.leaderboard["rank"].isna()]["pod"].tolist() == ["benchmark"]
     assert len(run.pods) == 8
-    assert run.events[0]["event"] == "started"
+    assert run.events[0].event == "started"
     assert list(run.backtests) == ["test"]
     assert run.verdict.text in repr(run)
     text = repr(run)

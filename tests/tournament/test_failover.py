@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
+from fintrader.results.tournament_events import LaunchEvent
 from fintrader.runs import RunFolder
 from fintrader.system import read_process_start, try_lock
 from fintrader.tournament import at_work
@@ -91,7 +92,7 @@ def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at
     before = chaos.acknowledged(run)
 
     def watch(orchestrator):
-        if any(event.get("orphan") for event in orchestrator.log.records):
+        if any(event.orphan for event in orchestrator.log.select(LaunchEvent)):
             stubs.release(run, ["p0001", "p0002"])
 
     assert os.waitpid(fork(lambda: race(run, watch=watch)), 0)[1] == DONE

@@ -11,10 +11,11 @@ from fintrader.agents.policy import EnsemblePolicy
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError
-from fintrader.files import read_json
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.pipeline.evaluation import shrinkage_of
+from fintrader.records import to_json
 from fintrader.runs import RunFolder
+from fintrader.tournament.ensemble import read_ensemble
 from fintrader.tournament.folds import FoldLearners, make_blocks
 from fintrader.tournament.fusion import learners
 from fintrader.tournament.pod_training import evaluate_trained, train_and_evaluate
@@ -167,14 +168,12 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     tilting = ENV.model_copy(update={"benchmark": "equal_weight"})
     result = real_race(run, wanted, launcher=threads, env=tilting)
     assert result.trials == 4
-    stored = read_json(run.ensemble / "ensemble.json")
+    shrinkage = read_ensemble(run).shrinkage
     policy = load_policy(result.ensemble_policy)
     assert isinstance(policy, EnsemblePolicy)
     assert len(policy.members) == len(result.members)
-    assert {one.head.settings.tilt_scale for one in policy.members} == {
-        stored["shrinkage"]["tilt_scale"]
-    }
-    assert shrinkage_of([run]) == (stored["shrinkage"],)
+    assert {one.head.settings.tilt_scale for one in policy.members} == {shrinkage.tilt_scale}
+    assert shrinkage_of([run]) == (to_json(shrinkage),)
     specs = RunStore(run).read_specs()
     assert {spec.folds for spec in specs.values()} == {3}
     # the mean over pods, each shrunk
@@ -182,8 +181,6 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     pods = [load_policy(run.pod(name) / "policy.safetensors") for name in result.members]
     for pod in pods:
         assert not isinstance(pod, EnsemblePolicy)
-        shrunk = pod.head.settings.model_copy(
-            update={"tilt_scale": stored["shrinkage"]["tilt_scale"]}
-        )
+        shrunk = pod.head.settings.model_copy(update={"tilt_scale": shrinkage.tilt_scale})
         pod.head = ActionHead(policy.layout, shrunk)
     torch.testing.assert_close(policy(obs), torch.stack([pod(obs) for pod in pods]).mean(0))

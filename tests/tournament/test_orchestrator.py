@@ -2,6 +2,7 @@ import pytest
 
 from fintrader.errors import TournamentError
 from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
+from fintrader.results.tournament_events import LossEvent
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.launchers.local import list_cuda_devices
@@ -120,7 +121,7 @@ def test_what_is_killed_from_outside_has_not_failed_however_often(race, tmp_path
 def test_kills_before_a_restart_use_up_no_retry_after_it(race, tmp_path):
     run = RunFolder(tmp_path / "a")
     plant(run, "p0001", "boom", times=2)
-    killed = {"event": "lost", "pod": "p0001", "attempt": 1, "reason": "killed", "detail": ""}
+    killed = LossEvent(pod="p0001", attempt=1, reason="killed", detail="")
     EventLog(run.events).append(*[killed] * 3)
     assert race("a", pods=2, retries=2).trials == 2
     assert RunStore(run).read_result("p0001").attempts == 6

@@ -117,7 +117,7 @@ def test_a_race_of_proposals_goes_on_and_is_made_again(race):
         (StubAgent(),),
         env={},
         seed=1,
-        data_hash=RunStore(whole).read_identity()["data_hash"],
+        data_hash=RunStore(whole).read_identity().data_hash,
     )
     assert RunStore(whole).read_specs() == RunStore(halves).read_specs()
     assert check_tournament(whole, generator=build_maker).problems == []

@@ -109,8 +109,8 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
     assert [row["pod"] for row in pods] == [pod for pod in rows["pod"] if pod != "benchmark"]
     assert list(rows["rank"].dropna()) == list(range(1, len(pods) + 1))
     report = read_status(finished.folder)
-    assert report["trials"] == len(pods) == 4
-    assert [row["pod"] for row in report["leaderboard"]] == list(rows["pod"])
+    assert report.trials == len(pods) == 4
+    assert [row["pod"] for row in report.leaderboard] == list(rows["pod"])
     board = Leaderboard(4)
     specs = RunStore(finished.folder).read_specs()
     for result in results:

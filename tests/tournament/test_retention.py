@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 
 from fintrader.errors import RunError
-from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard
+from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.results.run import Run
+from fintrader.results.tournament_events import DropEvent, dropped_pods, read_events
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, open_working_copy
 from fintrader.tournament import retention
@@ -118,7 +119,7 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race):
     parent = str(child.parent_here)
     grown = store.read_result(child.pod)
     store.locate_result(child.pod).unlink()
-    EventLog(run.events).append({"event": "dropped", "pods": [parent]})
+    EventLog(run.events).append(DropEvent(pods=(parent,)))
     store.drop(store.read_result(parent))
 
     def dies(spec, context):
@@ -264,7 +265,7 @@ def test_a_recount_misses_nothing_that_was_dropped(race):
 
 def test_who_asks_for_a_policy_that_was_not_kept_is_told(race):
     run = race("a", keep="leaders", **MANY).folder
-    gone = next(iter(dropped_pods(events_of(run, "dropped"))))
+    gone = next(iter(dropped_pods(read_events(run.events))))
     with pytest.raises(RunError, match="was not kept"):
         Run(run).policy_path(gone)
     there = Run(run).policy_path("best", run)

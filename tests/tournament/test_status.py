@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -14,14 +15,21 @@ from rich.console import Console
 
 from fintrader import cli
 from fintrader.errors import RunError, TournamentError
-from fintrader.files import append_jsonl
 from fintrader.progress import LineProgress, TerminalProgress
+from fintrader.records import to_json
 from fintrader.results.folders import DamagedFileError, NotThereError
 from fintrader.results.leaderboard_reader import canonical, lineage, read_pods
 from fintrader.results.run import Run
+from fintrader.results.tournament_events import (
+    ResultEvent,
+    ResumptionEvent,
+    find_sitting,
+    parse_event,
+)
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.repair import repair
 from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.status import (
@@ -45,11 +53,11 @@ def test_status_counts_and_is_json(race, tmp_path):
     plant(RunFolder(tmp_path / "run"), "p0001", "nan")
     run = race(pods=6).folder
     report = read_status(run)
-    json.dumps(report, allow_nan=False)
-    assert report["states"] == {"done": 6}
-    assert (report["trials"], report["env_steps"], report["losses"]) == (6, 600, {"nan": 1})
-    assert (report["active"], report["finished"], report["at_work"]) == (False, True, [])
-    assert report["leaderboard"][0]["rank"] == 1
+    json.dumps(to_json(report), allow_nan=False)
+    assert report.states == {"done": 6}
+    assert (report.trials, report.env_steps, report.losses) == (6, 600, {"nan": 1})
+    assert (report.active, report.finished, report.at_work) == (False, True, ())
+    assert report.leaderboard[0]["rank"] == 1
     with pytest.raises(TournamentError, match="no tournament"):
         read_status(RunFolder(tmp_path / "nothing"))
 
@@ -68,7 +76,7 @@ def test_lineage_leads_to_a_founder(race):
         assert child["inherited"] == parent["snapshot"]
         old, new = child["changed"]["learning_rate"]
         assert (old, new) == (parent["hyper"]["learning_rate"], child["hyper"]["learning_rate"])
-    rows = {row["pod"]: row for row in read_status(run)["leaderboard"]}
+    rows = {row["pod"]: row for row in read_status(run).leaderboard}
     assert all(
         row["lineage_env_steps"] == 100 * len(lineage(pods, pod)) for pod, row in rows.items()
     )
@@ -192,7 +200,10 @@ def test_what_a_scheduler_does_not_let_work_is_said(race, tmp_path):
     ]
     (event,) = events_of(run, "capacity")
     assert (event["pods"], event["at_once"]) == (6, 2)
-    assert describe(event) == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
+    assert (
+        describe(parse_event(event))
+        == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
+    )
 
 
 def test_scaling_what_nobody_races_promises_nothing(race, capsys):
@@ -221,24 +232,21 @@ def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
     """A night between two sittings is no part of the rate, and neither are results that were there
     before."""
     run = race(pods=4).folder
-    assert read_status(run)["eta_seconds"] is None, "finished"
+    assert read_status(run).eta_seconds is None, "finished"
     began = time.time()
     now = time.time() + 10.0
     monkeypatch.setattr(status_module, "time", SimpleNamespace(time=lambda: now))
-    events = [
-        {"event": "resumed", "time": began, "pods": 9},
-        {"event": "applied", "time": began + 5, "pod": "p0004"},
-    ]
-    append_jsonl(run.events, events[0])
+    log = EventLog(run.events)
+    log.append(
+        ResumptionEvent(token=2, of=find_sitting(log.records).of, pods=9, results=4, time=began)
+    )
     with lease.acquire(run, None):
-        assert read_status(run)["eta_seconds"] is None, "no result yet"
-        append_jsonl(run.events, events[1])
-        assert read_status(run)["eta_seconds"] == pytest.approx(
-            40.0
-        )  # four to come, ten seconds each
+        assert read_status(run).eta_seconds is None, "no result yet"
+        log.append(replace(log.select(ResultEvent)[-1], pod="p0004", time=began + 5))
+        assert read_status(run).eta_seconds == pytest.approx(40.0)  # four to come, ten seconds each
         cli.main(["status", str(run.root)])
     assert re.search(r"5 of 9 results; about 40 s left", capsys.readouterr().out)
-    assert read_status(run)["eta_seconds"] is None, "nobody races it"
+    assert read_status(run).eta_seconds is None, "nobody races it"
 
 
 def test_scaling_down_processes_drains_without_orphans_or_losses(race, tmp_path):

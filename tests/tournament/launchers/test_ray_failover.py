@@ -4,6 +4,7 @@ name."""
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import claim
 from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers.ray.actors import PodActor
+from fintrader.tournament.messages import ProgressMessage
 from fintrader.tournament.pod_context import PodContext
 from tests.engines import chaos, stubs
 from tests.engines.orphans import trainings
@@ -68,10 +70,7 @@ def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_se
     mirror = attach(copy.root, url)
     tokens = [claim(mirror.objects), claim(mirror.objects)]
     context = PodContext(copy, stubs.market(tmp_path), mirror)
-    task = {
-        **context.build_task(spec, body="tests.engines.orphans:body", trained=None),
-        "token": tokens[0],
-    }
+    task = replace(context.build_task(spec, "tests.engines.orphans:body"), token=tokens[0])
     actor = object.__new__(PodActor)  # what Ray has to do with it is of no interest
     actor.task = task
     actor.token = tokens[0]
@@ -81,16 +80,15 @@ def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_se
     actor._number = 0
     actor._taken = 0
     with ThreadPoolExecutor() as pool:
-        outcome = pool.submit(actor._train_or_evaluate, spec, context)
+        outcome = pool.submit(actor._train_or_evaluate, context)
         until(
-            lambda: (
-                len(trainings(copy)) == 1 and bool(list(copy.pods.glob("*/.read_unpublished.json")))
-            ),
+            lambda: len(trainings(copy)) == 1 and bool(list(copy.pods.glob("*/.unpublished.json"))),
             "it to be trained",
         )
         assert not mirror.objects.exists("pods/p0000/result.json")
-        actor._send({"kind": "progress"})
-        assert [message for _, message in actor.listen(0, tokens[1])] == [{"kind": "progress"}]
+        progress = ProgressMessage(spec.pod, 0.5, 1, "")
+        actor._send(progress)
+        assert [message for _, message in actor.listen(0, tokens[1])] == [progress]
         result = outcome.result(timeout=PATIENCE_SECONDS)
     assert mirror.objects.exists("pods/p0000/result.json")
     assert result.spec == spec.digest

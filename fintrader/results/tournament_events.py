@@ -1,0 +1,238 @@
+"""Events of a tournament: the lines of `events.jsonl`.
+
+`tournament/events.py` writes them, sealed and numbered. `read_events` reads a log whoever wrote it, and
+leaves out lines that are no event of this version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+from fintrader.files import read_jsonl
+from fintrader.records import JsonValue, RecordError, from_json
+
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    time: float = 0.0
+    """Unix time, which the log gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PodEvent(_Event):
+    pod: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SittingEvent(_Event):
+    """An orchestrator began to drive the tournament."""
+
+    token: int
+    of: str
+    """Seal of the `tournament.json` that the log belongs to."""
+    pods: int
+    """Results that are requested in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEvent(_SittingEvent):
+    """The first orchestrator began."""
+
+    seed: int
+    event: Literal["started"] = "started"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumptionEvent(_SittingEvent):
+    """Another orchestrator began."""
+
+    results: int
+    """Results that were stored by then."""
+    event: Literal["resumed"] = "resumed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SpecEvent(_PodEvent):
+    origin: str
+    parent: str | None
+    seen: int
+    """Results that the spec was made after."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalEvent(_SpecEvent):
+    """A spec was made."""
+
+    event: Literal["proposed"] = "proposed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptionEvent(_SpecEvent):
+    """A spec of an earlier orchestrator was taken over."""
+
+    event: Literal["adopted"] = "adopted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchEvent(_PodEvent):
+    """A pod was started."""
+
+    attempt: int
+    orphan: bool = False
+    """An earlier orchestrator had started it, and it was taken over."""
+    event: Literal["launched"] = "launched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossEvent(_PodEvent):
+    """An attempt at a pod came to nothing."""
+
+    attempt: int
+    reason: str
+    detail: str
+    event: Literal["lost"] = "lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainEvent(_PodEvent):
+    """A pod was stopped to make room."""
+
+    event: Literal["drained"] = "drained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamageEvent(_PodEvent):
+    """A result was set aside."""
+
+    detail: str
+    event: Literal["damaged"] = "damaged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultEvent(_PodEvent):
+    """A result was applied to the leaderboard."""
+
+    epoch: int
+    applied: int
+    """Number of the result, from 0."""
+    status: str
+    reason: str
+    score: float | None
+    position: int | None
+    """Row of the leaderboard, from 0."""
+    evicted: str | None
+    """Pod that lost its row."""
+    event: Literal["applied"] = "applied"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityEvent(_Event):
+    """The number of pods that can work at once changed."""
+
+    pods: int
+    at_once: int | None = None
+    """Pods that the scheduler lets work at once; None: as many as there is room for."""
+    event: Literal["capacity"] = "capacity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoCapacityEvent(_Event):
+    """No device is left."""
+
+    event: Literal["no_capacity"] = "no_capacity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexDamageEvent(_Event):
+    """The leaderboard's database was moved aside and made again."""
+
+    event: Literal["leaderboard_damaged"] = "leaderboard_damaged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropEvent(_Event):
+    """Pods were reduced to spec and result (`tournament.keep`)."""
+
+    pods: tuple[str, ...]
+    event: Literal["dropped"] = "dropped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishEvent(_Event):
+    """Every requested pod has a result, and the ensemble stands."""
+
+    trials: int
+    best: str
+    members: tuple[str, ...]
+    event: Literal["finished"] = "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairEvent(_Event):
+    """The log was begun anew with the whole lines of a damaged one."""
+
+    lines: tuple[int, ...]
+    """Numbers of the damaged lines."""
+    event: Literal["repaired"] = "repaired"
+
+
+TournamentEvent: TypeAlias = (
+    StartEvent
+    | ResumptionEvent
+    | ProposalEvent
+    | AdoptionEvent
+    | LaunchEvent
+    | LossEvent
+    | DrainEvent
+    | DamageEvent
+    | ResultEvent
+    | CapacityEvent
+    | NoCapacityEvent
+    | IndexDamageEvent
+    | DropEvent
+    | FinishEvent
+    | RepairEvent
+)
+
+
+def parse_event(line: Mapping[str, JsonValue]) -> TournamentEvent:
+    """Make an event from a line's values, its seal and number left out. Raises RecordError."""
+    values = {name: value for name, value in line.items() if name not in ("sha256", "n")}
+    return from_json(cast("type[TournamentEvent]", TournamentEvent), values)
+
+
+def parse_events(lines: Iterable[Any]) -> list[TournamentEvent]:
+    """Make the events of a log's lines; lines that are no event of this version are left out."""
+    events: list[TournamentEvent] = []
+    for line in lines:
+        try:
+            events.append(parse_event(line))
+        except (RecordError, AttributeError):
+            continue
+    return events
+
+
+def read_events(path: Path) -> list[TournamentEvent]:
+    """Read a log, oldest event first; none where there is no file."""
+    return parse_events(read_jsonl(path))
+
+
+def select_events(events: Iterable[TournamentEvent], kind: type[E]) -> list[E]:
+    """Select the events of a kind, oldest first."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def find_sitting(events: Sequence[TournamentEvent]) -> StartEvent | ResumptionEvent | None:
+    """Find the event by which an orchestrator last began; None where none has."""
+    sittings = (one for one in reversed(events) if isinstance(one, StartEvent | ResumptionEvent))
+    return next(sittings, None)
+
+
+def dropped_pods(events: Iterable[TournamentEvent]) -> set[str]:
+    """List the pods of which only spec and result are left (`tournament.keep`)."""
+    return {pod for event in select_events(events, DropEvent) for pod in event.pods}
