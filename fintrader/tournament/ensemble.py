@@ -54,7 +54,7 @@ class Shrinkage:
 
 
 @dataclass(frozen=True)
-class EnsembleDescription:
+class StoredEnsemble:
     """Members of an ensemble and the reasons for them: `ensemble.json`."""
 
     members: tuple[str, ...]
@@ -67,12 +67,12 @@ class EnsembleDescription:
     """`[K, K]`: of the daily validation returns in excess of the benchmark's."""
 
 
-def read_ensemble(run: RunFolder) -> EnsembleDescription:
+def read_ensemble(run: RunFolder) -> StoredEnsemble:
     """Read the description of a tournament's ensemble. Raises CheckpointError when it is of another
     version, RunError when it is missing or damaged."""
     path = run.ensemble / FILE
     try:
-        return from_json(EnsembleDescription, read_json(path))
+        return from_json(StoredEnsemble, read_json(path))
     except RecordError as error:
         raise CheckpointError(
             f"{path} is of another version ({error}); `fintrader verify {run.root} --repair` makes"
@@ -129,7 +129,7 @@ def build_ensemble(
     leaderboard: Leaderboard,
     settings: TournamentSettings,
     folder: Path | None = None,
-) -> EnsembleDescription:
+) -> StoredEnsemble:
     """Write `policy.safetensors` and `ensemble.json`; equal leaderboards give equal bytes.
 
     They go to `folder`, by default the run's own. Raises CheckpointError when a member's policy is
@@ -146,7 +146,7 @@ def build_ensemble(
     weights = (1.0 / len(members),) * len(members)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     shrinkage = estimate_shrinkage(members, weights, settings)
-    description = EnsembleDescription(
+    description = StoredEnsemble(
         members=tuple(member.spec.pod for member in members),
         weights=weights,
         trials=leaderboard.trials,

@@ -40,7 +40,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
 from fintrader.storage.outages import OutageReporter, allow_outages
 from fintrader.tournament import lease as leases
-from fintrader.tournament.ensemble import EnsembleDescription, build_ensemble, check_tilts
+from fintrader.tournament.ensemble import StoredEnsemble, build_ensemble, check_tilts
 from fintrader.tournament.events import list_applied
 from fintrader.tournament.folds import make_blocks
 from fintrader.tournament.generator import Generator
@@ -63,7 +63,7 @@ CHANGEABLE = frozenset(
     | {"ensemble_size", "ensemble_shrinkage", "ensemble_tracking_error", "diversity"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
-EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], EnsembleDescription]
+EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], StoredEnsemble]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import PodResult, PodSpec, TrainedPod
 
 if TYPE_CHECKING:  # keeps torch out of the stub pods' processes
-    from fintrader.tournament.ensemble import EnsembleDescription
+    from fintrader.tournament.ensemble import StoredEnsemble
     from fintrader.tournament.settings import TournamentSettings
 
 
@@ -186,15 +186,13 @@ def struck(run: RunFolder, pod: str) -> int:
     return int(json.loads((run.root / "faults" / pod).read_text())["times"])
 
 
-def ensemble(
-    run: RunFolder, board: Leaderboard, settings: TournamentSettings
-) -> EnsembleDescription:
+def ensemble(run: RunFolder, board: Leaderboard, settings: TournamentSettings) -> StoredEnsemble:
     members = board.rows[: settings.ensemble_size]
     digests = [row.result.policy for row in members]
     write_bytes(run.ensemble / "policy.safetensors", json.dumps(digests).encode())
-    from fintrader.tournament.ensemble import EnsembleDescription
+    from fintrader.tournament.ensemble import StoredEnsemble
 
-    return EnsembleDescription(tuple(row.spec.pod for row in members))
+    return StoredEnsemble(tuple(row.spec.pod for row in members))
 
 
 def market(folder: Path) -> Path:
