@@ -114,8 +114,8 @@ ROUGH = World(
 def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path):
     """Failures, preempted nodes, results after the pod was given up, and three deaths of the
     orchestrator."""
-    asked = make_settings(240, 48)
-    outcome = simulate(tmp_path / "run", asked, ROUGH, kill_after=(60, 61, 200))
+    asked = make_settings(160, 48)
+    outcome = simulate(tmp_path / "run", asked, ROUGH, kill_after=(40, 41, 130))
     check(outcome, asked)
     cluster = outcome.cluster
     assert outcome.restarts == 3

@@ -52,8 +52,10 @@ def test_a_launcher_of_ones_own_is_named_by_its_module():
         RunConfig(launcher="nowhere:launcher").make_launcher()
 
 
+@pytest.mark.slow
 def test_the_core_loads_no_part():
-    """A run that asks for none of them imports none of them; packages need no import."""
+    """A run that asks for none of them imports none of them; packages need no import. The import
+    floors say so at every run."""
     modules = sorted({part.reference.partition(":")[0] for part in PARTS.values()})
     program = (
         "import sys, fintrader\n"

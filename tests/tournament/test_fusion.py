@@ -232,6 +232,7 @@ def rank_process(pod, rank):
     return None
 
 
+@pytest.mark.slow
 def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path):
     with pytest.raises(RankLost, match=r"rank 1 of 2 on cuda:63") as raised:
         train_pod(tmp_path, fused_spec(), device="cpu/cuda:63")
