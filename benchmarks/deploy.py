@@ -30,10 +30,13 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.config import merge_values, read_yaml
 from fintrader.deploy.bundle import freeze
+from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import ReplayClock
+from fintrader.deploy.control import JOURNAL
+from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.envs import EnvSettings, ObservationLayout
@@ -91,29 +94,22 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
             data=settings,
             env=chosen,
             market=market,
-            about={"run": "bench", "companies": {}, "versions": {}, "verdict": None},
+            origin=BundleOrigin("bench", "untrained", "", {}, 1, None, (), {}),
             onnx=False,
         )
         clock = ReplayClock(int(market.minutes[0]))
         feed = ReplayFeed(bundle.data, bundle.symbols)
         with Journal(home / JOURNAL, durable=durable) as journal:
             runner = Timed(
-                home,
                 bundle,
                 PaperSettings(limits=LimitSettings(enforced=False)),
-                clock=clock,
-                feed=feed,
-                broker=SimulatedBroker(market, bundle.env, clock.now),
-                journal=journal,
+                Connections(clock, feed, SimulatedBroker(market, bundle.env, clock.now), journal),
                 window=(int(market.minutes[0]), int(market.minutes[-1])),
-                level=feed.level,
             )
             began = time.perf_counter()
             runner.run()
             wall = time.perf_counter() - began
-            decided = {
-                int(e.body["bar"]): float(e.body["equity"]) for e in journal.entries("decision")
-            }
+            decided = {e.body.bar: e.body.equity for e in journal.entries(BarDecision)}
             orders = len(journal.orders())
         expected = simulate(bundle.policy, market, bundle.env).equity
     at = np.searchsorted(market.minutes.numpy(), list(decided))

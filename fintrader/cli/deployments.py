@@ -37,9 +37,9 @@ def paper(argv: list[str]) -> None:
     bundle = deployment.freeze_run(run, settings)
     print(
         f"{bundle.folder}: bundle {bundle.id}, {len(bundle.symbols)} symbols, policy"
-        f" {bundle.body['policy']}"
+        f" {bundle.record.policy}"
     )
-    print(f"  {bundle.body['verdict'] or 'there is no verdict: the run was not backtested'}")
+    print(f"  {bundle.record.verdict or 'there is no verdict: the run was not backtested'}")
 
 
 def live(argv: list[str]) -> None:
@@ -70,14 +70,14 @@ def report_drift(name: str, deployments_dir: str) -> None:
     """Write drift.html and drift.json of a deployment anew, from its journal alone."""
     from fintrader.deploy import deployment
 
-    deployment.tell_drift(deployment.find(name, deployments_dir))
+    deployment.report_drift(deployment.find_deployment(name, deployments_dir))
 
 
 def promote(name: str, deployments_dir: str) -> None:
     """Make a deployment the champion; the champion before it becomes the challenger."""
     from fintrader.deploy import control, deployment
 
-    home = deployment.find(name, deployments_dir)
+    home = deployment.find_deployment(name, deployments_dir)
     before = control.promote(home)
     print(f"{home.name} is the champion" + (f", {before} the challenger" if before else ""))
 
@@ -101,7 +101,7 @@ def _request(kind: str, argv: list[str]) -> None:
     from fintrader.deploy import control, deployment
 
     name, place = with_options(kind, PlaceOptions(), argv, "NAME")
-    home = deployment.find(name, place.deployments_dir)
+    home = deployment.find_deployment(name, place.deployments_dir)
     for request in ("halt", "resume", "flatten"):
         if request == kind:
             control.ask(home, request)

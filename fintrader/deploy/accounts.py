@@ -1,5 +1,5 @@
-"""The account that a deployment decides for: the embedded broker's own, or what broker and journal
-agree upon."""
+"""The account that a deployment decides for: the embedded broker's, or the one on which broker and
+journal agree."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import contextlib
 import datetime as dt
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount
+from fintrader.bars.bars import Array
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.broker import Broker, Order
-from fintrader.deploy.bundle import Bundle
-from fintrader.deploy.journal import Entry, Journal
+from fintrader.deploy.entries import Adjustment, BarDecision
+from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
-from fintrader.deploy.reconcile import adjust, expect_holdings, reconcile
+from fintrader.deploy.reconcile import Tolerance, expect_holdings, reconcile
 from fintrader.deploy.recorder import Recorder
-from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.deploy.simulated import AccountState, SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import StoreLease, find_lease, hold
 from fintrader.storage.objects import ObjectStore
 
 _PAID_AFTER_DAYS = 60
-"""A dividend reaches the account at most so long after its ex-date."""
+"""Latest arrival of a dividend after its ex-date."""
 
 
 @contextlib.contextmanager
@@ -65,7 +65,8 @@ def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None
 
 
 def _read_number(broker: Broker, journal: Journal) -> str:
-    """The account's name; by the journal where a flatten goes on and the broker does not answer."""
+    """Read the account's number, from the journal where a flatten goes on and the broker is
+    silent."""
     try:
         return broker.account().number
     except (BrokerError, BrokerUnsureError):
@@ -76,13 +77,11 @@ def _read_number(broker: Broker, journal: Journal) -> str:
 
 
 class Accounts:
-    """Cash, shares and equity at a bar. `halt` is told why where broker and journal differ."""
+    """Cash, shares and equity at a bar. Where broker and journal differ, `halt` gets the reason."""
 
     def __init__(
         self,
-        bundle: Bundle,
         broker: Broker,
-        journal: Journal,
         recorder: Recorder,
         halt: Callable[[str, int], None],
         *,
@@ -90,13 +89,13 @@ class Accounts:
         adopt: bool,
         cap_usd: float | None,
     ) -> None:
-        """cap_usd: what the account holds beyond it is left alone; replays: whether the later bars
-        are known."""
-        self.bundle = bundle
+        """cap_usd: most that is traded with, of a larger account; replays: the later bars are known
+        already."""
+        self.bundle = recorder.bundle
         self.broker = broker
-        self.journal = journal
+        self.journal = recorder.journal
         self.recorder = recorder
-        self.env = bundle.env
+        self.env = self.bundle.env
         self._halt = halt
         self.replays = replays
         self.adopt = adopt
@@ -105,47 +104,34 @@ class Accounts:
         self._first_usd = self._peak_usd = 0.0
 
     def at(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
-        """The account as it stands at a bar's close, with this market's prices."""
+        """Build the account as it stands at a bar's close, with this market's prices."""
         if self.simulated is not None:
             if not self.replays:
                 self.simulated.grow(market, row + 1)
-            cash, equity, peak, first = self.simulated.state
+            state = self.simulated.state
             held = self.simulated.account().shares
         else:
             cash, held = self.agreed(now)
             if self.cap_usd is not None:
                 cash = min(cash, max(self.cap_usd - self._value_shares(held), 0.0))
-            shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
-            equity = cash + float(
-                shares @ np.nan_to_num(market.close[row].numpy().astype(np.float64))
-            )
-            first = self._first_usd or equity
-            peak = max(self._peak_usd, equity)
-            self._first_usd = first
-            self._peak_usd = peak
-        shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
-        return BacktestAccount.resume(
-            market,
-            self.env,
-            bar=row,
-            cash=cash,
-            equity=equity,
-            capital=(peak, first),
-            shares=shares,
-        )
+            prices = np.nan_to_num(market.close[row].numpy().astype(np.float64))
+            equity = cash + float(_align(held, market.symbols) @ prices)
+            self._first_usd = self._first_usd or equity
+            self._peak_usd = max(self._peak_usd, equity)
+            state = AccountState(cash, equity, self._peak_usd, self._first_usd)
+        return state.stand(market, self.env, row, _align(held, market.symbols))
 
     def between(self, now: int) -> float:
-        """Equity between two decisions, USD, by the newest prices."""
+        """Value the account between two decisions by the newest prices, USD."""
         if self.simulated is not None:
             return self.simulated.equity
         cash, held = self.agreed(now)
         return cash + self._value_shares(held)
 
     def agreed(self, now: int, *, start: bool = False) -> tuple[float, Mapping[str, float]]:
-        """Cash and shares on which broker and journal agree.
+        """Return the cash and shares on which broker and journal agree.
 
-        Dividends reach an account weeks after the day that they are known of, so cash may be off by
-        as much. At the `start` a difference raises DeployError.
+        Dividends reach an account weeks after they are announced, so cash may be off by as much. At the `start` a difference raises DeployError.
         """
         held = expect_holdings(self.journal).shares
         newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
@@ -162,7 +148,7 @@ class Accounts:
             at=now,
             start=start,
             adopt=self.adopt,
-            tolerance_usd=5.0 + due,
+            tolerance=Tolerance(5.0 + due),
         )
         if wrong:
             self._halt("; ".join(finding.text for finding in wrong), now)
@@ -170,60 +156,54 @@ class Accounts:
         return known.cash_usd or 0.0, known.shares
 
     def split(self, action: Action, now: int) -> None:
-        """What a split makes of the shares is expected of the broker, too."""
-        held = (
-            0.0
-            if self.simulated is not None
-            else expect_holdings(self.journal).shares.get(action.symbol, 0.0)
-        )
+        """Expect the shares that a split makes of those held, once."""
+        if action.split == 1 or self.simulated is not None:
+            return
+        held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
-        told = any(entry.body["reason"] == reason for entry in self.journal.entries("adjust"))
-        if action.split != 1 and held and not told:
-            adjust(
-                self.journal,
-                at=now,
-                reason=reason,
-                shares={action.symbol: held * (action.split - 1)},
-            )
+        is_known = any(entry.body.reason == reason for entry in self.journal.entries(Adjustment))
+        if held and not is_known:
+            more = {action.symbol: held * (action.split - 1)}
+            self.journal.write(Adjustment(reason, more), at=now)
 
-    def remember(self, decision: Mapping[str, Any]) -> None:
-        """Take up what an earlier decision says of the account."""
-        self._first_usd = float(decision["first"])
-        self._peak_usd = float(decision["peak"])
+    def remember(self, decision: BarDecision) -> None:
+        """Restore first and highest equity from an earlier decision."""
+        self._first_usd = decision.first
+        self._peak_usd = decision.peak
 
     def restore(self, simulated: SimulatedBroker) -> None:
-        """Stand where the first decision was taken whose orders' end nobody wrote down, and give it
-        all since."""
-        decisions = self.journal.entries("decision")
+        """Put the embedded account to its first decision with orders whose end is not in the journal,
+        and give it all orders since."""
+        decisions = [entry.body for entry in self.journal.entries(BarDecision)]
         if not decisions:
             return
         standing = {name for name, report in self.journal.orders().items() if not report.is_over}
-        orders = [self._list_orders(entry) for entry in decisions]
+        orders = [self._list_orders(decision) for decision in decisions]
         begun = (
             number
             for number, own in enumerate(orders)
             if any(order.id in standing for order in own)
         )
         number = next(begun, len(decisions) - 1)
-        body = decisions[number].body
-        symbols = self.bundle.symbols
+        begin = decisions[number]
         if not self.replays:
-            newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].body["bar"]))
+            newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].bar))
             simulated.market = self.recorder.rows.at(self.recorder.grid, newest)[0]
-        shares = np.array([body["shares"].get(symbol, 0.0) for symbol in symbols])
-        cash, equity, peak, first = (
-            float(body[name]) for name in ("cash", "equity", "peak", "first")
-        )
+        state = AccountState(begin.cash, begin.equity, begin.peak, begin.first)
         later = [order for own in orders[number:] for order in own]
-        simulated.restore(int(body["bar"]), cash, equity, peak, first, shares, later)
+        simulated.restore(begin.bar, state, _align(begin.shares, self.bundle.symbols), later)
 
-    def _list_orders(self, entry: Entry) -> list[Order]:
-        closed = int(entry.body["bar"]) + self.recorder.length
-        wanted = entry.body["orders"].items()
+    def _list_orders(self, decision: BarDecision) -> list[Order]:
+        closed = decision.bar + self.recorder.length
         return [
             Order(order_id(self.bundle.id, closed, symbol), symbol, shares, closed)
-            for symbol, shares in wanted
+            for symbol, shares in decision.orders.items()
         ]
 
     def _value_shares(self, held: Mapping[str, float]) -> float:
         return sum(n * self.recorder.rows.history.last_close(symbol) for symbol, n in held.items())
+
+
+def _align(held: Mapping[str, float], symbols: Sequence[str]) -> Array:
+    """Shares by symbol as an array `[N]`."""
+    return np.array([held.get(symbol, 0.0) for symbol in symbols])

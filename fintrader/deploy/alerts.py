@@ -1,5 +1,5 @@
-"""News that need a person: to the log, and to a webhook or a program, at most once a minute for
-each kind."""
+"""Alerts: news that need a person, sent to the log and to a webhook or a program, at most once a
+minute for each kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import time
 import urllib.request
 from collections.abc import Sequence
 
+from fintrader.deploy.entries import Alert
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import ConfigError
+from fintrader.records import to_json
 
 log = logging.getLogger("fintrader.deploy")
 VARIABLE = "FINTRADER_ALERT_WEBHOOK"
@@ -23,7 +25,7 @@ _LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
 class Alerts:
-    """Raises ConfigError for a webhook that is neither https nor on this machine."""
+    """The ways to a person. Raises ConfigError for a webhook neither https nor on this machine."""
 
     def __init__(self, settings: AlertSettings, deployment: str) -> None:
         self.deployment = deployment
@@ -31,32 +33,31 @@ class Alerts:
         self.webhook = settings.webhook or os.environ.get(VARIABLE)
         if self.webhook and not self.webhook.startswith(("https://", *_LOOPBACK)):
             raise ConfigError(f"alerts.webhook (or {VARIABLE}) must begin with https://")
-        self._told: dict[str, float] = {}
+        self._sent: dict[str, float] = {}
         self._under_way: list[threading.Thread] = []
 
-    def tell(self, kind: str, text: str) -> bool:
-        """Whether it was passed on: news of a kind that was told within a minute is left to the
-        journal."""
+    def send(self, alert: Alert) -> bool:
+        """Send an alert unless one of its kind was sent within a minute; True if it was sent."""
         now = time.monotonic()
-        if now - self._told.get(kind, -PAUSE_SECONDS) < PAUSE_SECONDS:
+        if now - self._sent.get(alert.kind, -PAUSE_SECONDS) < PAUSE_SECONDS:
             return False
-        self._told[kind] = now
-        log.warning("%s: %s", self.deployment, text)
-        body = json.dumps({"deployment": self.deployment, "kind": kind, "text": text}).encode()
-        if self.webhook or self.command:  # whoever is slow to listen must not hold up an order
+        self._sent[alert.kind] = now
+        log.warning("%s: %s", self.deployment, alert.text)
+        body = json.dumps({"deployment": self.deployment, **to_json(alert)}).encode()
+        if self.webhook or self.command:  # in a thread: a slow listener must not hold up an order
             news = (self.webhook, self.command, body)
-            thread = threading.Thread(target=_send, args=news, daemon=True)
+            thread = threading.Thread(target=_deliver, args=news, daemon=True)
             thread.start()
             self._under_way = [one for one in self._under_way if one.is_alive()] + [thread]
         return True
 
     def finish(self) -> None:
-        """Wait until the news under way is passed on; the end of a process would cut it short."""
+        """Wait for the alerts under way, which the end of the process would cut short."""
         for thread in self._under_way:
             thread.join(3 * PATIENCE_SECONDS)
 
 
-def _send(webhook: str | None, command: Sequence[str], body: bytes) -> None:
+def _deliver(webhook: str | None, command: Sequence[str], body: bytes) -> None:
     if webhook:
         try:
             request = urllib.request.Request(webhook, body, {"Content-Type": "application/json"})

@@ -1,11 +1,10 @@
-"""What a runner asks of a broker, and what it says of orders: the embedded one and Alpaca's
-alike."""
+"""The calls of a broker, and its reports of orders: the embedded one's and Alpaca's alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from fintrader.errors import DeployError
 
@@ -20,10 +19,10 @@ State = Literal[
     "rejected",
     "expired",
 ]
-"""An order's life. `intended` stands in the journal and nowhere else; `sent` was about to leave;
-`unknown` left, and nobody said what became of it, which is not the same as nothing."""
+"""An order's life. `intended` stands in the journal only; `sent` was about to leave; `unknown` left,
+and the broker's answer is missing."""
 TERMINAL: frozenset[State] = frozenset({"filled", "cancelled", "rejected", "expired"})
-"""States that nothing follows."""
+"""Last states of an order."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +40,27 @@ class Order:
 
 @dataclass(frozen=True)
 class OrderReport:
-    """What is known of an order."""
+    """A broker's last report of an order."""
 
     id: str
-    """`client_order_id`; of a foreign order whatever its sender chose."""
+    """`client_order_id`; for a foreign order its sender's choice."""
     symbol: str
     state: State
     shares: float
-    """Asked for; negative to sell."""
+    """Shares ordered; negative to sell."""
     filled: float = 0.0
     """Shares so far, signed as `shares`."""
     price_usd: float = 0.0
     """Mean price of what filled; 0 while nothing has."""
     cost_usd: float = 0.0
-    """Fees as far as the broker says them."""
+    """Fees as far as the broker reports them."""
     broker_id: str = ""
     reason: str = ""
-    """Why it was rejected, expired or cancelled."""
+    """Reason of a rejection, an expiry or a cancellation."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can happen to it."""
+        """True once nothing more can happen to it."""
         return self.state in TERMINAL
 
 
@@ -75,65 +74,50 @@ class BrokerAccount:
     shares: Mapping[str, float] = field(default_factory=dict)
     """Symbol -> shares held, those of 0 left out."""
     blocked: str = ""
-    """Why the broker accepts no orders for this account; empty while it does."""
+    """Reason for which the broker accepts no orders for this account; empty while it does."""
 
 
 class Broker(Protocol):
-    """Where orders go. Every call may raise BrokerError (refused for good) and BrokerUnsureError
-    (nobody knows).
+    """A place that carries out orders. Every call may raise BrokerError (refused for good) and
+    BrokerUnsureError (fate unknown).
 
-    Calls that only ask may be repeated by the broker itself within its time limit; `submit` and
+    Calls that only read may be repeated by the broker itself within its time limit; `submit` and
     `cancel` are sent once.
     """
 
     kind: str
     """`simulated` or `alpaca`."""
     real_money: bool
-    """Whether its orders spend real money; a runner refuses such a broker."""
+    """True where orders spend real money; a runner refuses such a broker."""
     takes_baskets: bool
-    """Whether the orders of a decision fill together, purchases fitted to the cash by the broker
-    itself; otherwise sales go first, and purchases wait for them."""
+    """True where the orders of a decision fill together, and the broker itself fits purchases to the
+    cash; otherwise sales go first, and purchases wait for them."""
 
     def submit(self, order: Order) -> OrderReport:
-        """Send one order. Raises BrokerUnsureError when nobody can say whether it arrived: then ask
-        `order`; OrderTakenError where one of its id stands already."""
+        """Send one order. Raises BrokerUnsureError when its arrival is uncertain (then ask `order`),
+        OrderTakenError where one of its id stands already."""
 
     def cancel(self, report: OrderReport) -> None:
-        """Ask for an order's end; what filled before stays filled."""
+        """Ask for an order's end; shares that filled before stay filled."""
 
     def order(self, order_id: str) -> OrderReport | None:
-        """What became of an order, by its `client_order_id`; None where the broker never had
-        one."""
+        """Report an order by its `client_order_id`; None where the broker never had one."""
 
     def orders(self, since: int) -> Sequence[OrderReport]:
-        """All orders since then (nanoseconds), whoever sent them, oldest first; pages are followed
-        to the end."""
+        """Report all orders since then (nanoseconds), foreign ones too, oldest first, of all
+        pages."""
 
     def account(self) -> BrokerAccount:
-        """Cash and positions now."""
+        """Read cash and positions."""
 
     def time(self) -> int | None:
-        """The broker's clock, nanoseconds since 1970 UTC; None where it has none of its own."""
+        """Read the broker's clock, nanoseconds since 1970 UTC; None where it has none."""
 
 
 def refuse_real_money(is_wanted: bool) -> None:
-    """Raise DeployError where real money is wanted: nothing here has earned it yet."""
+    """Raise DeployError where real money is wanted."""
     if is_wanted:
         raise DeployError(
             "real-money trading is closed until a market-life simulator has passed on this same "
             "code; paper trading goes on: `fintrader paper RUN --feed alpaca --broker alpaca`"
         )
-
-
-def as_json(report: OrderReport) -> dict[str, Any]:
-    """A report as the journal keeps it."""
-    return {
-        "symbol": report.symbol,
-        "state": report.state,
-        "shares": report.shares,
-        "filled": report.filled,
-        "price_usd": report.price_usd,
-        "cost_usd": report.cost_usd,
-        "broker_id": report.broker_id,
-        "reason": report.reason,
-    }

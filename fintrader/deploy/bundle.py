@@ -1,23 +1,21 @@
 """A bundle: a policy frozen with everything its decisions depend on, as plain files under one seal.
 
     deployments/NAME/bundle/
-      bundle.json           what it is, and the SHA-256 of every other file; sealed
+      bundle.json           its record, with the SHA-256 of every other file; sealed
       policy.safetensors    the policy
       normalisation.json    the statistics that its rows are scaled by
-      parity.safetensors    observations and what the policy made of them when it was frozen
+      parity.safetensors    observations and the policy's actions when it was frozen
       policy.onnx           the same policy for programs without PyTorch, where onnx is installed
-      files/                membership, splits and whatever else the data settings name
+      files/                membership, splits and the other files that the data settings name
 
-Nothing in it is a pickle. Whoever changes a byte of it changes its name: `Bundle.id` begins with
-its hash.
+Nothing in it is a pickle. A changed byte changes its name: `Bundle.id` begins with its hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,25 +30,32 @@ from torch import Tensor
 
 from fintrader.agents.policy import PolicyModule, export_onnx, load_policy
 from fintrader.config import validate
-from fintrader.deploy.control import BUNDLE as BUNDLE
+from fintrader.deploy.bundle_record import (
+    FORMAT,
+    BundleOrigin,
+    BundleRecord,
+    OnnxExport,
+    check_files,
+    read_record,
+)
+from fintrader.deploy.control import BUNDLE
 from fintrader.envs.observation import ACCOUNT_FEATURES, ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import CheckpointError, ConfigError, DeployError
-from fintrader.files import dump_json, hash_file, seal, unseal, write_bytes
+from fintrader.files import hash_file, seal, write_bytes
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import to_json
 from fintrader.storage.objects import ObjectStore, read_whole
 
-FORMAT = "fintrader-bundle-1"
 POLICY = "policy.safetensors"
 NORMALISATION = "normalisation.json"
 PARITY = "parity.safetensors"
 ONNX = "policy.onnx"
 PARITY_VECTORS = 256
 TOLERANCE = 1e-5
-"""By which an action may differ on another processor."""
+"""Largest difference of an action on another processor."""
 TIME_LEFT = ACCOUNT_FEATURES.index("time_left")
 
 
@@ -59,48 +64,31 @@ class Bundle:
     """An opened bundle; `Bundle.open` checks it."""
 
     folder: Path
-    body: Mapping[str, Any]
+    record: BundleRecord
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Raises DeployError for a folder that holds none, or one of which a byte was changed."""
-        path = Path(folder) / BUNDLE
-        try:
-            data = path.read_bytes()
-        except OSError:
-            raise DeployError(
-                f"{folder} holds no bundle; make one with `fintrader paper RUN --freeze`"
-            ) from None
-        body = unseal(data, DeployError(f"{path} was changed or is damaged; freeze the run again"))
-        if body.get("format") != FORMAT:
-            raise DeployError(
-                f"{path} is of another version ({body.get('format')}); freeze the run again"
-            )
-        for name, digest in body["files"].items():
-            file = Path(folder) / name
-            if not file.is_file() or hash_file(file) != digest:
-                raise DeployError(
-                    f"{file} is missing or was changed since it was frozen; freeze the run again"
-                )
-        return cls(Path(folder), body)
+        """Open a bundle. Raises DeployError for a folder that holds none, or one of which a byte was
+        changed."""
+        record = read_record(Path(folder))
+        check_files(Path(folder), record)
+        return cls(Path(folder), record)
 
     @property
     def name(self) -> str:
         """The deployment's."""
-        return str(self.body["name"])
+        return self.record.name
 
-    @property
+    @cached_property
     def id(self) -> str:
-        """Eight hexadecimal digits of its content: in every order's id."""
-        return hashlib.sha256(
-            dump_json({key: self.body[key] for key in _IDENTITY}).encode()
-        ).hexdigest()[:8]
+        """Eight hexadecimal digits of its content (`BundleRecord.id`)."""
+        return self.record.id
 
     @cached_property
     def data(self) -> DataSettings:
-        """How the market is made; what it reads lies in the bundle."""
-        values = json.loads(json.dumps(self.body["data"]))
-        for setting, name in self.body["own_files"].items():
+        """Settings that make the market, from files in the bundle."""
+        values: Any = json.loads(json.dumps(self.record.data))
+        for setting, name in self.record.own_files.items():
             *path, last = setting.split(".")
             part = values
             for key in path:
@@ -110,12 +98,12 @@ class Bundle:
 
     @cached_property
     def env(self) -> EnvSettings:
-        """How orders are carried out and what the policy sees."""
-        return validate(EnvSettings, self.body["env"], BUNDLE)
+        """Settings of orders and observations."""
+        return validate(EnvSettings, self.record.env, BUNDLE)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        return tuple(self.body["symbols"])
+        return self.record.symbols
 
     @property
     def normalisation(self) -> Path:
@@ -123,7 +111,7 @@ class Bundle:
 
     @cached_property
     def policy(self) -> PolicyModule:
-        """Raises DeployError where it does not act as it did when it was frozen."""
+        """The policy. Raises DeployError where it does not act as it did when it was frozen."""
         policy = load_policy(self.folder / POLICY)
         obs, action, _ = self.parity
         with torch.no_grad():
@@ -131,7 +119,7 @@ class Bundle:
         if not worst <= TOLERANCE:
             raise DeployError(
                 f"the policy's actions differ by {worst:.1e} from those it was frozen with; use the"
-                f" versions of torch and numpy that the bundle names ({self.body['versions']})"
+                f" versions of torch and numpy that the bundle names ({self.record.versions})"
             )
         return policy
 
@@ -147,10 +135,6 @@ class Bundle:
         return stored["obs"], stored["action"], stored["minutes"].numpy()
 
 
-_IDENTITY = ("files", "data", "env", "symbols")
-"""What decides how a bundle trades."""
-
-
 def freeze(
     folder: Path,
     *,
@@ -159,17 +143,16 @@ def freeze(
     data: DataSettings,
     env: EnvSettings,
     market: MarketTensors,
-    about: Mapping[str, Any],
+    origin: BundleOrigin,
     onnx: bool = True,
 ) -> Bundle:
     """Write the bundle of a policy; an equal one that is there already is left as it is.
 
-    market: the window it was tested on, whose bars a replay plays again. about: plain JSON on where
-    it comes from (run, verdict, versions ...). onnx: also for programs without PyTorch, where the
-    extra `onnx` is installed.
+    market: the window it was tested on, whose bars a replay plays again. onnx: also for programs
+    without PyTorch, where the extra `onnx` is installed.
 
     Raises DeployError for a policy that cannot trade live: one that reads how much of a window is
-    left, rows that hold what nobody knows at the time, a benchmark that live rows cannot show.
+    left, rows that hold facts from after their bar, a benchmark that live rows cannot show.
     """
     module = _load(policy, market)
     data = data.effective()
@@ -177,12 +160,13 @@ def freeze(
     normalisation = market.normalisation
     if normalisation is None:
         raise DeployError(
-            "the market does not say by what its rows were scaled; build it again with this version"
+            "the market lacks the statistics that its rows were scaled by; build it again with this"
+            " version"
         )
     parity = sample_parity_vectors(module, market, env)
     if env.clock == "episode" and _is_clock_read(module, parity["obs"]):
         raise DeployError(
-            "the policy reads how much of its window is left (time_left), which nobody knows live;"
+            "the policy reads how much of its window is left (time_left), which is unknown live;"
             " train it with env.clock: none or session, or with agent.network.account: false"
         )
     home = ObjectStore(folder)
@@ -191,63 +175,60 @@ def freeze(
         NORMALISATION: (json.dumps(to_json(normalisation), sort_keys=True) + "\n").encode(),
         PARITY: save_tensors(parity),
     }
-    values = json.loads(data.model_dump_json())
     own_files = {}
     for setting, path in _list_files(data):
-        parts[kept := f"files/{setting}{''.join(Path(path).suffixes[-2:])}"] = read_whole(
-            path, f"data.{setting}"
-        )
-        own_files[setting] = kept
-    listed = market.close.isfinite()
-    body = {
-        "format": FORMAT,
-        "name": name,
-        "files": {
+        name_inside = f"files/{setting}{''.join(Path(path).suffixes[-2:])}"
+        parts[name_inside] = read_whole(path, f"data.{setting}")
+        own_files[setting] = name_inside
+    record = BundleRecord(
+        **vars(origin),
+        format=FORMAT,
+        name=name,
+        files={
             part: hashlib.sha256(content).hexdigest() for part, content in sorted(parts.items())
         },
-        "own_files": own_files,
-        "data": values,
-        "env": env.model_dump(mode="json"),
-        "symbols": list(market.symbols),
-        "normalisation_hash": normalisation.digest,
-        "calendar": market.provenance.calendar,
-        "window": [int(market.minutes[0]), int(market.minutes[-1])],
-        # Of a symbol that is gone, 1: nobody looks at it, and it has ended before the first
-        # decision.
-        "last_close": {
-            symbol: (
-                float(market.close[listed[:, column], column][0])
-                if bool(listed[:, column].any())
-                else 1.0
-            )
+        own_files=own_files,
+        data=data.model_dump(mode="json"),
+        env=env.model_dump(mode="json"),
+        symbols=tuple(market.symbols),
+        normalisation_hash=normalisation.digest,
+        calendar=market.provenance.calendar,
+        window=(int(market.minutes[0]), int(market.minutes[-1])),
+        last_close={
+            symbol: _find_first_close(market, column)
             for column, symbol in enumerate(market.symbols)
         },
-        **about,
-    }
-    if _is_same(folder, body):
+    )
+    if _is_same(folder, record):
         return Bundle.open(folder)
     for part, content in parts.items():
         home.put(part, content)
-    exported = _export_onnx(module, folder / ONNX, body) if onnx else None
-    home.put(
-        BUNDLE, seal(body | {"onnx": exported}, indent=2)
-    )  # last: once it is there, everything is
+    exported = _export_onnx(module, folder / ONNX, record) if onnx else None
+    # The record comes last: once it is there, everything is.
+    home.put(BUNDLE, seal(to_json(replace(record, onnx=exported)), indent=2))
     return Bundle.open(folder)
 
 
-def _is_same(folder: Path, body: Mapping[str, Any]) -> bool:
-    """Whether a bundle that trades alike stands there. Raises DeployError for another one: its
-    account is of it."""
+def _find_first_close(market: MarketTensors, column: int) -> float:
+    """Find the first close of a symbol, USD; 1 without one, which no decision reads."""
+    close = market.close[:, column]
+    listed = close[close.isfinite()]
+    return float(listed[0]) if len(listed) else 1.0
+
+
+def _is_same(folder: Path, record: BundleRecord) -> bool:
+    """Check for a bundle there that trades alike. Raises DeployError for another one, whose account
+    it is."""
     if not (folder / BUNDLE).is_file():
         return False
     there = Bundle.open(folder)
-    names = ("files", "own_files", "symbols")
     # Settings as models: a version that knows one more, with its default, trades as the one before.
-    models = there.env == validate(EnvSettings, body["env"], BUNDLE)
-    models &= validate(DataSettings, there.body["data"], BUNDLE) == validate(
-        DataSettings, body["data"], BUNDLE
+    models = there.env == validate(EnvSettings, record.env, BUNDLE)
+    models &= validate(DataSettings, there.record.data, BUNDLE) == validate(
+        DataSettings, record.data, BUNDLE
     )
-    if models and all(there.body[key] == json.loads(json.dumps(body[key])) for key in names):
+    names = ("files", "own_files", "symbols")
+    if models and all(getattr(there.record, name) == getattr(record, name) for name in names):
         return True
     raise DeployError(
         f"{folder.parent} deploys another bundle ({there.id}); choose another --name, or remove"
@@ -291,7 +272,7 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
 
 
 def _list_files(data: DataSettings) -> list[tuple[str, str]]:
-    """Settings of data that name a file which later rows need, too."""
+    """List the settings of data that name a file which later rows need, too."""
     named: list[tuple[str, Any]] = [
         ("universe.membership", data.universe.membership),
         ("universe.shares_outstanding", data.universe.shares_outstanding),
@@ -304,8 +285,8 @@ def _list_files(data: DataSettings) -> list[tuple[str, str]]:
 def sample_parity_vectors(
     policy: PolicyModule, market: MarketTensors, env: EnvSettings
 ) -> dict[str, Tensor]:
-    """Observations of an account that the policy trades through a window, and its actions, evenly
-    over the window."""
+    """Sample observations of an account that the policy trades, and its actions, evenly over a
+    window."""
     from fintrader.backtesting.account import BacktestAccount
 
     account = BacktestAccount(
@@ -336,7 +317,7 @@ def sample_parity_vectors(
 
 
 def _is_clock_read(policy: PolicyModule, obs: Tensor) -> bool:
-    """Whether any action changes with what is left of the window."""
+    """Check whether any action changes with the rest of the window."""
     layout = policy.layout
     if not isinstance(layout, ObservationLayout):
         raise DeployError("this policy trades no market")
@@ -346,10 +327,8 @@ def _is_clock_read(policy: PolicyModule, obs: Tensor) -> bool:
         return not torch.equal(policy(obs), policy(other))
 
 
-def _export_onnx(
-    policy: PolicyModule, path: Path, body: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The policy for programs without PyTorch, with the bundle's own description in it; None
+def _export_onnx(policy: PolicyModule, path: Path, record: BundleRecord) -> OnnxExport | None:
+    """Export the policy for programs without PyTorch, with the bundle's description in it; None
     without the libraries."""
     try:
         worst = export_onnx(policy, path)
@@ -357,10 +336,9 @@ def _export_onnx(
     except ConfigError:
         return None
     model = onnx.load(path)
-    told = {key: json.dumps(body[key]) for key in ("name", "symbols", "normalisation_hash", "env")}
-    for key, value in told.items():
+    for name in ("name", "symbols", "normalisation_hash", "env"):
         entry = model.metadata_props.add()
-        entry.key = key
-        entry.value = value
+        entry.key = name
+        entry.value = json.dumps(getattr(record, name))
     write_bytes(path, model.SerializeToString())
-    return {"sha256": hash_file(path), "largest_difference": worst}
+    return OnnxExport(hash_file(path), worst)

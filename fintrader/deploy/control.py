@@ -1,5 +1,4 @@
-"""Which deployment is the champion, and requests to a running one: `fintrader halt`, `resume`,
-`flatten`.
+"""A deployment's files, its role, and requests to it: `fintrader halt`, `resume`, `flatten`.
 
 Requests are files, so that they outlive both sides.
 """
@@ -7,6 +6,7 @@ Requests are files, so that they outlive both sides.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,33 +14,48 @@ from fintrader.errors import DeployError
 from fintrader.files import publish, read_json, write_json
 
 BUNDLE = "bundle.json"
+JOURNAL = "journal.sqlite"
+HEARTBEAT = "heartbeat.json"
+REPORT = "drift.json"
+"""Files of a deployment's folder; the first lies in its folder `bundle`."""
 Request = Literal["halt", "resume", "flatten"]
 
 
+@dataclass(frozen=True)
+class Heartbeat:
+    """The sign of life of a deployment's loop (`HEARTBEAT`), nanoseconds since 1970 UTC."""
+
+    time: int
+    next_decision: int
+
+
 def ask(folder: Path, request: Request) -> None:
-    """Leave a request for whoever runs the deployment in `folder`, now or next. Raises DeployError
-    where none lies."""
+    """Leave a request for the process that runs the deployment in `folder`, now or next. Raises
+    DeployError for a folder without one."""
     if not (folder / "bundle" / BUNDLE).is_file():
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
     home = folder / "requests"
     home.mkdir(parents=True, exist_ok=True)
     while not publish(home / f"{time.time_ns():020d}-{request}", b""):
-        pass  # two in one nanosecond
+        pass  # another request has the name of this nanosecond
 
 
 ALIASES = "aliases.json"
-"""Beside the deployments: champion and challenger, by name."""
+"""File next to the deployments with champion and challenger, by name."""
 
 
 def list_aliases(deployments: Path) -> dict[str, str]:
-    """Alias -> name of the deployment."""
+    """Read the aliases: alias -> name of the deployment."""
     path = deployments / ALIASES
-    return dict(read_json(path)) if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise DeployError(f"{path} is damaged; remove it, and name the champion again")
+    return found
 
 
 def promote(folder: Path) -> str:
-    """Make the deployment in `folder` the champion; returns the name of the one before, now the
-    challenger."""
+    """Make the deployment in `folder` the champion; return the name of the challenger, which was the
+    champion before."""
     named = list_aliases(folder.parent)
     before = named.get("champion", "")
     if before != folder.name:
@@ -52,7 +67,7 @@ def promote(folder: Path) -> str:
 
 
 def list_requests(folder: Path) -> list[tuple[Path, Request]]:
-    """Requests that nobody has carried out yet, oldest first."""
+    """List the requests that are not carried out yet, oldest first."""
     try:
         found = sorted(path for path in (folder / "requests").iterdir() if "-" in path.name)
     except FileNotFoundError:

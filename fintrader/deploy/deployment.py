@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ from fintrader.bars.calendar import session_date
 from fintrader.config import check_file_url
 from fintrader.deploy import drift
 from fintrader.deploy.broker import Broker
-from fintrader.deploy.bundle import BUNDLE, Bundle, freeze
+from fintrader.deploy.bundle import Bundle, freeze
+from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import Clock, ReplayClock, WallClock
-from fintrader.deploy.control import list_aliases
+from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT, list_aliases
 from fintrader.deploy.drift_page import write_drift
+from fintrader.deploy.entries import BarDecision, DeploymentEnd, DeploymentStart
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.recorder import Recorder, skip_level
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.recorder import Recorder
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError, RunError
@@ -35,16 +38,14 @@ from fintrader.runs import Manifest, versions
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
 
-REPORT = "drift.json"
-
 
 def locate_home(name: str, deployments_dir: str) -> Path:
-    """A deployment's folder."""
+    """Locate a deployment's folder."""
     return Path(check_file_url(deployments_dir)) / name
 
 
-def find(name: str, deployments_dir: str) -> Path:
-    """The folder of a deployment by its name or alias (champion, challenger). Raises
+def find_deployment(name: str, deployments_dir: str) -> Path:
+    """Find the folder of a deployment by its name or alias (champion, challenger). Raises
     DeployError."""
     home = locate_home(list_aliases(Path(deployments_dir)).get(name, name), deployments_dir)
     if not (home / "bundle" / BUNDLE).is_file():
@@ -57,13 +58,13 @@ def find(name: str, deployments_dir: str) -> Path:
 
 
 def freeze_run(where: str, settings: PaperSettings) -> Bundle:
-    """The bundle of a run's policy, made unless it is there. Raises RunError for a run that has not
+    """Make the bundle of a run's policy unless it is there. Raises RunError for a run that has not
     finished."""
     return _freeze(where, settings)[0]
 
 
 def run_paper(where: str, settings: PaperSettings) -> Path:
-    """Trade a run on; again after a kill, it goes on where it was. Returns the deployment's folder.
+    """Trade a run on, after a kill from where it was; return the deployment's folder.
 
     Raises RunError, DeployError, BrokerError, DataError.
     """
@@ -87,17 +88,16 @@ def run_paper(where: str, settings: PaperSettings) -> Path:
 def _run(
     home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTensors, cache: Path
 ) -> None:
-    """Run until it is over, and tell how far it drifted. The caller holds the deployment's
-    lease."""
+    """Run a deployment to its end, and report its drift. The caller holds its lease."""
     replay = settings.feed == "replay"
     window = (int(market.minutes[0]), int(market.minutes[-1])) if replay else None
     with reporter():
         until = session_date(bundle.data.calendar, int(market.minutes[-1]))
         feed = open_live_feed(settings.feed, bundle.data, bundle.symbols, cache=cache, until=until)
-    simulated = settings.broker == "simulated" or settings.role == "challenger"
+    simulated = settings.ordered_at == "simulated"
     with Journal(home / JOURNAL, durable=not (replay and simulated)) as journal:
         _check_terms(journal, settings, home)
-        last = journal.last("decision")
+        last = journal.last(BarDecision)
         start = window[0] if window is not None else 0
         clock: Clock = (
             ReplayClock(last.time if last else start, settings.speed) if replay else WallClock()
@@ -110,20 +110,14 @@ def _run(
 
             endpoint = PAPER if settings.endpoint is None else settings.endpoint
             broker = AlpacaBroker(endpoint, fractional=bundle.env.fractional)
-        level = feed.level if isinstance(feed, ReplayFeed) else skip_level
         runner = Runner(
-            home,
             bundle,
             settings,
-            clock=clock,
-            feed=feed,
-            broker=broker,
-            journal=journal,
+            Connections(clock, feed, broker, journal),
             window=window,
-            level=level,
-            daily=lambda: tell_drift(home, feed),
+            daily=lambda: report_drift(home, feed),
         )
-        if journal.last("end") is None:
+        if journal.last(DeploymentEnd) is None:
             if not replay:
                 print(
                     f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until it is"
@@ -132,45 +126,38 @@ def _run(
                     flush=True,
                 )
             runner.run()
-    tell_drift(home, feed)
+    report_drift(home, feed)
 
 
 def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
-    """Raises DeployError where a deployment began on other terms: its account and its twin are of
-    those."""
-    started = journal.last("start")
+    """Raise DeployError where a deployment began on other terms, which its account and its twin
+    have."""
+    started = journal.last(DeploymentStart)
     if started is None:
         return
-    simulated = settings.broker == "simulated" or settings.role == "challenger"
-    asked = {
-        "feed": settings.feed,
-        "broker": "simulated" if simulated else settings.broker,
-        "limits": settings.limits.model_dump(),
-    }
+    asked = {"feed": settings.feed, "broker": settings.ordered_at, "limits": settings.limits}
     for term, value in asked.items():
-        if started.body[term] != value:
+        before = getattr(started.body, term)
+        if before != value:
             raise DeployError(
-                f"{home.name} began with another {term} ({started.body[term]}); give this one a"
-                " --name of its own, or go on as it began"
+                f"{home.name} began with another {term} ({before}); choose another --name, or go on"
+                " as it began"
             )
 
 
-def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
+def report_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
     """Measure the drift of a deployment from its journal, print it, write `drift.json` and
     `drift.html`."""
     bundle = Bundle.open(home / "bundle")
-    if feed is None and isinstance(
-        bundle.data.source, SyntheticSettings
-    ):  # a made-up market has an index of its own
+    if feed is None and isinstance(bundle.data.source, SyntheticSettings):  # it has an index
         feed = open_live_feed("replay", bundle.data, bundle.symbols)
     with Journal(home / JOURNAL, reading=True) as journal:
-        started = journal.last("start")
+        started = journal.last(DeploymentStart)
         if started is None:
             raise DeployError(f"{home} has not begun; run `fintrader paper` first")
-        limits = PaperSettings.model_validate({"limits": started.body["limits"]}).limits
-        level = feed.level if isinstance(feed, ReplayFeed) else skip_level
+        level = (lambda grid: None) if feed is None else feed.level
         recorded = Recorder(bundle, journal, level=level).recorded()
-        report = drift.measure(journal, bundle, recorded, limits)
+        report = drift.measure(journal, bundle, recorded, started.body.limits)
     write_json(home / REPORT, report)
     page = write_drift(home / "drift.html", report)
     print(drift.summarise(report))
@@ -179,8 +166,7 @@ def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
 
 
 def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
-    """The bundle, the window its policy was tested on, and the cache beside which its bars are
-    stored."""
+    """Make the bundle; return it, the window its policy was tested on, and the run's cache."""
     run = Run(open_run(where))
     folder = run.folder
     config = load_config(run.folder.config)
@@ -191,7 +177,7 @@ def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
     folds = evaluation.folds_of(folder)
     if not manifest.done("tournament") and not folds:
         raise RunError(f"{where}: its tournament has not finished; run it to its end first")
-    if folds:  # of a walk-forward the newest policy, tested on the newest window
+    if folds:  # a walk-forward is deployed by its newest policy, tested on the newest window
         market = MarketTensors.load(folds[-1].root / "market.safetensors").split().test
     else:
         with reporter():
@@ -209,26 +195,29 @@ def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
         data=config.data,
         env=backtest_settings(config),
         market=market,
-        about=_describe_run(run, config, manifest, settings.policy) | {"companies": companies},
+        origin=_describe_run(run, config, manifest, settings.policy, companies),
     )
     return bundle, market, config.cache
 
 
-def _describe_run(run: Run, config: RunConfig, manifest: Manifest, policy: str) -> dict[str, Any]:
-    """Where a bundle comes from, and what to expect of it."""
-    about: dict[str, Any] = {
-        "run": config.name,
-        "policy": policy,
-        "config_hash": manifest.values["config_hash"],
-        "versions": versions(),
-        "trials": int(manifest.values["trials"]),
-        "verdict": None,
-        "daily_returns": [],
-    }
-    path = run.folder.backtest / "metrics.json"
-    if path.is_file():
+def _describe_run(
+    run: Run, config: RunConfig, manifest: Manifest, policy: str, companies: Mapping[str, str]
+) -> BundleOrigin:
+    """Describe the origin of a bundle, with its verdict and daily returns where it has a backtest."""
+    verdict = None
+    returns: tuple[float, ...] = ()
+    if (run.folder.backtest / "metrics.json").is_file():
         stored = read_backtest(run.folder.backtest)
         strategy = policy if policy in stored.strategies else "ensemble"
-        about["verdict"] = None if stored.verdict is None else stored.verdict.text
-        about["daily_returns"] = [float(value) for value in stored.daily_returns()[strategy]]
-    return about
+        verdict = None if stored.verdict is None else stored.verdict.text
+        returns = tuple(float(value) for value in stored.daily_returns()[strategy])
+    return BundleOrigin(
+        run=config.name,
+        policy=policy,
+        config_hash=manifest.values["config_hash"],
+        versions=versions(),
+        trials=int(manifest.values["trials"]),
+        verdict=verdict,
+        daily_returns=returns,
+        companies=companies,
+    )

@@ -1,13 +1,14 @@
-"""How far a deployment drifted from its backtest, and by what: beside a twin that traded the
-recorded bars.
+"""The drift of a deployment from its backtest, with its causes, by a twin that traded the recorded
+bars.
 
 The twin is the same policy under the same limits in the environment's ledger, over the bars as they
-were received. What account and twin differ by is what trading did: delay, spread, impact, fees,
-orders that did not fill. What the twin and the backtest before it differ by is what the market did.
+were received. Trading makes the difference between account and twin: delay, spread, impact, fees,
+orders that did not fill. The market makes the difference between the twin and the backtest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,9 @@ from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.bars.bars import MINUTE_NS
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.entries import Alert, BarDecision, Halt, LateBars
 from fintrader.deploy.journal import Journal
+from fintrader.deploy.orders import order_id
 from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_numpy_generator
@@ -44,7 +47,9 @@ def measure(
 
     Raises DeployError while fewer than two bars of the account are known.
     """
-    bars, equity = _read_curve(journal)
+    curve = journal.read_curve()
+    bars = np.array([bar for bar, _ in curve], dtype=np.int64)
+    equity = np.array([usd for _, usd in curve])
     minutes = market.minutes.numpy()
     at = np.searchsorted(minutes, bars)
     inside = (at < len(minutes)) & (minutes[np.minimum(at, len(minutes) - 1)] == bars)
@@ -60,15 +65,15 @@ def measure(
     session = market.session.numpy()[at]
     ends = np.append(np.flatnonzero(np.diff(session)), len(at) - 1)
     ours_daily, twin_daily = (_resample_daily(values, ends) for values in (equity, theirs))
-    expected = np.array(bundle.body.get("daily_returns", []), dtype=np.float64)
+    expected = np.array(bundle.record.daily_returns, dtype=np.float64)
     band = simulate_fan(expected, len(ends), float(equity[0]), seed=seed)
     process = _measure_surprise(ours_daily, expected)
-    decisions = [entry.body for entry in journal.entries("decision")]
+    decisions = [entry.body for entry in journal.entries(BarDecision)]
     return {
         "deployment": bundle.name,
         "bundle": bundle.id,
-        "run": bundle.body.get("run"),
-        "verdict": bundle.body.get("verdict"),
+        "run": bundle.record.run,
+        "verdict": bundle.record.verdict,
         "from": _format_day(bars[0]),
         "to": _format_day(bars[-1]),
         "sessions": len(ends),
@@ -98,27 +103,14 @@ def measure(
             "twin": noted.counts,
             "twin_halted": noted.halted,
         },
-        "halts": [
-            {"time": _format_time(e.time), "why": e.body["why"]} for e in journal.entries("halt")
-        ],
+        "halts": [{"time": _format_time(e.time), "why": e.body.why} for e in journal.entries(Halt)],
         "alerts": [
-            {"time": _format_time(e.time), "kind": e.key, "text": e.body["text"]}
-            for e in journal.entries("alert")
+            {"time": _format_time(e.time), "kind": e.body.kind, "text": e.body.text}
+            for e in journal.entries(Alert)
         ],
-        "late_bars": sum(int(e.body["bars"]) for e in journal.entries("late")),
-        "held_back": sum(1 for body in decisions if body["why"]),
+        "late_bars": sum(entry.body.bars for entry in journal.entries(LateBars)),
+        "held_back": sum(1 for decision in decisions if decision.why),
     }
-
-
-def _read_curve(journal: Journal) -> tuple[NDArray[np.int64], Array]:
-    """Start of each bar at whose close the account is known, and its equity."""
-    known = {
-        int(e.body["bar"]): float(e.body["equity"])
-        for kind in ("mark", "decision")
-        for e in journal.entries(kind)
-    }
-    bars = np.array(sorted(known), dtype=np.int64)
-    return bars, np.array([known[bar] for bar in bars.tolist()])
 
 
 def _resample_daily(equity: Array, ends: NDArray[np.int64]) -> Array:
@@ -177,21 +169,18 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
     )
     orders = journal.orders()
     sent = fills = 0
-    for entry in journal.entries("decision"):
-        bar = int(np.searchsorted(minutes, int(entry.body["bar"])))
+    for entry in journal.entries(BarDecision):
+        decision = entry.body
+        bar = int(np.searchsorted(minutes, decision.bar))
         if bar + 1 >= len(minutes):
             continue
-        for symbol, rest in entry.body.get("rounded", {}).items():
+        for symbol, rest in decision.rounded.items():
             later = closes[bar + 1, column[symbol]]
-            price = float(entry.body["prices"][symbol])
+            price = decision.prices[symbol]
             total["rounding"] += rest * (later - price) if np.isfinite(later) else 0.0
-        decided = np.datetime_as_string(
-            np.datetime64(int(entry.body["bar"]) + length, "ns"), unit="s"
-        )
-        stamp = f"{decided.replace('-', '').replace(':', '')}Z"
-        for symbol, shares in entry.body["orders"].items():
-            report = orders.get(f"ft-{bundle.id}-{stamp}-{symbol}")
-            price = float(entry.body["prices"][symbol])
+        for symbol, shares in decision.orders.items():
+            report = orders.get(order_id(bundle.id, decision.bar + length, symbol))
+            price = decision.prices[symbol]
             n = column[symbol]
             sent += 1
             total["ordered"] += abs(shares) * price
@@ -248,12 +237,8 @@ def measure_feature_drift(
     return sorted(found, key=lambda row: -row["psi"])
 
 
-def _count_clipped(decisions: list[Mapping[str, Any]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for body in decisions:
-        for name in body["clipped"]:
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+def _count_clipped(decisions: list[BarDecision]) -> dict[str, int]:
+    return dict(Counter(name for decision in decisions for name in decision.clipped))
 
 
 def _format_day(minute: int) -> str:

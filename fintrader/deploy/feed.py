@@ -1,5 +1,4 @@
-"""Where a deployment's bars come from: a run's own bars played again, or Alpaca's as they are
-made."""
+"""Sources of a deployment's bars: a run's bars played again, or Alpaca's as they are made."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fintrader.bars.bars import MINUTE_NS, Bars, bar_length, concat
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, Bars, bar_length, concat
 from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.corporate_actions import Action, load_actions, with_announced
 from fintrader.bars.sources.alpaca import Alpaca
@@ -25,29 +24,32 @@ from fintrader.market.settings import DataSettings
 from fintrader.progress import Progress
 
 LIMIT_SECONDS = 10.0
-"""A live request ends after so long: the next bar is not far, and a halt waits for it."""
+"""Limit of a live request: the next bar is not far, and a halt waits for it."""
 _TRIES = 4
 """Requests for the bars before the first decision, a second or more apart."""
 
 
 class LiveFeed(Protocol):
-    """Bars, symbol by symbol, as they are known at a moment."""
+    """A source of bars, symbol by symbol, as they are known at a moment."""
 
     kind: str
 
     def history(self, first: int, stop: int) -> Bars:
-        """Bars that begin in `[first, stop)`, ns. Raises DataError."""
+        """Fetch the bars that begin in `[first, stop)`, ns. Raises DataError."""
 
     def poll(self, since: int, now: int) -> Bars:
-        """Bars that begin at `since` or later and have closed by `now`; empty where nobody answers
-        in time."""
+        """Fetch the bars that begin at `since` or later and have closed by `now`; none without an
+        answer in time."""
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
-        """Splits and dividends that are known of these days."""
+        """Fetch the splits and dividends that are known of these days."""
+
+    def level(self, grid: SessionGrid) -> Level | None:
+        """Return the source's index, as a made-up market has it; None for other sources."""
 
 
 class ReplayFeed:
-    """The bars a run was made of, as they would have come."""
+    """The bars that a run was made of, as they would have come."""
 
     kind = "replay"
 
@@ -60,7 +62,7 @@ class ReplayFeed:
         until: dt.date | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """cache: beside which the bars are stored, those of a vendor always; until: the last day
+        """cache: of markets, in whose folder a vendor's bars are stored, too; until: the last day
         that is played.
 
         Raises DataError where the bars are no longer there.
@@ -74,12 +76,11 @@ class ReplayFeed:
         self._bars = [self._feed.bars(symbol).sorted() for symbol in symbols if symbol in known]
         # Days are a session long, whatever lies between two of them.
         self.bar_ns = min(min(map(bar_length, self._bars)), settings.bar_minutes) * MINUTE_NS
-        """Length of a bar as the source has it."""
+        """Length of a bar of the source."""
         declared = load_actions(settings.adjust, self._feed.holder)
         self._actions = with_announced(declared, self._feed.actions)[0]
 
     def level(self, grid: SessionGrid) -> Level | None:
-        """The source's own index, of a made-up market."""
         found = self._feed.index(grid)
         return None if found is None else (grid.minutes, found)
 
@@ -124,10 +125,8 @@ class AlpacaFeed:
 
     def poll(self, since: int, now: int) -> Bars:
         try:
-            return self._request_bars(
-                since, now - self._bar_ns + 1
-            )  # a bar that is not over is none
-        except Busy:  # it is asked again with the next minute
+            return self._request_bars(since, now - self._bar_ns + 1)  # closed bars only
+        except Busy:  # the next minute asks again
             return create_empty_bars()
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
@@ -135,8 +134,11 @@ class AlpacaFeed:
             return self._vendor.announced(self.symbols, first, last)
         except Busy as error:
             raise DataError(
-                f"alpaca does not say which splits and dividends there are ({error}); try again"
+                f"alpaca does not send splits and dividends ({error}); try again"
             ) from None
+
+    def level(self, grid: SessionGrid) -> Level | None:
+        return None
 
     def _request_bars(self, first: int, stop: int) -> Bars:
         parts = []
@@ -151,9 +153,9 @@ class AlpacaFeed:
 
 
 def create_empty_bars() -> Bars:
-    """No bars."""
-    nothing: dict[str, Any] = dict.fromkeys(("open", "high", "low", "close", "volume"), np.empty(0))
-    return Bars(ts=np.empty(0, np.int64), symbol=np.empty(0, np.int32), symbols=(), **nothing)
+    """Create a table without bars."""
+    columns: dict[str, Any] = dict.fromkeys(COLUMNS, np.empty(0))
+    return Bars(ts=np.empty(0, np.int64), symbol=np.empty(0, np.int32), symbols=(), **columns)
 
 
 def _join(parts: Sequence[Bars]) -> Bars:
@@ -169,8 +171,8 @@ def open_live_feed(
     cache: Path | None = None,
     until: dt.date | None = None,
 ) -> LiveFeed:
-    """The feed of a deployment (`ReplayFeed` for `cache` and `until`). Raises DeployError for daily
-    bars, live."""
+    """Open a deployment's feed (`cache` and `until`: of `ReplayFeed`). Raises DeployError for live
+    daily bars."""
     if kind == "replay":
         return ReplayFeed(settings, symbols, cache=cache, until=until)
     source = settings.source

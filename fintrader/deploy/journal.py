@@ -1,9 +1,8 @@
-"""The journal of a deployment: everything that was received, decided, ordered and answered, in the
-order it happened.
+"""The journal of a deployment: all bars, decisions, orders and answers, in the order they happened.
 
-One SQLite file in write-ahead mode, append-only, with one writer (who holds the deployment's
-lease); the app and `fintrader status` read beside it. Nothing is changed or deleted in it: an
-order's state is what was written of it last.
+One SQLite file in write-ahead mode, append-only, with one writer, which holds the deployment's
+lease; the app and `fintrader status` read it meanwhile. Nothing is changed or deleted in it: an
+order's state is the one written last.
 """
 
 from __future__ import annotations
@@ -11,14 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fintrader.bars.corporate_actions import Action
-from fintrader.deploy.broker import OrderReport, as_json
+from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.entries import NAMES, FlattenEnd, Flattening, Halt, Resumption, decode, encode
 from fintrader.errors import DeployError
+from fintrader.records import RecordError
+
+T = TypeVar("T")
+Bar = tuple[int, str, float, float, float, float, float, str, int]
+"""Start (ns), symbol, open, high, low, close, volume, further columns (JSON), received (ns)."""
 
 FORMAT = 1
 _SCHEMA = """
@@ -41,7 +46,7 @@ CREATE TRIGGER bars_hold BEFORE UPDATE ON bars
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Generic[T]):
     """One line of the journal."""
 
     seq: int
@@ -49,10 +54,10 @@ class Entry:
     time: int
     """When it happened by the deployment's clock, nanoseconds since 1970 UTC."""
     kind: str
-    """start, decision, order, account, halt, resume, flatten, flat, alert, late, corrected …"""
+    """Name of the body's type (`entries.KINDS`)."""
     key: str
-    """Which one: an order's id, an alert's kind; empty where there is nothing to tell apart."""
-    body: Mapping[str, Any]
+    """The order's id, the alert's kind or the like (`entries.KEYS`); empty for other kinds."""
+    body: T
 
 
 class Journal:
@@ -62,8 +67,8 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, reading: bool = False, durable: bool = True) -> None:
-        """`durable`: what was committed survives a loss of power. False: of this process only, and
-        far faster, which is enough where the broker lives in it."""
+        """`durable`: commits survive a loss of power. False: they survive the end of this process,
+        which is far faster and enough where the broker lives in it."""
         self.path = Path(path)
         self._durable = durable
         try:
@@ -93,7 +98,7 @@ class Journal:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is written within stands on the disk whole, once this has ended, or not at all."""
+        """Write all entries of the block to the disk at its end, or none of them."""
         if self._base.in_transaction:
             yield
             return
@@ -108,79 +113,81 @@ class Journal:
         with self._translate_errors():
             self._base.execute("COMMIT")
 
-    def write(self, kind: str, key: str = "", /, *, at: int, **body: Any) -> None:
-        """Append one entry; it is on the disk when this returns, unless within `together`."""
+    def write(self, *records: object, at: int) -> None:
+        """Append entries; they are on the disk when this returns, unless within `together`."""
         with self.together(), self._translate_errors():
-            text = json.dumps(body, sort_keys=True, allow_nan=False)
-            self._base.execute(
-                "INSERT INTO entries (time, kind, key, body) VALUES (?, ?, ?, ?)",
-                (at, kind, key, text),
-            )
-
-    def write_order(self, report: OrderReport, *, at: int, **more: Any) -> None:
-        """Append what is known of an order now; `more` is kept beside it."""
-        self.write("order", report.id, at=at, **as_json(report), **more)
+            for record in records:
+                self._base.execute(
+                    "INSERT INTO entries (time, kind, key, body) VALUES (?, ?, ?, ?)",
+                    (at, *encode(record)),
+                )
 
     def orders(self) -> dict[str, OrderReport]:
-        """Every order by id as it was known last, in the order in which they were first written."""
-        rows = self._select_rows(
-            "SELECT key, body FROM entries JOIN (SELECT max(seq) AS last, min(seq) AS first FROM"
-            " entries WHERE kind = 'order' GROUP BY key) ON seq = last ORDER BY first"
+        """Read the last report of every order by id, in the order in which they were first
+        written."""
+        rows = self._read_entries(
+            "JOIN (SELECT max(seq) AS last, min(seq) AS first FROM entries WHERE kind = 'order'"
+            " GROUP BY key) ON seq = last ORDER BY first"
         )
-        return {key: _report(key, json.loads(body)) for key, body in rows}
+        return {entry.key: entry.body for entry in rows}
 
     def actions(self) -> list[Action]:
-        """Splits and dividends that were announced, each once."""
-        found = {entry.seq: Action.model_validate(entry.body) for entry in self.entries("action")}
-        return [*dict.fromkeys(found.values())]
+        """Read the splits and dividends that were announced, each once."""
+        return [*dict.fromkeys(entry.body for entry in self.entries(Action))]
 
     def is_flattening(self) -> bool:
-        """Say whether a flatten was asked for that has not ended."""
-        asked = self.last("flatten")
-        ended = self.last("flat")
-        return asked is not None and (ended is None or ended.seq < asked.seq)
+        """Check for a flatten that has not ended."""
+        last = self._find_last(Flattening, FlattenEnd)
+        return last is not None and isinstance(last.body, Flattening)
 
-    def entries(
-        self, kind: str | None = None, *, key: str | None = None, after: int = 0
-    ) -> list[Entry]:
-        """Entries of a kind (and key), oldest first, from the one after number `after`."""
-        where, values = ["seq > ?"], [after]  # type: list[str], list[Any]
-        for column, value in (("kind", kind), ("key", key)):
-            if value is not None:
-                where.append(f"{column} = ?")
-                values.append(value)
-        return [
-            _parse_entry(row)
-            for row in self._select_rows(
-                f"{_ENTRY} WHERE {' AND '.join(where)} ORDER BY seq", values
-            )
-        ]
+    def find_halt(self) -> Halt | None:
+        """Find the halt that no resumption followed."""
+        last = self._find_last(Halt, Resumption)
+        return last.body if last is not None and isinstance(last.body, Halt) else None
 
-    def last(self, kind: str, key: str | None = None) -> Entry | None:
-        """The newest entry of a kind (and key)."""
-        condition, values = ("", [kind]) if key is None else (" AND key = ?", [kind, key])
+    def read_curve(self) -> list[tuple[int, float]]:
+        """Read the start of each bar at whose close the account is known (ns), and its equity, USD.
+
+        Of long decisions two fields are read: the app asks for all of them every two seconds.
+        """
         rows = self._select_rows(
-            f"{_ENTRY} WHERE kind = ?{condition} ORDER BY seq DESC LIMIT 1", values
+            "SELECT body FROM entries WHERE kind IN ('mark', 'decision')"
+            " ORDER BY kind = 'decision', seq"
         )
-        return _parse_entry(rows[0]) if rows else None
+        bodies = (json.loads(body) for (body,) in rows)
+        return sorted({int(body["bar"]): float(body["equity"]) for body in bodies}.items())
 
-    def tail(self, count: int) -> list[Entry]:
-        """The newest entries, newest first."""
-        return [
-            _parse_entry(row)
-            for row in self._select_rows(f"{_ENTRY} ORDER BY seq DESC LIMIT ?", [count])
-        ]
+    def entries(self, kind: type[T], *, key: str | None = None, after: int = 0) -> list[Entry[T]]:
+        """Read entries of a kind (and key), oldest first, from the one after number `after`."""
+        condition = "" if key is None else "AND key = ? "
+        values: list[int | str] = [after, NAMES[kind], *([] if key is None else [key])]
+        return self._read_entries(f"WHERE seq > ? AND kind = ? {condition}ORDER BY seq", values)
 
-    def keep_bars(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Append bars: ts, symbol, open, high, low, close, volume, extras (JSON), received. One
-        that is there stays."""
+    def last(self, kind: type[T], key: str | None = None) -> Entry[T] | None:
+        """Find the newest entry of a kind (and key)."""
+        condition = "" if key is None else "AND key = ? "
+        values = [NAMES[kind], *([] if key is None else [key])]
+        found = self._read_entries(f"WHERE kind = ? {condition}ORDER BY seq DESC LIMIT 1", values)
+        return found[0] if found else None
+
+    def tail(self, count: int) -> list[Entry[Any]]:
+        """Read the newest entries of all kinds, newest first."""
+        return self._read_entries("ORDER BY seq DESC LIMIT ?", [count])
+
+    def _find_last(self, *kinds: type) -> Entry[Any] | None:
+        """Find the newest entry of several kinds."""
+        found: list[Entry[Any] | None] = [self.last(kind) for kind in kinds]
+        return max(filter(None, found), key=lambda entry: entry.seq, default=None)
+
+    def keep_bars(self, rows: Iterable[Bar]) -> None:
+        """Append bars. One that is there stays."""
         with self.together(), self._translate_errors():
             self._base.executemany(
                 "INSERT OR IGNORE INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
-    def bars(self, since: int = 0, until: int | None = None) -> list[tuple[Any, ...]]:
-        """Bars that begin in `[since, until)`, as `keep_bars` has them, by symbol and time."""
+    def bars(self, since: int = 0, until: int | None = None) -> list[Bar]:
+        """Read the bars that begin in `[since, until)`, by symbol and time."""
         end = (1 << 63) - 1 if until is None else until
         return self._select_rows(
             "SELECT * FROM bars WHERE ts >= ? AND ts < ? ORDER BY symbol, ts", [since, end]
@@ -196,7 +203,20 @@ class Journal:
                     f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
                 )
 
-    def _select_rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+    def _read_entries(self, clause: str, values: Sequence[int | str] = ()) -> list[Entry[Any]]:
+        rows = self._select_rows(f"SELECT seq, time, kind, key, body FROM entries {clause}", values)
+        found: list[Entry[Any]] = []
+        for seq, time, kind, key, body in rows:
+            try:
+                found.append(Entry(seq, time, kind, key, decode(kind, key, body)))
+            except (RecordError, ValueError) as error:
+                raise DeployError(
+                    f"{self.path}: entry {seq} ({kind}) is of another version ({error}); move the"
+                    " file away to begin a new journal"
+                ) from None
+        return found
+
+    def _select_rows(self, query: str, values: Sequence[int | str] = ()) -> list[Any]:
         with self._translate_errors():
             return self._base.execute(query, values).fetchall()
 
@@ -217,16 +237,3 @@ class Journal:
         return DeployError(
             f"{self.path} cannot be read as a journal ({error}); see whether it is the right file"
         )
-
-
-_ENTRY = "SELECT seq, time, kind, key, body FROM entries"
-
-
-def _parse_entry(row: Sequence[Any]) -> Entry:
-    seq, time, kind, key, body = row
-    return Entry(seq, time, kind, key, json.loads(body))
-
-
-def _report(order_id: str, body: Mapping[str, Any]) -> OrderReport:
-    known = {name: body[name] for name in OrderReport.__dataclass_fields__ if name in body}
-    return OrderReport(id=order_id, **known)

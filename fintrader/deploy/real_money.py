@@ -1,13 +1,13 @@
-"""Real money, which is closed, and what `fintrader live` asks for once it is open.
+"""Real money, which is closed, and the conditions of `fintrader live` once it is open.
 
 Real-money trading is closed until a market-life simulator has passed on this same code: `live`
 refuses before it does anything else, and so do the broker and the runner (`refuse_real_money`).
 
 A deployment may trade real money once it has traded a paper account for twenty sessions inside the
-band of its backtest. A person then reads what it is, what it may lose, and types the account's
-number and the amount; that consent stands in a sealed file, names bundle, account and amount, and
-lapses after thirty days. Keys of the real account are variables of their own, so that no paper
-deployment can ever use them.
+band of its backtest. A person then reads its description and its possible losses, and types the
+account's number and the amount. This consent stands in a sealed file, names bundle, account and
+amount, and lapses after thirty days. Keys of the real account are separate variables, so that no
+paper deployment can ever use them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,18 @@ import numpy as np
 
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import refuse_real_money
-from fintrader.deploy.bundle import BUNDLE, Bundle
+from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import WallClock
-from fintrader.deploy.deployment import REPORT, find, tell_drift
+from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT
+from fintrader.deploy.deployment import find_deployment, report_drift
+from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import LiveSettings
 from fintrader.errors import DeployError
 from fintrader.files import read_json, seal, unseal, write_bytes
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
 
@@ -44,20 +48,36 @@ SESSIONS = 20
 Ask = Callable[[str], str]
 
 
-def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
-    """Trade a deployment with real money, as a deployment of its own, `NAME-live`; returns its
-    folder.
+@dataclass(frozen=True)
+class Consent:
+    """A person's consent to trade real money, until a day."""
 
-    Raises DeployError: real-money trading is closed. Once it is open, where the deployment has not
-    proved itself on paper, the keys are missing, or nobody consents.
+    bundle: str
+    account: str
+    cap_usd: float
+    given: str
+    until: str
+    """Times in ISO 8601, UTC."""
+
+    @property
+    def end(self) -> dt.datetime:
+        return dt.datetime.fromisoformat(self.until)
+
+
+def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
+    """Trade a deployment with real money, as a separate deployment `NAME-live`; return its folder.
+
+    Raises DeployError: real-money trading is closed. Once it is open: where the deployment has not
+    proved itself on paper, or the keys or a person's consent are missing.
     """
     refuse_real_money(True)
-    home = find(name, settings.deployments_dir)
+    home = find_deployment(name, settings.deployments_dir)
     bundle = Bundle.open(home / "bundle")
     report = require_proof(home, bundle)
-    if missing := [variable for variable in VARIABLES if not os.environ.get(variable)]:
+    missing = [variable for variable in VARIABLES if not os.environ.get(variable)]
+    if missing:
         raise DeployError(
-            f"real money needs keys of its own; set {' and '.join(missing)} in the environment"
+            f"real money needs separate keys; set {' and '.join(missing)} in the environment"
         )
     if not settings.limits.enforced:
         raise DeployError("limits may only be left out of a replay")
@@ -71,29 +91,22 @@ def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
     with hold(ObjectStore(place)), Journal(place / JOURNAL) as journal:
         feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
-        until = int(dt.datetime.fromisoformat(consent["until"]).timestamp() * 1e9)
         Runner(
-            place,
             bundle,
             chosen,
-            clock=WallClock(),
-            feed=feed,
-            broker=broker,
-            journal=journal,
+            Connections(WallClock(), feed, broker, journal),
             window=None,
-            until=until,
-            cap_usd=float(consent["cap_usd"]),
-            daily=lambda: tell_drift(place, feed),
+            until=int(consent.end.timestamp() * 1e9),
+            cap_usd=consent.cap_usd,
+            daily=lambda: report_drift(place, feed),
         ).run()
-    print(
-        f"the consent of {consent['given']} has lapsed; `fintrader live {name}` asks for a new one"
-    )
+    print(f"the consent of {consent.given} has lapsed; `fintrader live {name}` asks for a new one")
     return place
 
 
 def find_real_deployment(home: Path, bundle: Bundle) -> Path:
-    """The folder of the deployment that trades real money: one like any other, so that whatever
-    asks or steers one (`halt`, `flatten`, `status`, the app) finds it by its name.
+    """Find the folder of the deployment that trades real money: one like any other, which `halt`,
+    `flatten`, `status` and the app find by its name.
 
     Raises DeployError where another bundle stands there.
     """
@@ -106,17 +119,17 @@ def find_real_deployment(home: Path, bundle: Bundle) -> Path:
 
 
 def require_proof(home: Path, bundle: Bundle) -> Mapping[str, Any]:
-    """The drift report of a deployment that may trade real money. Raises DeployError for any
+    """Return the drift report of a deployment that may trade real money. Raises DeployError for any
     other."""
     with Journal(home / JOURNAL, reading=True) as journal:
-        started = journal.last("start")
-    if started is None or started.body["broker"] != "alpaca":
+        started = journal.last(DeploymentStart)
+    if started is None or started.body.broker != "alpaca":
         raise DeployError(
             f"{home.name} has not traded a paper account; run `fintrader paper RUN --feed alpaca"
             " --broker alpaca` first"
         )
     report: Mapping[str, Any] = (
-        tell_drift(home) if not (home / REPORT).is_file() else read_json(home / REPORT)
+        report_drift(home) if not (home / REPORT).is_file() else read_json(home / REPORT)
     )
     daily = report["daily"]
     sessions = int(report["sessions"])
@@ -133,8 +146,8 @@ def require_proof(home: Path, bundle: Bundle) -> Mapping[str, Any]:
         )
     if "low_usd" not in daily:
         raise DeployError(
-            f"{home.name} comes from a run without a backtest; there is no band that it could be"
-            " inside"
+            f"{home.name} comes from a run without a backtest, which has no band; backtest the run,"
+            " and freeze it again"
         )
     low = daily["low_usd"][-1]
     high = daily["high_usd"][-1]
@@ -142,7 +155,7 @@ def require_proof(home: Path, bundle: Bundle) -> Mapping[str, Any]:
         raise DeployError(
             f"the paper account stands at {daily['account_usd'][-1]:,.0f} USD, outside the"
             f" backtest's band of {low:,.0f} to {high:,.0f}; wait until it is inside, or find"
-            " out why"
+            " the cause"
         )
     return report
 
@@ -154,30 +167,24 @@ def require_consent(
     settings: LiveSettings,
     report: Mapping[str, Any],
     ask: Ask,
-) -> Mapping[str, Any]:
-    """The consent that stands, or a new one that is typed now. Raises DeployError where there is
-    none."""
+) -> Consent:
+    """Return the consent that stands, or a new one that is typed now. Raises DeployError without
+    one."""
     path = home / CONSENT
     now = dt.datetime.now(dt.UTC)
+    asked = (bundle.id, number, settings.cap_usd)
     if path.is_file():
-        stands = unseal(
-            path.read_bytes(), DeployError(f"{path} was changed; remove it, and consent again")
-        )
-        same = (
-            stands["bundle"] == bundle.id
-            and stands["account"] == number
-            and stands["cap_usd"] == settings.cap_usd
-        )
-        if same and now < dt.datetime.fromisoformat(stands["until"]):
+        stands = _read_consent(path)
+        if (stands.bundle, stands.account, stands.cap_usd) == asked and now < stands.end:
             return stands
     if settings.cap_usd <= 0:
-        raise DeployError("say how much it may hold: --cap-usd AMOUNT")
+        raise DeployError("real money needs a limit on the amount: --cap-usd AMOUNT")
     if ask is input and not sys.stdin.isatty():
         raise DeployError("consent is typed by a person: run this in a terminal")
     returns = np.array(report["daily"]["account_return"])
-    expected = np.array(bundle.body["daily_returns"])
-    print(f"{home.name}, bundle {bundle.id}, of the run {bundle.body['run']}")
-    print(f"  verdict: {bundle.body['verdict']}")
+    expected = np.array(bundle.record.daily_returns)
+    print(f"{home.name}, bundle {bundle.id}, of the run {bundle.record.run}")
+    print(f"  verdict: {bundle.record.verdict}")
     print(
         f"  paper: {report['sessions']} sessions, {report['equity']['return']:+.2%}; worst day"
         f" {returns.min():+.2%}"
@@ -198,18 +205,21 @@ def require_consent(
     ):
         raise DeployError("that is not the amount; nothing was begun")
     until = now + dt.timedelta(days=DAYS)
-    body = {
-        "bundle": bundle.id,
-        "account": number,
-        "cap_usd": settings.cap_usd,
-        "given": now.isoformat(timespec="seconds"),
-        "until": until.isoformat(timespec="seconds"),
-    }
-    write_bytes(path, seal(body, indent=2))
-    return body
+    times = (moment.isoformat(timespec="seconds") for moment in (now, until))
+    consent = Consent(*asked, *times)
+    write_bytes(path, seal(to_json(consent), indent=2))
+    return consent
+
+
+def _read_consent(path: Path) -> Consent:
+    damaged = DeployError(f"{path} was changed; remove it, and consent again")
+    try:
+        return from_json(Consent, unseal(path.read_bytes(), damaged))
+    except RecordError:
+        raise damaged from None
 
 
 def _measure_drawdown(returns: np.ndarray[Any, np.dtype[Any]]) -> float:
-    """The largest loss from a peak, as a share of it."""
+    """Measure the largest loss from a peak, as a share of it."""
     worth = np.concatenate([[1.0], np.cumprod(1 + returns)])
     return float((1 - worth / np.maximum.accumulate(worth)).max())

@@ -1,4 +1,4 @@
-"""What a deployment has received: bars on the exchange's grid, splits and dividends, all of it in
+"""The bars that a deployment has received, on the exchange's grid, with splits and dividends, all in
 the journal."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from fintrader.bars.bars import COLUMNS, MINUTE_NS, Bars
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.entries import DeploymentStart, LateBars
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.rows import Level, RecentMarket
@@ -21,17 +22,11 @@ from fintrader.market.tensors import MarketTensors
 
 _AHEAD = dt.timedelta(days=14)
 Levels = Callable[[SessionGrid], "Level | None"]
-"""The index of the source's own on a grid, where it has one."""
-
-
-def skip_level(grid: SessionGrid) -> Level | None:
-    """Of sources without an index."""
-    return None
+"""The source's index on a grid, where it has one."""
 
 
 class Recorder:
-    """Sessions from as far back as the features reach to some days ahead, and what is known of
-    them."""
+    """Bars and events of the sessions from as far back as the features reach to some days ahead."""
 
     def __init__(
         self,
@@ -39,30 +34,30 @@ class Recorder:
         journal: Journal,
         *,
         warm_up_sessions: int | None = None,
-        level: Levels = skip_level,
+        level: Levels = lambda grid: None,
     ) -> None:
         self.bundle = bundle
         self.journal = journal
         self.data = bundle.data
         self._level = level
         self.length = self.data.bar_minutes * MINUTE_NS
-        """Of a bar, ns."""
+        """Length of a bar, ns."""
         self.rows = RecentMarket(
             self.data,
             bundle.symbols,
             bundle.normalisation,
-            companies=bundle.body["companies"],
+            companies=bundle.record.companies,
             warm_up_sessions=warm_up_sessions,
             lookback=bundle.env.lookback,
         )
         self.grid: SessionGrid
         self.since = 0
-        """Start of the newest bar that was received."""
+        """Start of the newest bar received."""
         self._actions_until: dt.date | None = None
 
     def lay_out(self, first: int, last: int | None, now: int = 0) -> int:
         """Make the grid around the bar that begins at `first`, to `last` or some days beyond `now`;
-        that bar's number.
+        return the bar's number.
 
         Raises DeployError where the calendar has too few sessions before it.
         """
@@ -80,7 +75,7 @@ class Recorder:
         )
         begins = wide.dates[max(session - self.rows.history_sessions, 0)].item()
         self.grid = session_grid(calendar, begins, end, self.data.bar_minutes, self.data.hours)
-        for symbol, close in self.bundle.body["last_close"].items():
+        for symbol, close in self.bundle.record.last_close.items():
             self.rows.history.carry(symbol, int(self.grid.minutes[0]) - MINUTE_NS, close)
         self.rows.level = self._level(self.grid)
         return int(np.searchsorted(self.grid.minutes, first))
@@ -90,17 +85,17 @@ class Recorder:
         self.keep(feed.history(int(self.grid.minutes[0]), first), at)
 
     def receive(self, feed: LiveFeed, at: int) -> None:
-        """Take in what has come; what came too late, or again with other numbers, is journalled and
-        changes nothing."""
+        """Take in the bars that have come. Bars that come too late, or again with other numbers, are
+        journalled and change nothing."""
         newest = self.since
         late = self.keep(feed.poll(newest, at), at)
         odd = late.take(late.ts > newest)
         if len(odd):
             names = sorted({odd.symbols[code] for code in odd.symbol.tolist()})
-            self.journal.write("late", at=at, bars=len(odd), symbols=names)
+            self.journal.write(LateBars(len(odd), tuple(names)), at=at)
 
     def keep(self, bars: Bars, at: int) -> Bars:
-        """Take bars in and journal them; returns those that are not newer than what was there."""
+        """Take bars in and journal them; return those that are not newer than the ones there."""
         if not len(bars):
             return bars
         late = self.rows.history.add(bars)
@@ -117,7 +112,7 @@ class Recorder:
         return late
 
     def restore(self) -> None:
-        """Take in what the journal holds. Raises DeployError where that is nothing."""
+        """Take in the journal's bars and events. Raises DeployError where it has no bars."""
         rows = self.journal.bars()
         if not rows:
             raise DeployError(
@@ -127,29 +122,29 @@ class Recorder:
         self.rows.actions = tuple(self.journal.actions())
 
     def morning(self, feed: LiveFeed, session: int, at: int) -> list[Action]:
-        """Ask once a session for the splits and dividends up to its day; those of this day, the
-        first time."""
+        """Ask once a session for the splits and dividends up to its day; return those of this day,
+        the first time."""
         day = self.grid.dates[session].item()
         if self._actions_until == day:
             return []
         known = self.journal.actions()
         for action in feed.actions(self.grid.dates[0].item(), day):
             if action not in known:
-                self.journal.write("action", action.symbol, at=at, **action.model_dump(mode="json"))
+                self.journal.write(action, at=at)
         self.rows.actions = tuple(self.journal.actions())
         self._actions_until = day
         return [action for action in self.rows.actions if action.day == day]
 
     def recorded(self) -> MarketTensors:
-        """The market of the bars that were received, from the first that was decided upon. Raises
+        """Build the market of the received bars, from the first that was decided upon. Raises
         DeployError."""
-        started = self.journal.last("start")
+        started = self.journal.last(DeploymentStart)
         if started is None:
             raise DeployError(
                 f"{self.journal.path}: nothing has begun here; run `fintrader paper` first"
             )
         rows = self.journal.bars()
-        first = int(started.body["first_bar"])
+        first = started.body.first_bar
         last = max((int(row[0]) for row in rows), default=0)
         self.lay_out(first, last)
         self.restore()

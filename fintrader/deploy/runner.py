@@ -1,8 +1,8 @@
-"""The loop of a deployment: bar after bar, what was received, decided and ordered. One for replays,
-paper and money.
+"""The loop of a deployment: receive, decide and order, bar after bar. One loop for replays, paper and
+money.
 
-A process may end at any moment. Everything it knows stands in the journal, so the same command goes
-on; what was missed meanwhile is skipped, never made up for.
+A process may end at any moment. All its knowledge stands in the journal, so the same command goes
+on; decisions missed meanwhile are skipped, never made up for.
 
 A flatten is a state of the journal, too (`flatten` until `flat`). It ends once the broker confirms
 that nothing is held of the bundle's symbols and none of the deployment's orders is open; no error
@@ -12,15 +12,11 @@ of the broker ends it before.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,33 +30,49 @@ from fintrader.deploy.alerts import Alerts
 from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
-from fintrader.deploy.control import list_requests
+from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
 from fintrader.deploy.decisions import decide_row
+from fintrader.deploy.entries import (
+    Alert,
+    BarDecision,
+    DeploymentEnd,
+    DeploymentStart,
+    FlattenEnd,
+    Flattening,
+    Halt,
+    Mark,
+    Resumption,
+)
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
-from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.orders import Execution, order_prefix
-from fintrader.deploy.reconcile import expect_holdings
-from fintrader.deploy.recorder import Levels, Recorder, skip_level
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.orders import Execution, OrderRules, order_prefix
+from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
+from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError, StorageError
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
+from fintrader.records import to_json
 from fintrader.storage.lease import StoreLease
 
-log = logging.getLogger("fintrader.deploy")
-JOURNAL = "journal.sqlite"
-HEARTBEAT = "heartbeat.json"
 BEAT_SECONDS = 10.0
 _SELL_AGAIN = 60 * SECOND_NS
-"""A flatten in which nothing moves tries again so often, which is with every bar of a minute."""
+"""Time between two tries of a flatten in which nothing moves: with every bar of a minute."""
 _ASK_SOON = 5 * SECOND_NS
 _COUNTED_LATE = 120 * SECOND_NS
-"""For so long after a fill the broker's positions may be those before it."""
-_SAME = 1e-6
-"""Shares that two counts may differ by."""
-_AHEAD = dt.timedelta(days=14)
+"""Time after a fill in which the broker's positions may still be those before it."""
 _DAY_NS = 86_400 * SECOND_NS
+
+
+@dataclass(frozen=True)
+class Connections:
+    """The parts of the world that a runner deals with."""
+
+    clock: Clock
+    feed: LiveFeed
+    broker: Broker
+    journal: Journal
 
 
 class Runner:
@@ -68,34 +80,29 @@ class Runner:
 
     def __init__(
         self,
-        folder: Path,
         bundle: Bundle,
         settings: PaperSettings,
+        world: Connections,
         *,
-        clock: Clock,
-        feed: LiveFeed,
-        broker: Broker,
-        journal: Journal,
         window: tuple[int, int] | None,
-        level: Levels = skip_level,
         until: int | None = None,
         cap_usd: float | None = None,
         daily: Callable[[], object] = lambda: None,
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
-        without end, or to the last bar that closes by `until`. cap_usd: what the account holds
-        beyond it is left alone. daily: called after each session that is traded live.
+        without end, or to the last bar that closes by `until`. cap_usd: most that is traded with, of
+        a larger account. daily: called after each session that is traded live.
 
         Raises DeployError for real money; a cap means real money, too.
         """
-        refuse_real_money(broker.real_money or cap_usd is not None)
-        self.folder = folder
+        refuse_real_money(world.broker.real_money or cap_usd is not None)
         self.bundle = bundle
         self.settings = settings
-        self.clock = clock
-        self.feed = feed
-        self.broker = broker
-        self.journal = journal
+        self.clock = world.clock
+        self.feed = world.feed
+        self.broker = world.broker
+        self.journal = world.journal
+        self.folder = self.journal.path.parent
         self.data = bundle.data
         self.env = bundle.env
         self.window = window
@@ -103,15 +110,19 @@ class Runner:
         self._daily = daily
         self.policy = bundle.policy
         self.recorder = Recorder(
-            bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level
+            bundle,
+            self.journal,
+            warm_up_sessions=settings.warm_up_sessions,
+            level=self.feed.level,
         )
         self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
+        self.rules = OrderRules(
+            bundle.id, fee_rate=self.env.fee_rate, fractional=self.env.fractional
+        )
         self.accounts = Accounts(
-            bundle,
-            broker,
-            journal,
+            self.broker,
             self.recorder,
             self._halt,
             replays=window is not None,
@@ -124,19 +135,19 @@ class Runner:
         self.last = -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
-        self.flattening = journal.is_flattening()
+        self.flattening = self.journal.is_flattening()
         self._left: dict[str, float] | None = None
-        """Shares by symbol that a flatten has to sell; None while the broker has not said."""
+        """Shares by symbol that a flatten has to sell; None before the broker's answer."""
         self._obstacles: dict[str, str] = {}
-        """Why they are not sold yet, by symbol, or for all of them by an empty name."""
+        """Reasons for which they are not sold yet, by symbol, or for all of them by an empty name."""
         self._sell_at = 0
-        """When a flatten asks the broker next."""
+        """Time of a flatten's next question to the broker."""
         self._again_at: dict[str, int] = {}
-        """From when on a flatten sells a symbol again of which nothing was sold."""
+        """Time from which a flatten sells a symbol again of which nothing was sold."""
         self._filled_at: dict[str, int] = {}
         self._lease: StoreLease | None = None
         self._beat = time.time()
-        """When the loop was last seen, Unix time of this machine."""
+        """Last sign of life of the loop, Unix time of this machine."""
         self._shown = 0.0
         self._following = 0
 
@@ -148,9 +159,9 @@ class Runner:
     # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the window is over, or somebody stops it. Raises DeployError when it cannot begin,
-        ConfigError for a port that cannot be used. An error that ends it is told to people before
-        it does."""
+        """Run until the window is over or a person stops it. Raises DeployError when it cannot begin,
+        ConfigError for a port that cannot be used. An error that ends the loop is sent to people
+        first."""
         port = self.settings.metrics_port
         with contextlib.ExitStack() as stack:
             stack.callback(self.alerts.finish)
@@ -160,29 +171,27 @@ class Runner:
             try:
                 self._lease = stack.enter_context(hold_account(self.broker, self.journal))
                 self._run()
-            except BaseException as error:  # who stops it knows, but perhaps not of a flatten
+            # A person who stops the loop knows that, but perhaps not of a flatten.
+            except BaseException as error:
                 if isinstance(error, Exception) or self.flattening:
                     self._tell_end(error)
                 raise
 
     def _read_gauges(self) -> dict[str, float]:
-        """What a scrape sees; on a connection of its own, since it runs in another thread."""
+        """Read the gauges through another connection, since a scrape runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
-            last = journal.last("decision")
-            decisions = len(journal.entries("decision"))
-            missed = sum(len(journal.entries("alert", key=kind)) for kind in ("missed", "skipped"))
+            last = journal.last(BarDecision)
+            decisions = len(journal.entries(BarDecision))
+            missed = sum(len(journal.entries(Alert, key=kind)) for kind in ("missed", "skipped"))
             states = Counter(report.state for report in journal.orders().values())
         values = {
             "halted": float(bool(self.limits.halted)),
             "decisions": decisions,
             "missed": missed,
+            "beat_timestamp_seconds": self._beat,
         }
-        values["beat_timestamp_seconds"] = self._beat
         if last is not None:
-            values |= {
-                "equity_usd": float(last.body["equity"]),
-                "cash_usd": float(last.body["cash"]),
-            }
+            values |= {"equity_usd": last.body.equity, "cash_usd": last.body.cash}
         return values | {f"orders:{state}": count for state, count in states.items()}
 
     def _run(self) -> None:
@@ -198,14 +207,14 @@ class Runner:
                 return
             self._turn(bar)
         self._pursue()
-        self.journal.write("end", at=self.clock.now())
+        self.journal.write(DeploymentEnd(), at=self.clock.now())
 
     def _iterate_bars(self) -> Iterator[int]:
-        """Bars to wake at: each as it is made; of a replay the decisions', and each session's
-        last."""
+        """Yield the bars to wake at: each as it is made; in a replay those of decisions, and each
+        session's last."""
         bar = self._next
         while True:
-            bar += self._passed_by(bar)
+            bar += self._count_missed(bar)
             if self.window is not None and bar > self.last:
                 return
             if bar >= self.grid.num_bars - 1 and self.window is None:
@@ -218,8 +227,8 @@ class Runner:
                 yield bar
             bar += 1
 
-    def _passed_by(self, bar: int) -> int:
-        """Bars from this one on that closed while nobody was looking: too old to act upon."""
+    def _count_missed(self, bar: int) -> int:
+        """Count the bars from this one on that closed unseen and are too old to act upon."""
         if not self.clock.live:
             return 0
         newest = (
@@ -246,7 +255,7 @@ class Runner:
         )
 
     def _turn(self, bar: int) -> None:
-        """What there is to do once a bar has closed."""
+        """Do the work of a bar that has closed."""
         now = self.clock.now()
         closed = int(self.grid.minutes[bar]) + self.length
         self._beat = time.time()
@@ -263,7 +272,7 @@ class Runner:
             self._tell_left(now, is_repeated=True)
         try:
             self.recorder.receive(self.feed, now)
-            now = self.clock.now()  # a feed may take its time, and what is decided is decided now
+            now = self.clock.now()  # a feed may take its time
             if self._is_due(bar):
                 self._decide(bar, now)
             elif self.clock.live and not self._ends_session(bar):
@@ -282,14 +291,14 @@ class Runner:
             self._outlive(error, now)
 
     def _keep_account(self) -> None:
-        """Raise RunError where another one has taken the account over while this process slept."""
+        """Raise RunError where another process has taken the account over while this one slept."""
         if self._lease is not None:
             with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
                 self._lease.check()
 
     def _outlive(self, error: FintraderError, now: int) -> None:
         """Go on after an error while a flatten is under way; otherwise raise it."""
-        # Before the first agreement the account may be somebody else's.
+        # Before the first agreement the account may be another person's.
         is_agreed = bool(expect_holdings(self.journal).number)
         if not self.flattening or not is_agreed:
             raise error
@@ -305,11 +314,13 @@ class Runner:
 
     def _begin(self) -> None:
         now = self.clock.now()
-        started = self.journal.last("start")
+        started = self.journal.last(DeploymentStart)
         first = (
             self.window[0]
             if self.window is not None
-            else int(started.body["first_bar"] if started else now)
+            else started.body.first_bar
+            if started
+            else now
         )
         self.first = self.recorder.lay_out(
             first, None if self.window is None else self.window[1], now
@@ -324,38 +335,33 @@ class Runner:
             self._outlive(error, now)
         if started is None:
             self.recorder.warm_up(self.feed, begins, now)
-            self.journal.write(
-                "start",
-                at=now,
+            start = DeploymentStart(
                 first_bar=begins,
                 bundle=self.bundle.id,
                 feed=self.feed.kind,
                 broker=self.broker.kind,
-                limits=self.settings.limits.model_dump(),
+                limits=self.settings.limits,
                 initial_cash_usd=self.env.initial_cash_usd,
             )
+            self.journal.write(start, at=now)
             self._next = self.first
             self._take_over(now)
             return
         self.recorder.restore()
-        done = [*self.journal.entries("decision"), *self.journal.entries("mark")]
-        newest = max((int(entry.body["bar"]) for entry in done), default=begins - self.length)
+        newest = max((bar for bar, _ in self.journal.read_curve()), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
-        for entry in sorted(done, key=lambda entry: entry.seq):
-            self._record_entry(entry)
+        for entry in self.journal.entries(BarDecision):
+            self._recall(entry.body)
         if self.simulated is not None:
             self.accounts.restore(self.simulated)
-            self.execution = Execution.resume(
-                self.broker, self.journal, at=now, **self._describe_terms()
-            )
+            self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
         self._take_over(now)
 
     def _take_over(self, now: int) -> None:
         """Agree with the broker before anything is ordered, and go on with the orders of before."""
-        halted = self.journal.last("halt")
-        resumed = self.journal.last("resume")
-        if halted is not None and (resumed is None or resumed.seq < halted.seq):
-            self.limits.halted = str(halted.body["why"])
+        halt = self.journal.find_halt()
+        if halt is not None:
+            self.limits.halted = halt.why
         if self.simulated is not None:
             return
         self._carry_out_requests(now)
@@ -363,9 +369,7 @@ class Runner:
             self.accounts.agreed(now, start=True)
         except FintraderError as error:
             self._outlive(error, now)
-        self.execution = Execution.resume(
-            self.broker, self.journal, at=now, **self._describe_terms()
-        )
+        self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
         if self.flattening:
             self.execution.stop(now, "flatten")
             self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
@@ -376,11 +380,9 @@ class Runner:
         self._start_session(bar, now)
         market, row = self.recorder.rows.at(self.grid, bar)
         today = str(self.grid.dates[self.grid.session[bar]])
-        if odd := [
-            f"{fault.kind} of {fault.symbol}"
-            for fault in market.provenance.waived
-            if fault.day == today
-        ]:
+        faults = [fault for fault in market.provenance.waived if fault.day == today]
+        if faults:
+            odd = [f"{fault.kind} of {fault.symbol}" for fault in faults]
             self._record_news(
                 "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
             )
@@ -409,32 +411,29 @@ class Runner:
         rest = np.zeros(len(market.symbols)) if decision.rounded is None else decision.rounded
         weights = () if decision.weights is None else decision.weights.tolist()
         closed = int(self.grid.minutes[bar]) + self.length
-        with (
-            self.journal.together()
-        ):  # a decision stands in the journal with its orders, or not at all
-            self.journal.write(
-                "decision",
-                at=now,
-                bar=int(self.grid.minutes[bar]),
-                cash=account.cash,
-                equity=account.equity,
-                peak=peak,
-                first=first,
-                shares=self._select_held(market.symbols, account.held),
-                orders=orders,
-                why=decision.why,
-                clipped=list(decision.clipped_by),
-                traded=self.limits.traded_usd,
-                weights={
-                    name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w
-                },
-                rounded={
-                    name: float(n)
-                    for name, n in zip(market.symbols, rest, strict=True)
-                    if abs(n) > 1e-6
-                },
-                prices={name: prices[name] for name in market.symbols if prices[name] > 0},
-            )
+        record = BarDecision(
+            bar=int(self.grid.minutes[bar]),
+            cash=account.cash,
+            equity=account.equity,
+            peak=peak,
+            first=first,
+            shares=_select_held(market.symbols, account.held),
+            orders=orders,
+            why=decision.why,
+            clipped=tuple(decision.clipped_by),
+            traded=self.limits.traded_usd,
+            weights={
+                name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w
+            },
+            rounded={
+                name: float(n)
+                for name, n in zip(market.symbols, rest, strict=True)
+                if abs(n) > SAME_SHARES
+            },
+            prices={name: price for name, price in prices.items() if price > 0},
+        )
+        with self.journal.together():  # a decision stands there with its orders, or not at all
+            self.journal.write(record, at=now)
             if orders:
                 self._record_intent(orders, prices, closed, bar, now)
         if decision.halted:
@@ -449,9 +448,7 @@ class Runner:
         """Write down the orders of a decision at the close of a bar: they may stand until the next
         bar's."""
         opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
-        if self.execution is None:
-            self.execution = Execution(self.broker, self.journal, **self._describe_terms())
-        self.execution.begin(
+        self._open_execution().begin(
             decision=closed,
             orders=orders,
             prices=prices,
@@ -460,46 +457,51 @@ class Runner:
             not_before=now if self.broker.takes_baskets else max(opens, now),
         )
 
+    def _open_execution(self) -> Execution:
+        """Return the execution of the open orders, a new one where none is open."""
+        if self.execution is None:
+            self.execution = Execution(self.broker, self.journal, self.rules)
+        return self.execution
+
     def _start_session(self, bar: int, now: int) -> None:
-        """Splits and dividends of the day."""
+        """Take in the splits and dividends of the day."""
         for action in self.recorder.morning(self.feed, int(self.grid.session[bar]), now):
             self.accounts.split(action, now)
 
     def _mark(self, bar: int, now: int) -> None:
-        """What the account is worth at a session's last close."""
+        """Journal the account's worth at a session's last close."""
         if self.window is None:
             market, row = self.recorder.rows.at(self.grid, bar)
             equity = self.accounts.at(market, row, now).equity
         else:
             equity = self.accounts.between(now)
-        self.journal.write("mark", at=now, bar=int(self.grid.minutes[bar]), equity=equity)
+        self.journal.write(Mark(int(self.grid.minutes[bar]), equity), at=now)
 
     def _check_limits(self, bar: int, now: int) -> None:
-        """Between decisions: losses are looked at with every bar."""
+        """Check the losses with every bar between two decisions."""
         if self.simulated is not None:
             return
         equity = self.accounts.between(now)
-        if why := self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity):
+        why = self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity)
+        if why:
             self._halt(why, now)
 
-    def _record_entry(self, entry: Entry) -> None:
-        """What the limits and the account's memory hold of an earlier decision or mark."""
-        equity = float(entry.body["equity"])
-        if entry.kind == "decision":
-            self.limits.watch(int(entry.body["bar"]) // _DAY_NS, equity)
-            self.limits.traded_usd = float(entry.body["traded"])
-            self.accounts.remember(entry.body)
+    def _recall(self, decision: BarDecision) -> None:
+        """Restore limits and account from an earlier decision."""
+        self.limits.watch(decision.bar // _DAY_NS, decision.equity)
+        self.limits.traded_usd = decision.traded
+        self.accounts.remember(decision)
 
     # --- requests, halts, news --------------------------------------------------------------------
 
     def _show_beat(self) -> None:
-        """Let whoever watches see that the loop goes on."""
+        """Write the heartbeat."""
         self._shown = self._beat
-        beat = {"time": int(self._beat * SECOND_NS), "next_decision": self._following}
-        write_json(self.folder / HEARTBEAT, beat)
+        beat = Heartbeat(int(self._beat * SECOND_NS), self._following)
+        write_json(self.folder / HEARTBEAT, to_json(beat))
 
     def _look(self) -> bool:
-        """Called while it waits: requests are carried out, orders pursued."""
+        """Carry requests out and pursue orders, while the loop waits."""
         now = self.clock.now()
         self._beat = time.time()
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
@@ -517,7 +519,7 @@ class Runner:
             elif request == "resume":
                 self.limits.halted = ""
                 self.limits.peak_usd = 0.0
-                self.journal.write("resume", at=now)
+                self.journal.write(Resumption(), at=now)
             else:
                 self._halt(f"asked to {request}", now)
                 if request == "flatten":
@@ -529,13 +531,13 @@ class Runner:
     def _begin_flatten(self, now: int) -> None:
         """Write down that everything is to be sold; the halt before has stopped open orders."""
         if not self.flattening:
-            self.journal.write("flatten", at=now)
+            self.journal.write(Flattening(), at=now)
             self.flattening = True
             self._sell_at = now
             self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
 
     def _sell_left(self, now: int) -> None:
-        """Sell what the broker holds of the bundle's symbols; end the flatten once it is nothing.
+        """Sell the broker's shares of the bundle's symbols; end the flatten once there are none.
 
         Shares of a symbol whose orders are open are bound by them and wait for their end. Whole
         shares go first: a fraction that the broker does not take must not keep them.
@@ -579,9 +581,9 @@ class Runner:
         self._tell_left(now)
 
     def _is_doubtful(self, name: str, known: Mapping[str, float], now: int) -> bool:
-        """Say whether the broker's count may be older than a fill: sold twice is sold short."""
+        """Check whether the broker's count may be older than a fill: sold twice is sold short."""
         left = {} if self._left is None else self._left
-        differs = abs(left.get(name, 0.0) - known.get(name, 0.0)) > _SAME
+        differs = abs(left.get(name, 0.0) - known.get(name, 0.0)) > SAME_SHARES
         return differs and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
 
     def _list_standing(self, now: int) -> list[OrderReport]:
@@ -593,7 +595,7 @@ class Runner:
             is_pursued = report.id in pursued and not pursued[report.id].is_over
             if report.is_over or not is_own or is_pursued:
                 continue
-            if self.journal.last("order", report.id) is not None:
+            if self.journal.last(OrderReport, report.id) is not None:
                 self.broker.cancel(report)
                 self._sell_at = now + _ASK_SOON
                 standing.append(report)
@@ -608,10 +610,8 @@ class Runner:
         self._obstacles.update(dict.fromkeys(without_price, "it has no price to buy it back at"))
         bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right"))
         opens = max(int(self.grid.minutes[min(bar, self.grid.num_bars - 1)]), now)
-        if self.execution is None:
-            self.execution = Execution(self.broker, self.journal, **self._describe_terms())
         self._again_at |= dict.fromkeys(orders, now + _SELL_AGAIN)
-        self.execution.begin(
+        self._open_execution().begin(
             decision=now,
             orders=sent,
             prices=prices,
@@ -621,7 +621,7 @@ class Runner:
         )
 
     def _note_ended(self, ended: list[OrderReport], now: int) -> None:
-        """Ask soon where an order has ended that was not refused; sell again what has moved."""
+        """Ask soon where an order has ended that was not refused; sell again where shares moved."""
         for report in ended:
             if report.filled:
                 self._filled_at[report.symbol] = now
@@ -634,7 +634,7 @@ class Runner:
 
     def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:
         """Decide to hold nothing: the embedded broker fills orders of decisions, and no others."""
-        self._left = self._select_held(account.market.symbols, account.held)
+        self._left = _select_held(account.market.symbols, account.held)
         if not self._left:
             self._end_flatten(now, {})
             return Decision(None)
@@ -642,7 +642,7 @@ class Runner:
         return Decision(-account.held)
 
     def _end_flatten(self, now: int, others: Mapping[str, float]) -> None:
-        self.journal.write("flat", at=now, others=dict(others))
+        self.journal.write(FlattenEnd(dict(others)), at=now)
         self.flattening = False
         text = "flat: nothing is held of its symbols, and none of its orders is open"
         if others:
@@ -650,8 +650,8 @@ class Runner:
         self._record_news("flat", text, now, is_repeated=True)
 
     def _describe_left(self) -> str:
-        """What a flatten has not done yet, and why."""
-        left = "what is left is not known yet"
+        """Describe the rest of a flatten, and its obstacles."""
+        left = "the shares left are not known yet"
         if self._left is not None:
             left = f"{_format_shares(self._left) or 'nothing'} left to sell"
         whys = [f"{name}: {why}" if name else why for name, why in self._obstacles.items()]
@@ -686,42 +686,42 @@ class Runner:
             self._note_ended([report for report in ended if report.is_over], now)
 
     def _halt(self, why: str, now: int) -> None:
-        if not self.limits.halted or self.journal.last("halt") is None:
+        if not self.limits.halted or self.journal.last(Halt) is None:
             self.limits.halted = why
-        last = self.journal.last("halt")
-        resumed = self.journal.last("resume")
         if self.execution is not None and self.clock.live and not self.flattening:
             self.execution.stop(now, "halted")
-        if last is None or (resumed is not None and resumed.seq > last.seq):
-            self.journal.write("halt", at=now, why=why)
+        if self.journal.find_halt() is None:
+            self.journal.write(Halt(why), at=now)
             self._record_news(
                 "halt", f"halted: {why}. `fintrader resume {self.bundle.name}` goes on", now
             )
 
     def _record_news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
-        """Each new text once to the journal; to people once a minute, old ones if `is_repeated`."""
-        last = self.journal.last("alert", kind)
-        is_new = last is None or last.body["text"] != text
+        """Journal each new text once; send it to people once a minute, old ones if `is_repeated`."""
+        alert = Alert(kind, text)
+        last = self.journal.last(Alert, kind)
+        is_new = last is None or last.body != alert
         if is_new:
-            self.journal.write("alert", kind, at=now, text=text)
+            self.journal.write(alert, at=now)
         if is_new or is_repeated:
-            self.alerts.tell(kind, text)
+            self.alerts.send(alert)
 
     def _tell_end(self, error: BaseException) -> None:
-        """Tell people that the process ends and what it leaves behind, also on a full disk."""
+        """Tell people that the process ends, with its open positions, also on a full disk."""
         why = str(error)
         if not isinstance(error, FintraderError):
             why = f"{type(error).__name__} {why}".strip()
         left = ""
         with contextlib.suppress(FintraderError):
             held = {} if self.simulated is not None else expect_holdings(self.journal).shares
-            left = f"; nothing looks after what is held: {_format_shares(held)}" if held else ""
+            left = f"; these positions stay without a loop: {_format_shares(held)}" if held else ""
         if self.flattening:
             left += "; a flatten has not ended"
         text = f"ended: {why}{left}. Once that is mended, the same command goes on"
-        self.alerts.tell("ended", text)
+        alert = Alert("ended", text)
+        self.alerts.send(alert)
         with contextlib.suppress(FintraderError):
-            self.journal.write("alert", "ended", at=self.clock.now(), text=text)
+            self.journal.write(alert, at=self.clock.now())
 
     def _is_clock_off(self, now: int) -> bool:
         theirs = self.broker.time()
@@ -735,25 +735,13 @@ class Runner:
             return True
         return False
 
-    def _describe_terms(self) -> dict[str, Any]:
-        """What orders are carried out by."""
-        return {
-            "bundle": self.bundle.id,
-            "fee_rate": self.env.fee_rate,
-            "fractional": self.env.fractional,
-        }
 
-    @staticmethod
-    def _select_held(symbols: tuple[str, ...], shares: Array) -> dict[str, float]:
-        return {symbol: float(n) for symbol, n in zip(symbols, shares, strict=True) if n}
-
-    def describe(self) -> dict[str, Any]:
-        """How it is set up, for whoever asks."""
-        return {"feed": self.feed.kind, "broker": self.broker.kind, **asdict(self.limits)}
+def _select_held(symbols: tuple[str, ...], shares: Array) -> dict[str, float]:
+    return {symbol: float(n) for symbol, n in zip(symbols, shares, strict=True) if n}
 
 
 def _format_shares(shares: Mapping[str, float]) -> str:
-    """Shares by symbol as text."""
+    """Format shares by symbol."""
     return ", ".join(f"{count:.9g} {symbol}" for symbol, count in sorted(shares.items()))
 
 

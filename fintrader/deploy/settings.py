@@ -1,4 +1,4 @@
-"""What a deployment is asked to do."""
+"""Settings of a deployment."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 
 class AlertSettings(Settings):
-    """Who is told that something needs a person; at most once a minute for each kind of news."""
+    """Receivers of alerts; each kind of news is sent at most once a minute."""
 
     webhook: str | None = None
-    """An https address that gets the alert as JSON (text, kind, deployment).
-    FINTRADER_ALERT_WEBHOOK in the environment is used where this is not set, for an address that is
-    a secret."""
+    """An https address that gets the alert as JSON (text, kind, deployment). Without it the
+    environment's FINTRADER_ALERT_WEBHOOK is used, for an address that is a secret."""
     command: tuple[str, ...] = ()
     """A program and its arguments; the alert is its standard input."""
 
 
 class PaperSettings(Settings):
-    """How a run trades on."""
+    """Settings of a run that trades on."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    """Of the deployment and its folder: letters, digits and _.-; the run's own unless set, for live
-    bars with -shadow or -paper behind it."""
+    """Name of the deployment and its folder: letters, digits and _.-; the run's name unless set, with
+    -shadow or -paper behind it for live bars."""
     policy: str = "ensemble"
     """`ensemble`, `best`, or a pod's name."""
     deployments_dir: str = "deployments"
@@ -42,16 +41,16 @@ class PaperSettings(Settings):
     """A `challenger` trades the embedded broker beside a champion, whatever `broker` says: it never
     sends an order."""
     speed: Annotated[float, Field(ge=0.0)] = 0.0
-    """A replay runs so many times as fast as time; 0: as fast as it can."""
+    """Speed of a replay as a multiple of time; 0: as fast as it can."""
     other_feed: bool = False
     """Trade bars of another source than those the policy was trained on."""
     adopt: bool = False
     """Take over positions and open orders that this deployment did not make."""
     grace_seconds: Positive = 5.0
-    """After a bar's close until its bars are taken as all there are."""
+    """Time after a bar's close until its bars count as complete."""
     warm_up_sessions: Annotated[int, Field(ge=1)] | None = None
-    """Sessions of bars that the features look back on; they say so themselves, but for functions of
-    one's own."""
+    """Sessions of bars that the features look back on; required for features that are functions of
+    yours."""
     limits: LimitSettings = LimitSettings()
     alerts: AlertSettings = AlertSettings()
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -62,15 +61,20 @@ class PaperSettings(Settings):
 
     @property
     def suffix(self) -> str:
-        """What is added to the run's name, so that its replay, its shadow and its paper account lie
-        apart."""
+        """End of the deployment's name after the run's: its replay, its shadow and its paper account
+        lie apart."""
         if self.feed == "replay":
             return ""
-        return "-shadow" if self.broker == "simulated" or self.role == "challenger" else "-paper"
+        return "-shadow" if self.ordered_at == "simulated" else "-paper"
+
+    @property
+    def ordered_at(self) -> str:
+        """The broker that gets the orders: a challenger's is the embedded one."""
+        return "simulated" if self.role == "challenger" else self.broker
 
 
 class LiveSettings(PaperSettings):
-    """How a deployment trades real money: as on paper, with a limit on the amount."""
+    """Settings of a deployment with real money: as on paper, with a limit on the amount."""
 
     cap_usd: float = 0.0
     """Most that it may hold, USD; typed again when you consent."""

@@ -1,9 +1,9 @@
-"""The embedded broker: a window of recorded bars, and the ledger that the backtest and the
-environment step."""
+"""The embedded broker: a window of recorded bars, and the ledger of backtest and environment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,37 @@ from fintrader.errors import BrokerError
 from fintrader.market.tensors import MarketTensors
 
 
-class SimulatedBroker:
-    """Orders of a decision fill together at the next bar, costs and all, as in a backtest; nothing
-    else can happen.
+class AccountState(NamedTuple):
+    """Worth of an account at a decision, USD."""
 
-    It knows the window's later bars, as a market does, and tells of an order only what has happened
-    by `now()`.
+    cash: float
+    equity: float
+    peak: float
+    """Highest equity so far."""
+    first: float
+    """Equity at the first decision."""
+
+    def stand(
+        self, market: MarketTensors, env: EnvSettings, bar: int, shares: Array
+    ) -> BacktestAccount:
+        """Build the account of this worth with these shares `[N]` at a bar of a market."""
+        return BacktestAccount.resume(
+            market,
+            env,
+            bar=bar,
+            cash=self.cash,
+            equity=self.equity,
+            capital=(self.peak, self.first),
+            shares=shares,
+        )
+
+
+class SimulatedBroker:
+    """A broker whose orders of a decision fill together at the next bar, with costs, as in a
+    backtest.
+
+    It knows the window's later bars, as a market does, and reports of an order only the events up to
+    `now()`.
     """
 
     kind = "simulated"
@@ -36,9 +61,9 @@ class SimulatedBroker:
         *,
         grows: bool = False,
     ) -> None:
-        """market: the bars that are traded; the first decision may be taken at its first. One that
-        `grows` knows no bar before `grow` says so, and its account begins there; `market` is then
-        any of these symbols."""
+        """market: the bars that are traded; the first decision may be taken at its first. A broker
+        that `grows` knows no bar before the first call of `grow`, where its account begins; `market`
+        is then any of these symbols."""
         self.market = market
         self.env = env
         self._now = now
@@ -51,25 +76,17 @@ class SimulatedBroker:
         self._decided: dict[str, int] = {}
         self._over = False
         self._known = 0 if grows else None
-        """Bars of the market that have been received; None: all of them, as in a replay."""
+        """Number of bars received; None: all, as in a replay."""
         self._begun = not grows
 
     def grow(self, market: MarketTensors, bars: int) -> None:
-        """Go on in a newer market, of which so many bars have been received: that is where orders
-        fill from now on."""
+        """Go on in a newer market, of which `bars` have been received; orders fill there from now
+        on."""
         minutes = market.minutes.numpy()
         if not self._begun:  # the account begins with the newest bar
-            cash = self.env.initial_cash_usd
+            state = AccountState(*4 * [self.env.initial_cash_usd])
             nothing = np.zeros(market.num_assets)
-            self._account = BacktestAccount.resume(
-                market,
-                self.env,
-                bar=bars - 1,
-                cash=cash,
-                equity=cash,
-                capital=(cash, cash),
-                shares=nothing,
-            )
+            self._account = state.stand(market, self.env, bars - 1, nothing)
             self.market = market
             self._minutes = minutes
             self._known = bars
@@ -84,70 +101,46 @@ class SimulatedBroker:
                 " history"
             )
         moved = {bar + old - account.bar: basket for old, basket in self._baskets.items()}
-        self._account = BacktestAccount.resume(
-            market,
-            self.env,
-            bar=bar,
-            cash=account.cash,
-            equity=account.equity,
-            capital=account.capital,
-            shares=account.held,
-        )
+        state = AccountState(account.cash, account.equity, *account.capital)
+        self._account = state.stand(market, self.env, bar, account.held)
         self.market = market
         self._minutes = minutes
         self._baskets = moved
         self._known = bars
 
     def restore(
-        self,
-        minute: int,
-        cash: float,
-        equity: float,
-        peak: float,
-        first: float,
-        shares: Array,
-        orders: Sequence[Order],
+        self, minute: int, state: AccountState, shares: Array, orders: Sequence[Order]
     ) -> None:
-        """Stand where a journal says the account stood when it decided at the bar that began at
-        `minute`, with the orders of that decision and of later ones."""
+        """Restore the account of a decision at the bar that began at `minute`, and the orders of that
+        decision and of later ones."""
         self._minutes = self.market.minutes.numpy()
         self._begun = True
         bar = int(np.searchsorted(self._minutes, minute))
-        self._account = BacktestAccount.resume(
-            self.market,
-            self.env,
-            bar=bar,
-            cash=cash,
-            equity=equity,
-            capital=(peak, first),
-            shares=shares,
-        )
+        self._account = state.stand(self.market, self.env, bar, shares)
         self._baskets = {}
         for order in orders:
-            self._baskets.setdefault(self._bar_of(order.decision), {})[order.symbol] = order
-            self._decided[order.id] = self._now()
-            self._reports[order.id] = OrderReport(
-                order.id, order.symbol, "accepted", order.shares, broker_id=order.id
-            )
+            self._accept(order)
 
     def submit(self, order: Order) -> OrderReport:
-        """Raises BrokerError for a symbol that the market has not, and for an order whose bar is
-        over."""
+        """Take an order on. Raises BrokerError for a symbol that the market lacks, and for an order
+        whose bar is over."""
         self._advance()
         if order.id in self._reports:
             return self._reports[order.id]
         bar = self._bar_of(order.decision)
         if order.symbol not in self._column or bar != self._account.bar:
             raise BrokerError(f"{order.id}: there is no such symbol, or its bar is over")
-        self._baskets.setdefault(bar, {})[order.symbol] = order
+        return self._accept(order)
+
+    def _accept(self, order: Order) -> OrderReport:
+        self._baskets.setdefault(self._bar_of(order.decision), {})[order.symbol] = order
         self._decided[order.id] = self._now()
-        self._reports[order.id] = OrderReport(
-            order.id, order.symbol, "accepted", order.shares, broker_id=order.id
-        )
-        return self._reports[order.id]
+        report = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
+        self._reports[order.id] = report
+        return report
 
     def cancel(self, report: OrderReport) -> None:
-        """Nothing is open between two bars."""
+        """Do nothing but step: no order is open between two bars."""
         self._advance()
 
     def order(self, order_id: str) -> OrderReport | None:
@@ -163,14 +156,12 @@ class SimulatedBroker:
     def account(self) -> BrokerAccount:
         self._advance()
         bar = self._seen()
-        held = (
-            self._account.held if bar == self._account.bar else self._account.trade_log.shares[bar]
-        )
-        if bar == self._account.bar:
-            cash = self._account.cash
-        else:
-            mark = np.nan_to_num(self._account.trade_log.mark[bar].astype(np.float64))
-            cash = float(self._account.trade_log.equity[bar] - held @ mark)
+        held = self._account.held
+        cash = self._account.cash
+        if bar != self._account.bar:
+            log = self._account.trade_log
+            held = log.shares[bar]
+            cash = float(log.equity[bar] - held @ np.nan_to_num(log.mark[bar].astype(np.float64)))
         shares = {
             symbol: float(held[column])
             for symbol, column in self._column.items()
@@ -182,11 +173,10 @@ class SimulatedBroker:
         return None
 
     @property
-    def state(self) -> tuple[float, float, float, float]:
-        """Cash, equity, highest equity and first equity, USD, at the newest decision: exactly what
-        the ledger has."""
+    def state(self) -> AccountState:
+        """The account at the newest decision, with the ledger's own numbers."""
         self._advance()
-        return self._account.cash, self._account.equity, *self._account.capital
+        return AccountState(self._account.cash, self._account.equity, *self._account.capital)
 
     @property
     def equity(self) -> float:
@@ -201,19 +191,19 @@ class SimulatedBroker:
 
     @property
     def over(self) -> bool:
-        """Whether the window's last bar has closed, or the account is ruined."""
+        """True once the window's last bar has closed, or the account is ruined."""
         self._advance()
         return self._over
 
     def result(self, name: str) -> BacktestResult:
-        """The account so far as a backtest of the window. Only once it is over."""
+        """Return the account as a backtest of the window, once it is over."""
         return self._account.trade_log.result(name, "")
 
     def _bar_of(self, close: int) -> int:
         return int(np.searchsorted(self._minutes, close - self._length))
 
     def _seen(self) -> int:
-        """The newest bar that has closed."""
+        """Find the newest bar that has closed."""
         return int(np.searchsorted(self._minutes + self._length, self._now(), side="right")) - 1
 
     def _advance(self) -> None:
@@ -233,7 +223,7 @@ class SimulatedBroker:
             self._report(basket, bar, num_trades)
 
     def _has_come(self, bar: int) -> bool:
-        """Whether what follows a decision at this bar can be told."""
+        """Check that the bars after a decision at this bar have come."""
         if self._known is not None:  # every bar until the next decision must have been received
             return bar + self.env.decision_interval < self._known
         return bar + 1 < len(self._minutes) and bool(
@@ -262,5 +252,5 @@ class SimulatedBroker:
                 paid,
                 fee,
                 order.id,
-                "" if whole else "more than the bar's volume, the cash or the limits let it have",
+                "" if whole else "the bar's volume, the cash or the limits allow no more",
             )

@@ -1,5 +1,4 @@
-"""What a deployment is doing, read from what lies in its folder; needs no torch, and writes
-nothing."""
+"""The state of a deployment, read from its folder; needs no torch, and writes nothing."""
 
 from __future__ import annotations
 
@@ -7,30 +6,45 @@ import datetime as dt
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.calendar import timezone_of
 from fintrader.deploy.broker import OrderReport
-from fintrader.deploy.control import list_aliases, list_requests
+from fintrader.deploy.bundle_record import BundleRecord, read_record
+from fintrader.deploy.control import (
+    BUNDLE,
+    HEARTBEAT,
+    JOURNAL,
+    REPORT,
+    Heartbeat,
+    list_aliases,
+    list_requests,
+)
+from fintrader.deploy.entries import (
+    Alert,
+    BarDecision,
+    DeploymentEnd,
+    DeploymentStart,
+    Flattening,
+    Halt,
+    Resumption,
+)
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.reconcile import expect_holdings, sum_fills
 from fintrader.errors import DataError, DeployError, FintraderError
-from fintrader.files import read_json, unseal
+from fintrader.files import read_json
+from fintrader.records import from_json, to_json
 from fintrader.storage.lease import is_held
 from fintrader.storage.objects import ObjectStore
 
-BUNDLE = "bundle/bundle.json"
-JOURNAL = "journal.sqlite"
-HEARTBEAT = "heartbeat.json"
-REPORT = "drift.json"
 SHOWN_ORDERS = 100
 SILENT_NS = 120 * 1_000_000_000
 """A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
-_NEWS = ("alert", "halt", "resume")
+_NEWS = (Alert, Halt, Resumption)
+_DAY_NS = 86_400_000_000_000
 
 
 @dataclass(frozen=True)
@@ -38,41 +52,39 @@ class Status:
     """A deployment as it stands. Parts that are not there yet are empty."""
 
     name: str
-    bundle: Mapping[str, Any]
-    """`bundle.json`."""
+    bundle: BundleRecord
     state: str
     """not begun, running, silent (it holds its lease and its loop stands still), halted, stopped,
     finished."""
     why: str = ""
-    """Of a halt."""
+    """Reason of a halt."""
     flattening: bool = False
-    """Whether a flatten was asked for that has not ended; `why` then says what is left."""
+    """True while a flatten has not ended; `why` then names the rest."""
     role: str = ""
     """champion, challenger, or neither."""
-    started: Mapping[str, Any] = field(default_factory=dict)
-    """Feed, broker, limits, and the first bar."""
-    decision: Entry | None = None
+    started: DeploymentStart | None = None
+    decision: BarDecision | None = None
     """The newest."""
     held: Mapping[str, float] = field(default_factory=dict)
-    """Symbol -> shares, as they are now by the journal."""
+    """Symbol -> shares now, by the journal."""
     cash_usd: float = 0.0
     """As `held`."""
     next_decision: int | None = None
-    """Nanoseconds since 1970 UTC, of one that runs live."""
+    """Time of a live deployment's next decision, nanoseconds since 1970 UTC."""
     beat: int | None = None
-    """When the loop of a live one was last seen, ns since 1970 UTC."""
+    """Last sign of life of a live deployment's loop, ns since 1970 UTC."""
     orders: tuple[OrderReport, ...] = ()
     """The newest ones, newest first."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Orders by state, all of them."""
     curve: tuple[tuple[int, float], ...] = ()
     """Start of the bar and equity, oldest first."""
-    journal: tuple[Entry, ...] = ()
+    journal: tuple[Entry[Any], ...] = ()
     """The newest entries, newest first, orders left out."""
-    news: tuple[Entry, ...] = ()
+    news: tuple[Entry[Any], ...] = ()
     """The newest alerts, halts and resumptions, newest first."""
     requests: tuple[str, ...] = ()
-    """What was asked of it (halt, resume, flatten) and not done yet."""
+    """Requests (halt, resume, flatten) that are not carried out yet."""
     report: Mapping[str, Any] | None = None
     """The drift report, once there is one."""
 
@@ -86,160 +98,164 @@ class Status:
         """The market's own time zone, an IANA name; UTC where the bundle names no calendar that is
         known."""
         try:
-            return timezone_of(str(self.bundle.get("calendar")))
+            return timezone_of(str(self.bundle.calendar))
         except DataError:
             return "UTC"
 
     def headroom(self) -> dict[str, tuple[float, float]]:
-        """Limit -> how much of it is used, and the limit, as shares of equity."""
-        if self.decision is None:
+        """Compare each limit with its use, as shares of equity: limit -> used, most."""
+        decision = self.decision
+        if decision is None or self.started is None:
             return {}
-        body = self.decision.body
-        limits = LimitSettings.model_validate(self.started.get("limits", {}))
-        day = 86_400_000_000_000
-        today = int(body["bar"]) // day
-        before = [equity for bar, equity in self.curve if bar // day < today] or [self.curve[0][1]]
-        equity = float(body["equity"])
-        held = {name: n * float(body["prices"].get(name, 0.0)) for name, n in self.held.items()}
-        largest = max((abs(value) for value in held.values()), default=0.0)
+        limits = self.started.limits
+        today = decision.bar // _DAY_NS
+        before = [usd for bar, usd in self.curve if bar // _DAY_NS < today] or [self.curve[0][1]]
+        equity = decision.equity
+        held = [abs(n) * decision.prices.get(name, 0.0) for name, n in self.held.items()]
+        largest = max(held, default=0.0)
         return {
             "Loss of the day": (max(1 - equity / before[-1], 0.0), limits.day_loss),
-            "Loss from the peak": (max(1 - equity / float(body["peak"]), 0.0), limits.drawdown),
-            "Turnover of the day": (float(body["traded"]) / equity, limits.turnover),
-            "All positions": (sum(map(abs, held.values())) / equity, limits.gross),
+            "Loss from the peak": (max(1 - equity / decision.peak, 0.0), limits.drawdown),
+            "Turnover of the day": (decision.traded / equity, limits.turnover),
+            "All positions": (sum(held) / equity, limits.gross),
             "Largest position": (largest / equity, limits.weight),
         }
 
 
 def list_names(folder: Path) -> list[str]:
-    """Deployments in a folder."""
-    frozen = {path.parent.parent.name for path in folder.glob(f"*/{BUNDLE}")}
+    """List the deployments in a folder."""
+    frozen = {path.parent.parent.name for path in folder.glob(f"*/bundle/{BUNDLE}")}
     return sorted(frozen | {path.parent.name for path in folder.glob(f"*/{JOURNAL}")})
 
 
 def read_status(home: Path) -> Status:
-    """Raises DeployError for a folder that holds none, or a damaged one."""
-    path = home / BUNDLE
+    """Read the state of a deployment. Raises DeployError for a folder without one, or a damaged
+    one."""
+    path = home / "bundle" / BUNDLE
     if not path.is_file():
         if (home / JOURNAL).is_file():
             raise DeployError(
                 f"{path} is missing beside its journal; restore it, or freeze the run again"
             )
         raise DeployError(f"{home} holds no deployment; make one with `fintrader paper RUN`")
-    bundle = unseal(
-        path.read_bytes(), DeployError(f"{path} was changed or is damaged; freeze the run again")
-    )
-    try:
-        named = {name: alias for alias, name in list_aliases(home.parent).items()}
-        beat = read_json(home / HEARTBEAT) if (home / HEARTBEAT).is_file() else {}
-        report = read_json(home / REPORT) if (home / REPORT).is_file() else None
-        role = named.get(home.name, "")
-        seen, following = (
-            None if name not in beat else int(beat[name]) for name in ("time", "next_decision")
-        )
-        if report is not None and not {"daily", "shortfall", "equity"} <= set(report):
-            raise ValueError(f"{REPORT} is no drift report")
-    except (FintraderError, ValueError, TypeError, AttributeError) as error:
-        raise DeployError(
-            f"{home.parent}: a file beside the journal is damaged ({error}); remove it"
-        ) from None
+    record = read_record(home / "bundle")
+    role, beat, report = _read_files(home)
+    status = Status(home.name, record, "not begun", role=role)
     if not (home / JOURNAL).is_file():
-        return Status(home.name, bundle, "not begun", role=role)
+        return status
     with Journal(home / JOURNAL, reading=True) as journal:
-        started = journal.last("start")
-        ended = journal.last("end")
-        halted = journal.last("halt")
-        resumed = journal.last("resume")
-        decisions = journal.entries("decision")
-        known = {
-            int(e.body["bar"]): float(e.body["equity"])
-            for e in (*journal.entries("mark"), *decisions)
-        }
-        orders = journal.orders()
-        tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
-        newest = decisions[-1] if decisions else None
-        held, cash = _value_standing(journal, started, newest)
-        why = "" if halted is None else str(halted.body["why"])
-        flattening = journal.is_flattening()
-        if flattening:
-            why += f"; {_flatten_text(journal)}"
-        news = sorted(
-            (e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq
-        )
-    stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
-    if flattening and not is_held(ObjectStore(home)):
+        status = _read_journal(status, journal)
+        has_ended = journal.last(DeploymentEnd) is not None
+        is_halted = journal.find_halt() is not None
+    is_running = is_held(ObjectStore(home))
+    why = status.why
+    if status.flattening and not is_running:
         why += "; nothing runs it: start it again to go on"
-    if ended is not None:
+    if has_ended:
         state = "finished"
-    elif stopped:
+    elif is_halted:
         state = "halted"
+    elif not is_running:
+        state = "stopped"
     else:
-        state = "running" if is_held(ObjectStore(home)) else "stopped"
-        if state == "running" and seen is not None and time.time_ns() - seen > SILENT_NS:
-            state = "silent"
-    return Status(
-        name=home.name,
-        bundle=bundle,
+        is_silent = beat is not None and time.time_ns() - beat.time > SILENT_NS
+        state = "silent" if is_silent else "running"
+    return replace(
+        status,
         state=state,
-        why=why if stopped else "",
-        flattening=flattening,
-        role=role,
-        started={} if started is None else started.body,
-        decision=newest,
-        held=held,
-        cash_usd=cash,
-        next_decision=following,
-        beat=seen,
-        orders=tuple(reversed([*orders.values()][-SHOWN_ORDERS:])),
-        counts=Counter(report.state for report in orders.values()),
-        curve=tuple(sorted(known.items())),
-        journal=tuple(tail[:60]),
-        news=tuple(news[:20]),
+        why=why if is_halted else "",
+        next_decision=None if beat is None else beat.next_decision,
+        beat=None if beat is None else beat.time,
         requests=tuple(kind for _, kind in list_requests(home)),
         report=report,
     )
 
 
-def _flatten_text(journal: Journal) -> str:
-    """What a flatten that has not ended said last."""
-    asked = journal.last("flatten")
-    told = journal.last("alert", "flatten")
-    if asked is None or told is None or told.seq < asked.seq:
+def _read_files(home: Path) -> tuple[str, Heartbeat | None, Mapping[str, Any] | None]:
+    """Read role, heartbeat and drift report from their files. Raises DeployError for damaged ones."""
+    try:
+        roles = {name: alias for alias, name in list_aliases(home.parent).items()}
+        beat = None
+        if (home / HEARTBEAT).is_file():
+            beat = from_json(Heartbeat, read_json(home / HEARTBEAT))
+        report = read_json(home / REPORT) if (home / REPORT).is_file() else None
+        if report is not None and not {"daily", "shortfall", "equity"} <= set(report):
+            raise ValueError(f"{REPORT} is no drift report")
+        return roles.get(home.name, ""), beat, report
+    except (FintraderError, ValueError, TypeError) as error:
+        raise DeployError(
+            f"{home.parent}: a file beside the journal is damaged ({error}); remove it"
+        ) from None
+
+
+def _read_journal(status: Status, journal: Journal) -> Status:
+    """Fill in the parts of a status that stand in the journal."""
+    started = journal.last(DeploymentStart)
+    decision = journal.last(BarDecision)
+    orders = journal.orders()
+    held, cash = _value_standing(journal, started, decision)
+    halt = journal.find_halt()
+    why = "" if halt is None else halt.why
+    is_flattening = journal.is_flattening()
+    if is_flattening:
+        why += f"; {_describe_flatten(journal)}"
+    news = [entry for kind in _NEWS for entry in journal.entries(kind)]
+    tail = [entry for entry in journal.tail(400) if not isinstance(entry.body, OrderReport)]
+    return replace(
+        status,
+        why=why,
+        flattening=is_flattening,
+        started=None if started is None else started.body,
+        decision=None if decision is None else decision.body,
+        held=held,
+        cash_usd=cash,
+        orders=tuple(reversed([*orders.values()][-SHOWN_ORDERS:])),
+        counts=Counter(report.state for report in orders.values()),
+        curve=tuple(journal.read_curve()),
+        journal=tuple(tail[:60]),
+        news=tuple(sorted(news, key=lambda entry: -entry.seq)[:20]),
+    )
+
+
+def _describe_flatten(journal: Journal) -> str:
+    """Return the last news of a flatten that has not ended."""
+    begun = journal.last(Flattening)
+    news = journal.last(Alert, "flatten")
+    if begun is None or news is None or news.seq < begun.seq:
         return "not flat yet"
-    return str(told.body["text"])
+    return news.body.text
 
 
 def _value_standing(
-    journal: Journal, started: Entry | None, decision: Entry | None
+    journal: Journal, started: Entry[DeploymentStart] | None, decision: Entry[BarDecision] | None
 ) -> tuple[dict[str, float], float]:
-    """Shares by symbol and cash, USD, as they are now."""
-    if started is not None and started.body["broker"] != "simulated":
+    """Compute the shares by symbol and the cash, USD, as they are now."""
+    if started is not None and started.body.broker != "simulated":
         known = expect_holdings(journal)
         return dict(known.shares), known.cash_usd or 0.0
     if decision is None:
         return {}, 0.0
-    # The embedded broker's account has what earlier orders filled before the journal says so.
-    held = {str(name): float(count) for name, count in decision.body["shares"].items()}
-    cash = (
-        float(decision.body["cash"]) + sum_fills(journal, decision.seq, held, begun_since=True)[0]
-    )
-    return {name: count for name, count in held.items() if abs(count) > 1e-9}, cash
+    # The embedded broker's account has the fills of earlier orders before the journal says so.
+    held = dict(decision.body.shares)
+    fills_usd, _ = sum_fills(journal, decision.seq, held, begun_since=True)
+    shares = {name: count for name, count in held.items() if abs(count) > 1e-9}
+    return shares, decision.body.cash + fills_usd
 
 
 def as_json(status: Status) -> dict[str, Any]:
-    """The same as plain JSON, for programs."""
-    decision = None if status.decision is None else dict(status.decision.body)
+    """Return a status as plain JSON, for programs."""
+    started = status.started
     return {
         "name": status.name,
         "state": status.state,
         "why": status.why,
         "flattening": status.flattening,
         "role": status.role,
-        "run": status.bundle.get("run"),
-        "feed": status.started.get("feed"),
-        "broker": status.started.get("broker"),
+        "run": status.bundle.run,
+        "feed": None if started is None else started.feed,
+        "broker": None if started is None else started.broker,
         "equity_usd": status.equity,
-        "decision": decision,
+        "decision": None if status.decision is None else to_json(status.decision),
         "held": dict(status.held),
         "cash_usd": status.cash_usd,
         "next_decision": status.next_decision,
@@ -254,21 +270,19 @@ def as_json(status: Status) -> dict[str, Any]:
 
 
 def describe(status: Status) -> str:
-    """A few lines for a terminal."""
+    """Describe a status in a few lines for a terminal."""
     lines = [f"{status.name}: {status.state}" + (f" ({status.why})" if status.why else "")]
     if status.role:
         lines[0] += f", the {status.role}"
-    if status.started:
-        lines.append(f"  {status.started['feed']} bars, {status.started['broker']} broker")
-    if status.decision is not None:
-        body = status.decision.body
-        lines.append(
-            f"  decided {format_moment(int(body['bar']))} with {float(body['equity']):,.2f} USD"
-        )
-    if status.started:
+    decision = status.decision
+    if status.started is not None:
+        lines.append(f"  {status.started.feed} bars, {status.started.broker} broker")
+    if decision is not None:
+        lines.append(f"  decided {format_moment(decision.bar)} with {decision.equity:,.2f} USD")
+    if status.started is not None:
         cash = (
             f"cash {status.cash_usd:,.2f} USD"
-            if status.decision is not None or status.held
+            if decision is not None or status.held
             else "nothing decided yet"
         )
         lines.append(
@@ -285,5 +299,5 @@ def _format_counts(counts: Mapping[str, int]) -> str:
 
 
 def format_moment(ns: int, timezone: str = "UTC") -> str:
-    """A time as text, to the minute, in a time zone (an IANA name)."""
+    """Format a time to the minute, in a time zone (an IANA name)."""
     return f"{dt.datetime.fromtimestamp(ns // 1_000_000_000, ZoneInfo(timezone)):%Y-%m-%d %H:%M %Z}"

@@ -9,6 +9,8 @@ import torch
 
 from fintrader.backtesting import simulate
 from fintrader.deploy.bundle import BUNDLE, PARITY, POLICY, Bundle, freeze
+from fintrader.deploy.bundle_record import BundleOrigin
+from fintrader.deploy.entries import Mark
 from fintrader.errors import DeployError
 from fintrader.files import seal
 from fintrader.market.build import make_market
@@ -86,7 +88,7 @@ def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
         bundle, market = frozen(tmp_path / clock, account=True, clock=clock, decision_interval=20)
         journal = replayed(tmp_path / clock, bundle, market)
         equity = simulate(bundle.policy, market, bundle.env).equity
-        assert [entry.body["equity"] for entry in journal.entries("mark")][-1] == equity[-1]
+        assert [entry.body.equity for entry in journal.entries(Mark)][-1] == equity[-1]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_a_planted_signal_is_refused(home, tmp_path):
             data=data,
             env=bundle.env,
             market=market,
-            about={},
+            origin=BundleOrigin("x", "ensemble", "", {}, 1, None, (), {}),
         )
 
 
@@ -150,4 +152,4 @@ def test_the_model_for_other_programs_says_what_it_is(home, tmp_path):
     model = onnx.load(bundle.folder / "policy.onnx")
     told = {entry.key: entry.value for entry in model.metadata_props}
     assert json.loads(told["symbols"]) == list(market.symbols)
-    assert bundle.body["onnx"]["largest_difference"] < 1e-5
+    assert bundle.record.onnx.largest_difference < 1e-5

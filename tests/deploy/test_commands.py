@@ -17,10 +17,12 @@ import fintrader
 from fintrader.config import validate
 from fintrader.deploy import status
 from fintrader.deploy.alpaca import AlpacaBroker
-from fintrader.deploy.deployment import freeze_run, locate_home, tell_drift
+from fintrader.deploy.control import JOURNAL
+from fintrader.deploy.deployment import freeze_run, locate_home, report_drift
+from fintrader.deploy.entries import BarDecision, DeploymentStart
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.pipeline.config import RunConfig
 from tests.engines.alpaca_loopback import KEY, SECRET
@@ -137,7 +139,7 @@ def decisions(home):
     if not (home / JOURNAL).is_file():
         return 0
     with Journal(home / JOURNAL, reading=True) as journal:
-        return len(journal.entries("decision"))
+        return len(journal.entries(BarDecision))
 
 
 def nothing_leaked(folder, *said):
@@ -178,10 +180,10 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
     said = [process.communicate(timeout=60)[0] for process in (shadow, paper)]
     assert all("the same command goes on" in text for text in said)
     for home in homes:
-        report = tell_drift(home)
+        report = report_drift(home)
         assert report["decisions"] >= 2
         with Journal(home / JOURNAL, reading=True) as journal:
-            assert len(journal.entries("start")) == 1
+            assert len(journal.entries(DeploymentStart)) == 1
             known = set(journal.orders())
     assert {
         order["client_order_id"] for order in market.orders.values()
@@ -203,13 +205,9 @@ def twenty_days_on_paper(server):
     broker = AlpacaBroker(server.endpoint, monotonic=exchange, sleep=lambda seconds: None)
     with Journal(home / JOURNAL, durable=False) as journal:
         Runner(
-            home,
             bundle,
             settings,
-            clock=clock,
-            feed=feed,
-            broker=broker,
-            journal=journal,
+            Connections(clock, feed, broker, journal),
             window=None,
             until=until,
         ).run()
@@ -220,7 +218,7 @@ def twenty_days_on_paper(server):
 def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
     trained(market, "5m", 12)
     home = twenty_days_on_paper(market)
-    report = tell_drift(home)
+    report = report_drift(home)
     assert report["sessions"] >= 20
     assert report["decisions"] >= 20 * 24 - 2
     requests = len(market.seen)

@@ -5,11 +5,12 @@ import pytest
 
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.drift_page import render_drift, write_heading
+from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
 from fintrader.deploy.recorder import Recorder
-from fintrader.deploy.runner import JOURNAL
 from fintrader.files import dump_json
 from tests.engines.deployments import FREE, MINUTE, frozen, replayed, settings
 
@@ -65,17 +66,18 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path):
     closed = float(market.close[4, 0])
     decided = int(market.minutes[bar]) + 15 * MINUTE
     with Journal(tmp_path / JOURNAL) as journal:
-        journal.write(
-            "decision",
-            at=decided,
+        decision = BarDecision(
             bar=int(market.minutes[bar]),
+            cash=1e6,
             equity=1e6,
+            peak=1e6,
+            first=1e6,
+            shares={},
             orders={"S000": 100.0},
             prices={"S000": price},
-            clipped=[],
-            why="",
             rounded={"S000": 0.4},
         )
+        journal.write(decision, at=decided)
         report = OrderReport(
             order_id(bundle.id, decided, "S000"),
             "S000",
@@ -85,7 +87,7 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path):
             opened + 0.05,
             cost_usd=3.0,
         )
-        journal.write_order(report, at=decided)
+        journal.write(report, at=decided)
         found = drift.measure_shortfall(journal, market, bundle)
     fee = min(0.002 * 80 * (opened + 0.05), 3.0)
     assert found["usd"]["delay"] == pytest.approx(80 * (opened - price))

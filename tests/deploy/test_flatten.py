@@ -11,6 +11,7 @@ pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrad
 
 from fintrader.deploy import alerts, control, status
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.entries import Alert, FlattenEnd, Halt, Resumption
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Runner
 from fintrader.deploy.settings import AlertSettings
@@ -81,7 +82,7 @@ class Deployed:
 
     def is_flat(self):
         with self.journal() as journal:
-            is_ended = journal.last("flat") is not None and not journal.is_flattening()
+            is_ended = journal.last(FlattenEnd) is not None and not journal.is_flattening()
         stands = [
             row
             for row in self.server.orders.values()
@@ -138,7 +139,7 @@ def test_four_open_sales_and_a_flatten_end_flat(deployed):
     assert server.refusals == []
     assert deployed.is_flat()
     with deployed.journal() as journal:
-        assert [entry.body["why"] for entry in journal.entries("halt")] == ["asked to flatten"]
+        assert [entry.body.why for entry in journal.entries(Halt)] == ["asked to flatten"]
         assert [report.state for report in journal.orders().values()] == ["cancelled"] * 4 + [
             "filled"
         ] * 4
@@ -301,9 +302,9 @@ def test_what_is_not_its_own_stays_and_is_named(deployed):
     assert server.positions == {"MINE": 7.0}
     assert deployed.is_flat()
     with deployed.journal() as journal:
-        flat = journal.last("alert", "flat")
+        flat = journal.last(Alert, "flat")
     assert flat is not None
-    assert "7 MINE are not of its symbols and stay" in flat.body["text"]
+    assert "7 MINE are not of its symbols and stay" in flat.body.text
 
 
 def test_shares_bound_by_an_order_of_others_are_named_until_they_are_free(deployed):
@@ -352,7 +353,7 @@ def test_nothing_is_resumed_before_it_is_flat(deployed):
     control.ask(deployed.home, "resume")
     deployed.live(3)
     with deployed.journal() as journal:
-        assert journal.last("resume") is None
+        assert journal.last(Resumption) is None
         assert journal.is_flattening()
     server.pace.clear()
     deployed.live(5)

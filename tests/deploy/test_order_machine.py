@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import SECOND, Execution
-from fintrader.deploy.reconcile import expect_holdings, reconcile
+from fintrader.deploy.orders import SECOND, Execution, OrderRules
+from fintrader.deploy.reconcile import Tolerance, expect_holdings, reconcile
 from fintrader.errors import BrokerUnsureError
 from tests.engines.alpaca_loopback import TRANSIENT, LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, Boundaries, Crash, Witness, connect, problems
@@ -57,17 +57,15 @@ class Deployment(RuleBasedStateMachine):
         self.execution = None
         try:
             self.look(start=True)
-            settled = {"bundle": BUNDLE, "cushion": 0.0, "poll_s": 0.0, "at": self.now}
-            self.execution = Execution.resume(self.broker, self.journal, **settled)
+            rules = OrderRules(BUNDLE, cushion=0.0, poll_s=0.0)
+            self.execution = Execution.resume(self.broker, self.journal, rules, at=self.now)
         except BrokerUnsureError:
             return
 
     def look(self, *, start=False):
         assert self.journal is not None
         how = {"bundle": BUNDLE, "at": self.now, "start": start, "pause": lambda _: None}
-        assert (
-            reconcile(self.journal, self.broker, tolerance_usd=1e-6, tolerance_bps=0.0, **how) == ()
-        )
+        assert reconcile(self.journal, self.broker, tolerance=Tolerance(1e-6, 0.0), **how) == ()
 
     def live(self, work):
         """Do it; who crashes in it begins anew."""

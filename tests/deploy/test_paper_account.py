@@ -12,10 +12,12 @@ import pytest
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
 
 from fintrader.deploy import control, status
+from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.control import JOURNAL
+from fintrader.deploy.entries import BarDecision, DeploymentStart, Halt
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
-from fintrader.deploy.runner import JOURNAL
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError, RunError
 from fintrader.storage.lease import claim
@@ -39,8 +41,8 @@ def test_a_deployment_trades_a_paper_account(tmp_path):
     prices = dict(zip(market.symbols, market.close[0].tolist(), strict=True))
     with LoopbackAlpaca(cash=1e6, prices=prices) as server:
         journal = trade(tmp_path, bundle, market, server, 22)
-        assert [entry.body["why"] for entry in journal.entries("halt")] == []
-        decided = journal.entries("decision")
+        assert [entry.body.why for entry in journal.entries(Halt)] == []
+        decided = journal.entries(BarDecision)
         assert len(decided) == 5
         assert whole(server)
         assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
@@ -51,14 +53,14 @@ def test_a_deployment_trades_a_paper_account(tmp_path):
         known = journal.orders()
         assert {order["client_order_id"] for order in server.orders.values()} <= set(known)
         largest = max(
-            abs(shares) * prices[name] for e in decided for name, shares in e.body["orders"].items()
+            abs(shares) * prices[name] for e in decided for name, shares in e.body.orders.items()
         )
         assert largest <= 0.1 * 1e6 * 1.1  # the limits stand between
         journal.close()
 
         journal = trade(tmp_path, bundle, market, server, 42)  # another process goes on
-        assert len(journal.entries("decision")) == 9
-        assert len(journal.entries("start")) == 1
+        assert len(journal.entries(BarDecision)) == 9
+        assert len(journal.entries(DeploymentStart)) == 1
         assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
         journal.close()
 
@@ -66,8 +68,8 @@ def test_a_deployment_trades_a_paper_account(tmp_path):
         journal = trade(tmp_path, bundle, market, server, 50)
         assert whole(server) == {}
         assert status.read_status(tmp_path).held == {}
-        assert [entry.kind for entry in journal.entries() if entry.kind == "halt"] == ["halt"]
-        assert not any(e.body["orders"] for e in journal.entries("decision")[9:])
+        assert len(journal.entries(Halt)) == 1
+        assert not any(e.body.orders for e in journal.entries(BarDecision)[9:])
         journal.close()
 
 
@@ -81,7 +83,7 @@ def test_positions_that_nobody_can_explain_halt_it(tmp_path):
             trade(tmp_path, bundle, market, server, 22)
         journal = trade(tmp_path, bundle, market, server, 22, adopt=True)
         assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
-        assert journal.last("halt") is None
+        assert journal.last(Halt) is None
         journal.close()
 
 
@@ -174,13 +176,13 @@ def test_orders_of_another_deployment_of_the_bundle_halt_it(made):
             )
 
         journal = trade(home, bundle, market, server, 22, change=elsewhere)
-        halted = journal.last("halt")
+        halted = journal.last(Halt)
         assert halted is not None
         assert (
             f"order {name} of -3 S000 is none of this deployment, but of its bundle"
-            in halted.body["why"]
+            in halted.body.why
         )
-        assert journal.last("order", name) is None
+        assert journal.last(OrderReport, name) is None
         assert server.by_client_id()[name]["status"] == "filled"  # it was not cancelled
         journal.close()
 
@@ -283,4 +285,4 @@ def test_what_ends_it_is_told_before_it_ends(made, tmp_path, fault, error, why):
     alert = json.loads(told.read_text())
     assert (alert["kind"], alert["deployment"]) == ("ended", "test")
     assert why in alert["text"]
-    assert f"nothing looks after what is held: {held}" in alert["text"]
+    assert f"these positions stay without a loop: {held}" in alert["text"]

@@ -7,13 +7,15 @@ import shutil
 import numpy as np
 import pytest
 
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.cli import main
 from fintrader.deploy import control, real_money, status
 from fintrader.deploy.clock import ReplayClock
-from fintrader.deploy.deployment import REPORT
+from fintrader.deploy.control import JOURNAL, REPORT
+from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import LiveSettings, PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError
@@ -32,11 +34,15 @@ def bundle(tmp_path_factory):
     return made
 
 
+def started(broker):
+    return DeploymentStart(0, "0a1b2c3d", "alpaca", broker, LimitSettings(), 1e6)
+
+
 @pytest.fixture
 def home(tmp_path, bundle):
     """A deployment that has proved itself on paper."""
     with Journal(tmp_path / JOURNAL) as journal:
-        journal.write("start", at=1, broker="alpaca")
+        journal.write(started("alpaca"), at=1)
     report(tmp_path, bundle)
     return tmp_path
 
@@ -80,7 +86,7 @@ def test_what_has_not_proved_itself_is_refused(home, bundle, changes, match):
 
 def test_a_replay_proves_nothing(tmp_path, bundle):
     with Journal(tmp_path / JOURNAL) as journal:
-        journal.write("start", at=1, broker="simulated")
+        journal.write(started("simulated"), at=1)
     report(tmp_path, bundle)
     with pytest.raises(DeployError, match="has not traded a paper account"):
         real_money.require_proof(tmp_path, bundle)
@@ -93,11 +99,8 @@ def typed(*answers):
 
 def consent(home, bundle, ask, cap=5000.0):
     settings = LiveSettings(cap_usd=cap)
-    return dict(
-        real_money.require_consent(
-            home, bundle, NUMBER, settings, real_money.require_proof(home, bundle), ask
-        )
-    )
+    proof = real_money.require_proof(home, bundle)
+    return real_money.require_consent(home, bundle, NUMBER, settings, proof, ask)
 
 
 def never(question):
@@ -109,7 +112,7 @@ def test_consent_is_typed_once_and_names_what_it_is_for(home, bundle, capsys):
     said = capsys.readouterr().out
     assert "worst day -2.00%" in said
     assert "deepest loss" in said
-    assert (given["bundle"], given["account"], given["cap_usd"]) == (bundle.id, NUMBER, 5000.0)
+    assert (given.bundle, given.account, given.cap_usd) == (bundle.id, NUMBER, 5000.0)
     assert consent(home, bundle, never) == given
     with pytest.raises(DeployError, match="not the amount"):  # another amount is another consent
         consent(home, bundle, typed(NUMBER, "5000"), cap=6000.0)
@@ -194,17 +197,13 @@ def test_the_runner_refuses_real_money(tmp_path):
                 DeployError, match="closed until a market-life simulator has passed"
             ):
                 Runner(
-                    tmp_path,
                     made,
                     PaperSettings(),
-                    clock=clock,
-                    feed=feed,
-                    broker=broker,
-                    journal=journal,
+                    Connections(clock, feed, broker, journal),
                     window=window,
                     cap_usd=cap,
                 )
-        assert journal.entries() == []
+        assert journal.tail(1) == []
 
 
 def test_the_real_account_is_a_deployment_like_any_other(tmp_path, bundle):

@@ -9,8 +9,9 @@ from numpy.random import default_rng
 from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
+from fintrader.deploy.control import JOURNAL
+from fintrader.deploy.entries import BarDecision, Mark
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL
 from tests.engines.deployments import equities, frozen, replayed, settings
 
 
@@ -19,8 +20,8 @@ def same(journal, market, equity):
     minutes = market.minutes.numpy()
     for bar, known in equities(journal).items():
         assert known == equity[np.searchsorted(minutes, bar)], f"bar {bar}"
-    for entry in journal.entries("mark"):
-        assert entry.body["equity"] == equity[np.searchsorted(minutes, entry.body["bar"])]
+    for entry in journal.entries(Mark):
+        assert entry.body.equity == equity[np.searchsorted(minutes, entry.body.bar)]
     return len(equities(journal))
 
 
@@ -103,12 +104,12 @@ class _Mortal(Journal):
         self.left = at
         self.after = after
 
-    def write(self, kind, key="", /, *, at, **body):
-        self.left -= 1
-        if self.left == 0 and not self.after:
+    def write(self, *records, at):
+        self.left -= len(records)
+        if self.left <= 0 and not self.after:
             raise _Killed
-        super().write(kind, key, at=at, **body)
-        if self.left == 0:
+        super().write(*records, at=at)
+        if self.left <= 0:
             raise _Killed
 
 
@@ -130,6 +131,6 @@ def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path):
     journal = replayed(tmp_path, bundle, market)
     assert lives > 2
     assert same(journal, market, expected) == -(-(market.num_bars - 1) // 9)
-    assert len({entry.body["bar"] for entry in journal.entries("decision")}) == len(
-        journal.entries("decision")
+    assert len({entry.body.bar for entry in journal.entries(BarDecision)}) == len(
+        journal.entries(BarDecision)
     )

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from fintrader.deploy import control, status
+from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
 from fintrader.errors import ConfigError, DeployError
@@ -30,7 +31,7 @@ def home(tmp_path_factory):
 def bought(folder):
     """Shares by symbol: all that its orders ever filled."""
     total = Counter()
-    with Journal(folder / status.JOURNAL, reading=True) as journal:
+    with Journal(folder / JOURNAL, reading=True) as journal:
         for order in journal.orders().values():
             total[order.symbol] += order.filled
     return {name: shares for name, shares in total.items() if abs(shares) > 1e-9}
@@ -38,7 +39,7 @@ def bought(folder):
 
 def test_it_says_what_it_did(home):
     found = status.read_status(home)
-    assert (found.state, found.name, found.bundle["run"]) == ("finished", "mine", "none")
+    assert (found.state, found.name, found.bundle.run) == ("finished", "mine", "none")
     assert found.decision is not None
     assert found.equity == found.curve[-1][1]
     assert sum(found.counts.values()) > 20
@@ -48,10 +49,10 @@ def test_it_says_what_it_did(home):
     used, limit = headroom["All positions"]
     assert 0 < used <= limit == 1.0
     assert status.as_json(found)["orders"] == dict(found.counts)
-    held = found.decision.body
-    worth = sum(n * held["prices"][name] for name, n in held["shares"].items())
-    assert worth + held["cash"] == pytest.approx(held["equity"])
-    assert any(held["orders"].values())
+    held = found.decision
+    worth = sum(n * held.prices[name] for name, n in held.shares.items())
+    assert worth + held.cash == pytest.approx(held.equity)
+    assert any(held.orders.values())
     assert found.held == pytest.approx(bought(home))
     assert "finished" in status.describe(found)
     assert status.list_names(home.parent) == ["mine"]
@@ -88,8 +89,8 @@ def test_a_loop_that_stands_still_is_not_running(home, tmp_path):
     run_live(tmp_path / "x", bundle, market, bars=12).close()
     found = status.read_status(tmp_path / "x")  # its newest orders are under way
     assert found.decision is not None
-    assert found.held == pytest.approx(found.decision.body["shares"])
-    assert found.cash_usd == pytest.approx(found.decision.body["cash"])
+    assert found.held == pytest.approx(found.decision.shares)
+    assert found.cash_usd == pytest.approx(found.decision.cash)
     with hold(ObjectStore(tmp_path / "x")):
         beat = json.loads((tmp_path / "x" / "heartbeat.json").read_text())
         assert status.read_status(tmp_path / "x").state == "running"

@@ -3,9 +3,10 @@
 import pytest
 
 from fintrader.backtesting.limits import LimitSettings
+from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.deployment import _check_terms
+from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import DeployError
 
@@ -15,7 +16,7 @@ def test_other_terms_need_another_name(tmp_path):
     with Journal(tmp_path / JOURNAL) as journal:
         _check_terms(journal, PaperSettings(feed="alpaca"), tmp_path)  # nothing has begun
         journal.write(
-            "start", at=1, feed="replay", broker="simulated", limits=began.limits.model_dump()
+            DeploymentStart(0, "0a1b2c3d", "replay", "simulated", began.limits, 1e6), at=1
         )
         _check_terms(journal, began, tmp_path)
         for other, term in (

@@ -15,9 +15,10 @@ from torch import Tensor
 from fintrader.agents.policy import PolicyModule
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.market.tensors import MarketTensors
 from tests.engines.alpaca_loopback import LoopbackAlpaca
@@ -84,15 +85,10 @@ def make_runner(
         sleep=lambda seconds: None,
     )
     return Runner(
-        home,
         bundle,
         PaperSettings(**chosen),
-        clock=clock,
-        feed=OddFeed(inner),
-        broker=broker,
-        journal=journal,
+        Connections(clock, OddFeed(inner), broker, journal),
         window=None,
-        level=inner.level,
         until=int(market.minutes[bars]) + inner.bar_ns,
     )
 

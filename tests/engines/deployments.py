@@ -16,10 +16,13 @@ from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.bars import Bars
 from fintrader.deploy.bundle import Bundle, freeze
+from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import ReplayClock
+from fintrader.deploy.control import JOURNAL
+from fintrader.deploy.entries import Alert, BarDecision
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.envs import EnvSettings, ObservationLayout
@@ -90,14 +93,16 @@ def frozen(
         env=chosen,
         market=market,
         onnx=False,
-        about={
-            "run": "none",
-            "policy": "untrained",
-            "verdict": None,
-            "versions": {},
-            "daily_returns": list(daily_returns),
-            "companies": {},
-        },
+        origin=BundleOrigin(
+            run="none",
+            policy="untrained",
+            config_hash="",
+            versions={},
+            trials=1,
+            verdict=None,
+            daily_returns=tuple(daily_returns),
+            companies={},
+        ),
     )
     return bundle, market
 
@@ -174,19 +179,14 @@ def replayed(
 ) -> Journal:
     """Replay the window to its end, from wherever the journal is."""
     journal = journal or Journal(home / JOURNAL, durable=False)
-    last = journal.last("decision")
+    last = journal.last(BarDecision)
     clock = ReplayClock(last.time if last else int(market.minutes[0]))
     feed = ReplayFeed(bundle.data, bundle.symbols)
     runner = Runner(
-        home,
         bundle,
         PaperSettings(limits=limits),
-        clock=clock,
-        feed=feed,
-        broker=SimulatedBroker(market, bundle.env, clock.now),
-        journal=journal,
+        Connections(clock, feed, SimulatedBroker(market, bundle.env, clock.now), journal),
         window=(int(market.minutes[0]), int(market.minutes[-1])),
-        level=feed.level,
     )
     runner.run()
     return journal
@@ -206,21 +206,21 @@ def run_live(
     """The live loop over so many bars from the window's first, with a clock that passes by
     itself."""
     journal = journal or Journal(home / JOURNAL, durable=False)
-    last = journal.last("decision")
+    last = journal.last(BarDecision)
     clock = LiveClock(last.time if last else int(market.minutes[0]))
     inner = ReplayFeed(bundle.data, bundle.symbols)
     feed = OddFeed(inner)
     change(feed, clock)
     runner = Runner(
-        home,
         bundle,
         PaperSettings(limits=limits),
-        clock=clock,
-        feed=feed,
-        broker=SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True),
-        journal=journal,
+        Connections(
+            clock,
+            feed,
+            SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True),
+            journal,
+        ),
         window=None,
-        level=inner.level,
         daily=daily,
         until=int(market.minutes[bars]) + inner.bar_ns,
     )
@@ -230,11 +230,9 @@ def run_live(
 
 def equities(journal: Journal) -> dict[int, float]:
     """Start of the bar -> equity that was decided with."""
-    return {
-        int(entry.body["bar"]): float(entry.body["equity"]) for entry in journal.entries("decision")
-    }
+    return {int(entry.body.bar): float(entry.body.equity) for entry in journal.entries(BarDecision)}
 
 
 def alerts(journal: Journal) -> Sequence[str]:
     """Kinds of news, in order."""
-    return [entry.key for entry in journal.entries("alert")]
+    return [entry.key for entry in journal.entries(Alert)]

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.deploy.alpaca import AlpacaBroker
-from fintrader.deploy.broker import Broker
+from fintrader.deploy.broker import Broker, OrderReport
+from fintrader.deploy.entries import Mark
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import SECOND, Execution
+from fintrader.deploy.orders import SECOND, Execution, OrderRules
 from fintrader.deploy.reconcile import expect_holdings, reconcile
 from fintrader.errors import BrokerError, BrokerUnsureError
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
@@ -85,12 +86,11 @@ def trade(journal: Journal, broker: Broker, *, turns: int = 20_000, times: int =
     try:
         if (code := agree(True)) is not None:
             return code
-        execution = Execution.resume(
-            broker, journal, at=now, bundle=BUNDLE, sales_wait_s=36.0 * times, poll_s=0.0
-        )
+        rules = OrderRules(BUNDLE, sales_wait_s=36.0 * times, poll_s=0.0)
+        execution = Execution.resume(broker, journal, rules, at=now)
         for number, orders in enumerate(DECISIONS):
             decision = OPENED + number * 3600 * SECOND
-            if journal.last("done", str(number)):
+            if number in {entry.body.bar for entry in journal.entries(Mark)}:  # it is done
                 continue
             now = max(now, decision)
             terms = {"not_before": decision, "until": max(decision, now) + UNTIL * times}
@@ -101,7 +101,7 @@ def trade(journal: Journal, broker: Broker, *, turns: int = 20_000, times: int =
                     return LOST
             if (code := agree(False)) is not None:
                 return code
-            journal.write("done", str(number), at=now)
+            journal.write(Mark(number, CASH), at=now)
     except BrokerError:
         return REFUSED
     return ENDED
@@ -203,11 +203,10 @@ class Witness:
     def __call__(self, body: Mapping[str, Any]) -> None:
         with Journal(self._path, reading=True) as journal:
             written = [
-                entry.body for entry in journal.entries("order", key=body["client_order_id"])
+                entry.body for entry in journal.entries(OrderReport, key=body["client_order_id"])
             ]
         if not any(
-            line["state"] == "sent" and abs(line["shares"]) == float(body["qty"])
-            for line in written
+            line.state == "sent" and abs(line.shares) == float(body["qty"]) for line in written
         ):
             self.unwritten.append(body["client_order_id"])
 

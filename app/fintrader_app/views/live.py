@@ -12,6 +12,7 @@ import streamlit as st
 
 from fintrader.deploy import status as deployments
 from fintrader.deploy.status import Status, format_moment
+from fintrader.records import to_json
 from fintrader.results.figures.shortfall import (
     account_figure,
     difference_figure,
@@ -85,7 +86,7 @@ def draw(status: Status, timezone: str) -> None:
                 "When": format_moment(entry.time, timezone),
                 "What": entry.kind,
                 "Which": entry.key,
-                "Said": str(dict(entry.body)),
+                "Said": str(to_json(entry.body)),
             }
             for entry in status.journal
         ]
@@ -96,9 +97,7 @@ def show_head(status: Status, timezone: str) -> None:
     started = status.started
     decision = status.decision
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
-    st.markdown(
-        f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**"
-    )
+    st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.run)}**")
     if status.why:
         way_on = f"{format_code(f'fintrader resume {status.name}')} goes on."
         st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
@@ -108,16 +107,16 @@ def show_head(status: Status, timezone: str) -> None:
         )
     for request in status.requests:
         st.warning(f"Asked to {request}; not done yet.", icon=":material/hourglass_empty:")
-    if verdict := status.bundle.get("verdict"):
-        st.caption(f"Its backtest: {plain(verdict, 600)}")
-    cells = {"Bars": started.get("feed", "–"), "Broker": started.get("broker", "–")}
+    if status.bundle.verdict:
+        st.caption(f"Its backtest: {plain(status.bundle.verdict, 600)}")
+    cells = {"Bars": started.feed if started else "–", "Broker": started.broker if started else "–"}
     if decision is not None:
         first = status.curve[0][1]
         cells |= {
             "Account": usd(status.equity),
             "Cash": usd(status.cash_usd),
             "Since the start": percent((status.equity or first) / first - 1),
-            "Newest decision": format_moment(int(decision.body["bar"]), timezone),
+            "Newest decision": format_moment(decision.bar, timezone),
         }
     if status.next_decision and status.state == "running":
         cells["Next decision"] = format_moment(status.next_decision, timezone)
@@ -158,20 +157,19 @@ def show_curves(status: Status, timezone: str) -> None:
 
 def show_holdings(status: Status) -> None:
     st.subheader("Targets and holdings", anchor=False)
-    if status.decision is None:
+    decision = status.decision
+    if decision is None:
         return
-    body = status.decision.body
-    equity = float(body["equity"])
-    marks = body["prices"]
-    names = sorted({*body["shares"], *body["weights"], *status.held})
+    marks = decision.prices
+    names = sorted({*decision.shares, *decision.weights, *status.held})
     rows = [
         {
             "Symbol": name,
             "Held": status.held.get(name, 0.0),
             "Price, USD": marks.get(name),
-            "Share": status.held.get(name, 0.0) * float(marks.get(name, 0.0)) / equity,
-            "Target": float(body["weights"].get(name, 0.0)),
-            "Ordered": float(body["orders"].get(name, 0.0)),
+            "Share": status.held.get(name, 0.0) * marks.get(name, 0.0) / decision.equity,
+            "Target": decision.weights.get(name, 0.0),
+            "Ordered": decision.orders.get(name, 0.0),
         }
         for name in names
     ]
@@ -195,10 +193,8 @@ def show_news(status: Status, timezone: str) -> None:
     if not status.news:
         st.caption("None.")
     for entry in status.news[:8]:
-        st.caption(
-            f"{format_moment(entry.time, timezone)}"
-            f" {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}"
-        )
+        text = getattr(entry.body, "text", None) or getattr(entry.body, "why", None) or entry.kind
+        st.caption(f"{format_moment(entry.time, timezone)} {plain(text)}")
 
 
 def show_orders(status: Status) -> None:

@@ -1,0 +1,243 @@
+"""The entries of a deployment's journal: one frozen type for each kind, and how it is stored.
+
+An entry is stored as its fields in JSON. One field of some kinds stands in the journal's column
+`key`, by which it is looked up (`KEYS`). Times are nanoseconds since 1970 UTC, `shares`, `orders`
+and the like map a symbol to a signed number of shares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fintrader.backtesting.limits import LimitSettings
+from fintrader.bars.corporate_actions import Action
+from fintrader.deploy.broker import OrderReport
+from fintrader.records import RecordError, from_json, to_json
+
+Shares = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class DeploymentStart:
+    """The terms on which a deployment began."""
+
+    first_bar: int
+    """Start of the first bar that is decided upon."""
+    bundle: str
+    feed: str
+    broker: str
+    limits: LimitSettings
+    initial_cash_usd: float
+
+
+@dataclass(frozen=True)
+class BarDecision:
+    """A decision at a bar's close, and the account that it was taken for (USD, shares)."""
+
+    bar: int
+    """Start of the bar."""
+    cash: float
+    equity: float
+    peak: float
+    """Highest equity so far."""
+    first: float
+    """Equity at the first decision."""
+    shares: Shares
+    orders: Shares
+    prices: Mapping[str, float]
+    """Symbol -> close, USD."""
+    why: str = ""
+    """Reason of a decision that orders nothing."""
+    clipped: tuple[str, ...] = ()
+    """Limits that cut the orders."""
+    traded: float = 0.0
+    """Turnover of the day, USD."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Target weights, those of 0 left out."""
+    rounded: Shares = field(default_factory=dict)
+    """Parts of shares that rounding left unordered."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The account's worth at a session's last close."""
+
+    bar: int
+    """Start of the bar."""
+    equity: float
+
+
+@dataclass(frozen=True)
+class OrderTerms:
+    """Terms on which the orders of a decision are carried out."""
+
+    stamp: str
+    """The decision's time in its orders' ids."""
+    decision: int
+    not_before: int
+    until: int
+    prices: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PurchaseFit:
+    """The factor by which a decision's purchases were scaled to the cash."""
+
+    stamp: str
+    factor: float
+    cash_usd: float
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """A request to cancel an order, about to leave."""
+
+    order: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An account on which broker and journal agree."""
+
+    account: str
+    """The account's number at the broker."""
+    cash_usd: float
+    shares: Shares
+    standing: tuple[str, ...]
+    """Ids of the orders that left and may still fill."""
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """A change of cash or shares without an order: a split, a deposit."""
+
+    reason: str
+    shares: Shares = field(default_factory=dict)
+    cash_usd: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference between broker and journal."""
+
+    kind: str
+    """order, position, cash or account."""
+    name: str
+    """The order's id, the symbol, the account's number."""
+    text: str
+    """The broker's state and the journal's."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Differences that outlived several looks."""
+
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """Differences that a person asked to take over at the start (`--adopt`)."""
+
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Nothing is ordered from here on."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """The end of a halt."""
+
+
+@dataclass(frozen=True)
+class Flattening:
+    """The beginning of a flatten."""
+
+
+@dataclass(frozen=True)
+class FlattenEnd:
+    """Nothing is held of the bundle's symbols."""
+
+    others: Shares
+    """Shares of other symbols, which stay."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """News for a person."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class LateBars:
+    """Bars that came too late, or again with other numbers, and changed nothing."""
+
+    bars: int
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeploymentEnd:
+    """The end of a replay, or of a deployment with a last day."""
+
+
+KINDS: Mapping[str, Any] = {
+    "start": DeploymentStart,
+    "decision": BarDecision,
+    "mark": Mark,
+    "order": OrderReport,
+    "execution": OrderTerms,
+    "purchases": PurchaseFit,
+    "cancel": Cancellation,
+    "checkpoint": Checkpoint,
+    "adjust": Adjustment,
+    "mismatch": Mismatch,
+    "adopted": Adoption,
+    "halt": Halt,
+    "resume": Resumption,
+    "flatten": Flattening,
+    "flat": FlattenEnd,
+    "alert": Alert,
+    "action": Action,
+    "late": LateBars,
+    "end": DeploymentEnd,
+}
+"""Name in the journal -> type."""
+NAMES: Mapping[type, str] = {record: name for name, record in KINDS.items()}
+KEYS = {
+    "order": "id",
+    "execution": "stamp",
+    "purchases": "stamp",
+    "cancel": "order",
+    "alert": "kind",
+    "action": "symbol",
+}
+"""Kind -> the field that stands in the column `key`."""
+
+
+def encode(record: object) -> tuple[str, str, str]:
+    """Return a record as the journal stores it: kind, key and JSON."""
+    kind = NAMES[type(record)]
+    fields = record.model_dump(mode="json") if isinstance(record, Action) else to_json(record)
+    key = str(fields.pop(KEYS[kind])) if kind in KEYS else ""
+    return kind, key, json.dumps(fields, sort_keys=True, allow_nan=False)
+
+
+def decode(kind: str, key: str, text: str) -> Any:
+    """Read a record back. Raises RecordError for one of another version."""
+    if kind not in KINDS:
+        raise RecordError("is a kind that this version does not know", kind)
+    fields = json.loads(text)
+    if kind in KEYS:
+        fields[KEYS[kind]] = key
+    return from_json(KINDS[kind], fields)

@@ -1,0 +1,82 @@
+"""Entries of the journal come back as they were written, or are refused with a remedy."""
+
+import datetime as dt
+import json
+import sqlite3
+
+import pytest
+
+from fintrader.backtesting.limits import LimitSettings
+from fintrader.bars.corporate_actions import Action
+from fintrader.deploy import entries
+from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.control import JOURNAL
+from fintrader.deploy.journal import Journal
+from fintrader.errors import DeployError
+
+EXAMPLES = [
+    entries.DeploymentStart(1, "0a1b2c3d", "replay", "simulated", LimitSettings(weight=0.5), 1e6),
+    entries.BarDecision(
+        bar=7,
+        cash=1.5,
+        equity=2.5,
+        peak=3.0,
+        first=2.0,
+        shares={"AAA": 1.0},
+        orders={"AAA": -1.0},
+        prices={"AAA": 10.0},
+        clipped=("weight",),
+    ),
+    entries.Mark(7, 2.5),
+    OrderReport("ft-1", "AAA", "partial", 10.0, 4.0, 9.5),
+    entries.OrderTerms("20160315T143000Z", 1, 2, 3, {"AAA": 10.0}),
+    entries.PurchaseFit("20160315T143000Z", 0.5, 100.0),
+    entries.Cancellation("ft-1"),
+    entries.Checkpoint("PA1", 100.0, {"AAA": 4.0}, ("ft-1",)),
+    entries.Adjustment("AAA split 4 for 1", {"AAA": 12.0}),
+    entries.Mismatch((entries.Finding("cash", "PA1", "cash is 1, 2 expected"),)),
+    entries.Adoption(("7 shares of AAA are held, 0 expected",)),
+    entries.Halt("asked to halt"),
+    entries.Resumption(),
+    entries.Flattening(),
+    entries.FlattenEnd({"MINE": 7.0}),
+    entries.Alert("halt", "halted: asked to halt"),
+    entries.LateBars(2, ("AAA", "BBB")),
+    Action(symbol="AAA", day=dt.date(2024, 1, 2), split=4.0),
+    entries.DeploymentEnd(),
+]
+
+
+def test_every_kind_comes_back_as_it_was_written(tmp_path):
+    assert {type(record) for record in EXAMPLES} == set(entries.KINDS.values())
+    with Journal(tmp_path / JOURNAL) as journal:
+        journal.write(*EXAMPLES, at=5)
+        found = list(reversed(journal.tail(100)))
+    assert [entry.body for entry in found] == EXAMPLES
+    assert {entry.time for entry in found} == {5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "problem"),
+    [
+        ("halt", {}, "why is missing"),
+        ("halt", {"why": "x", "who": "y"}, "who is a field that this version does not know"),
+        ("mark", {"bar": "soon", "equity": 1.0}, "bar is 'soon', not a whole number"),
+        ("start", {"first_bar": 1}, "bundle is missing"),
+        ("omen", {}, "omen is a kind that this version does not know"),
+    ],
+)
+def test_an_entry_of_another_version_is_refused_with_a_remedy(tmp_path, kind, body, problem):
+    path = tmp_path / JOURNAL
+    with Journal(path) as journal:
+        journal.write(entries.Mark(1, 1.0), at=1)
+    with sqlite3.connect(path) as base:
+        base.execute(
+            "INSERT INTO entries (time, kind, key, body) VALUES (1, ?, '', ?)",
+            (kind, json.dumps(body)),
+        )
+    with (
+        Journal(path, reading=True) as journal,
+        pytest.raises(DeployError, match=rf"entry 2 \({kind}\).*{problem}.*move the file away"),
+    ):
+        journal.tail(2)
