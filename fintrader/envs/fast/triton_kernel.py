@@ -1,11 +1,11 @@
-"""The fused CUDA kernel: one Triton program an account does the orders, the fills, the marks, the
-reset and the observation in one launch.
+"""The fused CUDA kernel: one Triton program for each account does the orders, the fills, the marks,
+the reset and the observation in one launch.
 
-It computes what `account.advance`, `episodes.begin` and `observe` compute, to the last bit, because sums of
-money are exact (see `envs.money`); it must be launched with `enable_fp_fusion=False`, because a
-product and a sum rounded once are not the two roundings of torch. Numbers come in float64 tensors:
-Triton hands Python floats over as float32. Needs triton, which torch brings along on Linux with
-CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
+Its results are those of `account.advance`, `episodes.begin` and `observe` to the last bit, because
+sums of money are exact (see `envs.money`). Launch it with `enable_fp_fusion=False`, because a fused
+product and sum are rounded once, and torch rounds twice. Numbers come in float64 tensors: Triton
+passes Python floats on as float32. Needs triton, which torch brings along on Linux with CUDA; with
+`TRITON_INTERPRET=1` it runs, slowly, on CPU.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _NUDGE = tl.constexpr(2.0**-20)
 
 @triton.jit
 def _shift_right(x, BITS: tl.constexpr):
-    """Logical right shift of int64."""
+    """Shift int64 to the right, filling with zeros."""
     return (x >> BITS) & ((1 << (64 - BITS)) - 1)
 
 
 @triton.jit
 def _mix(x):
-    """SplitMix64's output function, on int64."""
+    """Scramble int64 by SplitMix64's output function."""
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
     return x ^ _shift_right(x, 31)
@@ -84,19 +84,20 @@ def _mix(x):
 
 @triton.jit
 def _rint(x):
-    """To the nearest integer, halves to even, up to 2^51: half of what a sum of money can be."""
+    """Round to the nearest integer, halves to even, up to 2^51: half of the largest sum of
+    money."""
     return (x + _ROUNDER) - _ROUNDER
 
 
 @triton.jit
 def _trunc(x):
-    """Towards zero."""
+    """Round towards zero."""
     return tl.where(x < 0.0, -tl.floor(-x), tl.floor(x))
 
 
 @triton.jit
 def _worth(shares, mark):
-    """USD, in whole units of money."""
+    """Value shares in USD, in whole units of money."""
     return tl.sum(_rint(shares * mark.to(tl.float64)), 0) * _UNIT
 
 
@@ -131,50 +132,87 @@ def _split(shares, split, WHOLE: tl.constexpr):
 
 @triton.jit
 def _income(shares, after, split, dividend, mark):
-    """USD of dividends and of what a split left of a share; `dividend` and `mark` in units of
-    money."""
+    """USD of dividends, and of fractions of a share left by a split; `dividend` and `mark` in units
+    of money."""
     left = shares * split - after
     return (tl.sum(_rint(shares * dividend), 0) + tl.sum(_rint(left * (mark / split)), 0)) * _UNIT
 
 
+# The branches on constants are decided by the compiler: each kernel holds one kind of orders only.
 @triton.jit
-def _write_private(
-    out,
-    mask,
-    count,
-    n,
-    cash,
-    equity,
-    peak,
-    first,
-    least,
-    left,
-    shares,
-    mark,
-):
-    """Account features and holdings weights at `out`, where `mask` says so; `mark` is in units of
+def _size_orders(action, held, mark, equity, rules, TARGET: tl.constexpr, WHOLE: tl.constexpr):
+    """Holdings that an action asks for (`envs.account.desired_shares`); `mark` in units of
     money."""
-    safe = tl.maximum(equity, least * first)
+    if TARGET:
+        wish = tl.maximum(_rint(action.to(tl.float64) * _GRID), 0.0)
+        unit = equity / tl.maximum(tl.sum(wish, 0) * _INVERSE_GRID, 1.0) * _PER_WEIGHT
+        target = tl.where(mark > 0.0, wish * unit / tl.where(mark > 0.0, mark, 1.0), 0.0)
+        gap = target - held
+        near = (tl.abs(gap) * mark <= tl.load(rules + _BAND) * equity * _PER_USD) & (target != 0.0)
+        step = tl.load(rules + _PACE) * gap
+        if WHOLE:
+            step = _trunc(step)
+            step = tl.where(step == 0.0, tl.minimum(tl.maximum(_trunc(gap), -1.0), 1.0), step)
+        want = tl.where(near, held, held + step)
+    else:
+        size = (action * tl.load(rules + _MAX_SHARES).to(tl.float32)).to(tl.float64)
+        if WHOLE:
+            size = _trunc(size)
+        is_order = tl.abs(action) > tl.load(rules + _DEAD_BAND).to(tl.float32)
+        want = held + tl.where(is_order, size, 0.0)
+    return tl.maximum(want, 0.0)
+
+
+@triton.jit
+def _write_worth(out, before, equity, first, least, WORTH: tl.constexpr):
+    """Write the part of the reward that the kernel prepares: growth or profit."""
+    if WORTH == _LOG_RETURN:
+        low = least * first
+        tl.store(out, tl.maximum(equity, low) / tl.maximum(before, low))
+    if WORTH == _PROFIT:
+        tl.store(out, (equity - before) / first)
+
+
+@triton.jit
+def _draw_start(key, episode, span, RANDOM_START: tl.constexpr):
+    """Draw an episode's first bar below `span` (`envs.episodes.draw`); 0 without random starts."""
+    start = tl.zeros_like(episode)
+    if RANDOM_START:
+        drawn = _shift_right(_mix(tl.load(key) + episode * _GOLDEN), 1)
+        start = drawn % tl.maximum(span, 1)
+    return start
+
+
+@triton.jit
+def _write_account(out, mask, cash, equity, peak, first, safe, left):
+    """Write the account features at `out` (`envs.observation.private_part`) if `mask`."""
     kind = out.dtype.element_ty
     tl.store(out, (cash / safe).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 1, (safe / first - 1.0).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 2, (equity / peak - 1.0).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 3, left.to(tl.float32).to(kind), mask=mask)
+
+
+@triton.jit
+def _write_weights(out, mask, n, count, shares, mark, safe):
+    """Write the weights held behind the account features at `out` if `mask`; `mark` is in units of
+    money."""
     weights = shares * mark.to(tl.float64) * (1.0 / safe * _UNIT)
-    tl.store(
-        out + _ACCOUNT_WIDTH + n, weights.to(tl.float32).to(kind), mask=n < tl.where(mask, count, 0)
-    )
+    weights = weights.to(tl.float32).to(out.dtype.element_ty)
+    tl.store(out + _ACCOUNT_WIDTH + n, weights, mask=n < tl.where(mask, count, 0))
 
 
 @triton.jit
 def _copy_row(out, row, mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A market row."""
+    """Copy a market row if `mask`."""
     for start in range(0, WIDTH, BLOCK):
         place = start + tl.arange(0, BLOCK)
         chosen = place < tl.where(mask, WIDTH, 0)
         tl.store(out + place, tl.load(row + place, mask=chosen, other=0.0), mask=chosen)
 
 
+# All stages in one launch: numbers of an account stay in registers from its orders to its
+# observation, where separate launches would pass them through memory.
 @triton.jit
 def step_kernel(
     quotes,
@@ -251,24 +289,7 @@ def step_kernel(
     a_32 = tl.where(a_32 == a_32, a_32, 0.0)
     a_32 = tl.minimum(tl.maximum(a_32, -1.0), 1.0)
     mark = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0).to(tl.float64)
-    value = tl.maximum(before, 0.0)
-    if TARGET:
-        wish = tl.maximum(_rint(a_32.to(tl.float64) * _GRID), 0.0)
-        unit = value / tl.maximum(tl.sum(wish, 0) * _INVERSE_GRID, 1.0) * _PER_WEIGHT
-        target = tl.where(mark > 0.0, wish * unit / tl.where(mark > 0.0, mark, 1.0), 0.0)
-        gap = target - held
-        near = (tl.abs(gap) * mark <= tl.load(rules + _BAND) * value * _PER_USD) & (target != 0.0)
-        step = tl.load(rules + _PACE) * gap
-        if WHOLE:
-            step = _trunc(step)
-            step = tl.where(step == 0.0, tl.minimum(tl.maximum(_trunc(gap), -1.0), 1.0), step)
-        want = tl.where(near, held, held + step)
-    else:
-        size = (a_32 * tl.load(rules + _MAX_SHARES).to(tl.float32)).to(tl.float64)
-        if WHOLE:
-            size = _trunc(size)
-        want = held + tl.where(tl.abs(a_32) > tl.load(rules + _DEAD_BAND).to(tl.float32), size, 0.0)
-    want = tl.maximum(want, 0.0)
+    want = _size_orders(a_32, held, mark, tl.maximum(before, 0.0), rules, TARGET, WHOLE)
     if TURBULENT:
         want = tl.where(tl.load(risk_off + old_bar) != 0, 0.0, want)
 
@@ -377,11 +398,7 @@ def step_kernel(
     tl.store(floats_1 + _STEP_PEAK * B + b, peak)
     tl.store(floats_1 + _COST * B + b, cost)
     tl.store(floats_1 + _TURNOVER * B + b, turnover)
-    if WORTH == _LOG_RETURN:
-        low = least * first
-        tl.store(floats_1 + _WORTH * B + b, tl.maximum(equity, low) / tl.maximum(before, low))
-    if WORTH == _PROFIT:
-        tl.store(floats_1 + _WORTH * B + b, (equity - before) / first)
+    _write_worth(floats_1 + _WORTH * B + b, before, equity, first, least, WORTH)
     tl.store(flags_1 + _TERMINATED * B + b, terminated.to(tl.int8))
     tl.store(flags_1 + _TRUNCATED * B + b, truncated.to(tl.int8))
     tl.store(flags_1 + _DONE * B + b, done.to(tl.int8))
@@ -398,31 +415,18 @@ def step_kernel(
         if EVERY_FINAL:
             final_here = bar >= 0
         left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
-        _write_private(
-            final_obs + b * width,
-            final_here,
-            N,
-            n,
-            cash,
-            equity,
-            peak,
-            first,
-            least,
-            left,
-            shares,
-            mark_32,
-        )
+        safe = tl.maximum(equity, least * first)
+        final = final_obs + b * width
+        _write_account(final, final_here, cash, equity, peak, first, safe, left)
+        _write_weights(final, final_here, n, N, shares, mark_32, safe)
         if FLAT:
-            out = final_obs + b * width + _ACCOUNT_WIDTH + N
+            out = final + _ACCOUNT_WIDTH + N
             if final_here:
                 _copy_row(out, rows + bar * row_stride, final_here, WIDTH, BLOCK_W)
         last = T - 1
         span = tl.load(give_bars + b)
         length = tl.where(span > 0, tl.minimum(span, last), 1)
-        fresh = tl.zeros_like(bar)
-        if RANDOM_START:
-            drawn = _shift_right(_mix(tl.load(key + b) + episode * _GOLDEN), 1)
-            fresh = drawn % tl.maximum(last - length + 1, 1)
+        fresh = _draw_start(key + b, episode, last - length + 1, RANDOM_START)
         fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
         given = tl.load(give_shares + b * N + n, mask=n < tl.where(done, N, 0), other=0.0)
         fresh_32 = tl.load(
@@ -459,14 +463,10 @@ def step_kernel(
     tl.store(shares_1 + b * N + n, shares, mask=inside)
     left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
     everywhere = bar >= 0
-    _write_private(
-        obs + b * width, everywhere, N, n, cash, equity, peak, first, least, left, shares, mark_32
-    )
+    safe = tl.maximum(equity, least * first)
+    seen = obs + b * width
+    _write_account(seen, everywhere, cash, equity, peak, first, safe, left)
+    _write_weights(seen, everywhere, n, N, shares, mark_32, safe)
     if FLAT:
-        _copy_row(
-            obs + b * width + _ACCOUNT_WIDTH + N,
-            rows + bar * row_stride,
-            everywhere,
-            WIDTH,
-            BLOCK_W,
-        )
+        out = seen + _ACCOUNT_WIDTH + N
+        _copy_row(out, rows + bar * row_stride, everywhere, WIDTH, BLOCK_W)
