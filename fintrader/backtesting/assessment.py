@@ -91,9 +91,9 @@ def assess(
     windows = [market] if isinstance(market, MarketTensors) else market
     selection = diagnose(trials, search, seed, year)
     window = result.cut_from[0] if result.cut_from else WHOLE
-    evidence = _evidence(results, name, windows, look, seed)
-    taken = [*caveats, *([] if settings is None else _optimistic(settings))]
-    taken += _implausible(evidence.alpha, windows)
+    evidence = _test_window(results, name, windows, look, seed)
+    taken = [*caveats, *([] if settings is None else _list_optimism(settings))]
+    taken += _flag_implausible(evidence.alpha, windows)
     if window == WHOLE:
         taken.append(NEVER_SPLIT)
     judged = Verdict(
@@ -109,21 +109,21 @@ def assess(
         sessions_a_year=year,
         caveats=tuple(taken),
         evidence=evidence,
-        sharpe=_sharpe(daily, year),
+        sharpe=_measure_sharpe(daily, year),
         # With the seed of the metrics' intervals, so that all tables show equal ones.
         intervals=intervals(daily, seed=0, sessions_a_year=year),
-        excess=_excess(results, name, seed),
-        random_portfolios=_random(result, windows, settings, seed),
+        excess=_bootstrap_excess(results, name, seed),
+        random_portfolios=_draw_portfolios(result, windows, settings, seed),
         selection=replace(selection, sentence=describe_search(selection)),
     )
-    judged = replace(judged, state=_state(judged))
-    return replace(judged, sentences=tuple(sentences(judged)))
+    judged = replace(judged, state=_conclude(judged))
+    return replace(judged, sentences=tuple(write_sentences(judged)))
 
 
 # --- tests ----------------------------------------------------------------------------------------
 
 
-def _sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
+def _measure_sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
     """Measure the window's own Sharpe ratio, annualised; `intervals` has its interval."""
     sample = sig.SharpeSample.of(daily)
     if sample is None:
@@ -137,7 +137,7 @@ def _sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
     )
 
 
-def _evidence(
+def _test_window(
     results: Mapping[str, BacktestResult],
     name: str,
     windows: Sequence[MarketTensors] | None,
@@ -159,7 +159,7 @@ def _evidence(
     shifted = None
     if tested is not None and windows is not None:
         rival = results.get(result.portfolio_name)
-        pairs = _active_weights(result, rival, tested.beta, windows)
+        pairs = _pair_active_weights(result, rival, tested.beta, windows)
         shifted = None if pairs is None else ev.shift_test(pairs, seed=seed)
     return Evidence(
         against=INDEX if result.portfolio is None else result.portfolio_name,
@@ -172,7 +172,7 @@ def _evidence(
     )
 
 
-def _active_weights(
+def _pair_active_weights(
     result: BacktestResult,
     rival: BacktestResult | None,
     beta: float,
@@ -200,12 +200,15 @@ def _active_weights(
             active = weight(result, asset)
             if rival is not None and rival.has_positions:
                 active = active - beta * weight(rival, asset)
-            yield active, np.concatenate([_next_returns(close[:, asset]) for close in closes])
+            yield (
+                active,
+                np.concatenate([_measure_next_returns(close[:, asset]) for close in closes]),
+            )
 
     return pairs()
 
 
-def _next_returns(close: Array) -> Array:
+def _measure_next_returns(close: Array) -> Array:
     """Compute the return from each adjusted close to the next, `[T]`; 0 without a price."""
     known = np.isfinite(close) & (close > 0)
     both = known[1:] & known[:-1]
@@ -213,7 +216,9 @@ def _next_returns(close: Array) -> Array:
     return np.append(np.where(both, moved - 1, 0.0), 0.0)
 
 
-def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Excess]:
+def _bootstrap_excess(
+    results: Mapping[str, BacktestResult], name: str, seed: int
+) -> dict[str, Excess]:
     """Bootstrap the main strategy's excess over every baseline, in paired blocks."""
     daily = results[name].daily_returns
     rivals = {
@@ -229,7 +234,7 @@ def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict
     return {other: excess for other, excess in found.items() if excess is not None}
 
 
-def _random(
+def _draw_portfolios(
     result: BacktestResult,
     windows: Sequence[MarketTensors] | None,
     settings: EnvSettings | None,
@@ -245,7 +250,7 @@ def _random(
     return drawn.compare(result.metrics.cumulative_return, result.metrics.sharpe)
 
 
-def _optimistic(settings: EnvSettings) -> list[str]:
+def _list_optimism(settings: EnvSettings) -> list[str]:
     """List the optimistic assumptions of the settings, in words that complete "with ..."."""
     assumptions = []
     if settings.fill == "close":
@@ -257,7 +262,9 @@ def _optimistic(settings: EnvSettings) -> list[str]:
     return assumptions
 
 
-def _implausible(alpha: AlphaTest | None, windows: Sequence[MarketTensors] | None) -> list[str]:
+def _flag_implausible(
+    alpha: AlphaTest | None, windows: Sequence[MarketTensors] | None
+) -> list[str]:
     """Name a ratio that no real market pays; a synthetic market with a planted signal may."""
     made_up = windows is not None and any(
         window.provenance.planted_drift or window.provenance.planted_signal for window in windows
@@ -273,11 +280,11 @@ def _implausible(alpha: AlphaTest | None, windows: Sequence[MarketTensors] | Non
 # --- sentences ------------------------------------------------------------------------------------
 
 
-def _state(judged: Verdict) -> State:
+def _conclude(judged: Verdict) -> State:
     """Conclude from the tests; only the held-out window can show likely skill."""
     evidence = judged.evidence
     alpha = evidence.alpha
-    if _why_no_verdict(judged) is not None:
+    if _explain_no_verdict(judged) is not None:
         return "no_verdict"
     if judged.is_ruined:
         return "not_told_from_luck"
@@ -290,9 +297,9 @@ def _state(judged: Verdict) -> State:
     return "not_told_from_luck"
 
 
-def sentences(judged: Verdict) -> list[str]:
+def write_sentences(judged: Verdict) -> list[str]:
     """Write the verdict: the finding, the power of this window, and the evidence still needed."""
-    why_not = _why_no_verdict(judged)
+    why_not = _explain_no_verdict(judged)
     if why_not is not None:
         return [why_not]
     if judged.is_ruined:
@@ -309,10 +316,14 @@ def sentences(judged: Verdict) -> list[str]:
         return [f"Nothing to judge: beyond its beta to {rival} its returns never varied."]
     if alpha is None:
         return [f"Holds its benchmark: it does nothing that {rival} does not do."]
-    return [_finding(judged, alpha, rival), _power(alpha), *_would_change(judged, alpha)]
+    return [
+        _describe_finding(judged, alpha, rival),
+        _describe_power(alpha),
+        *_suggest_evidence(judged, alpha),
+    ]
 
 
-def _why_no_verdict(judged: Verdict) -> str | None:
+def _explain_no_verdict(judged: Verdict) -> str | None:
     """Explain why a window shows nothing about skill; None for any other window."""
     nothing = "nothing about skill can be concluded from"
     if judged.window in NO_VERDICT:
@@ -327,7 +338,7 @@ def _why_no_verdict(judged: Verdict) -> str | None:
     return None
 
 
-def _finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
+def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
     evidence = judged.evidence
     is_ahead = evidence.active_return > 0
     scale, over = span(alpha.sessions, judged.sessions_a_year)
@@ -344,7 +355,7 @@ def _finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
         else "of an unknown number of trials"
     )
     look = evidence.look
-    nth = "looks not counted" if look is None else f"{_ordinal(look)} look at this window"
+    nth = "looks not counted" if look is None else f"{_spell_ordinal(look)} look at this window"
     tested = f"{p_equals(alpha.p_value)} at a level of {evidence.level:.3g}, {nth}, {chosen}"
     if alpha.p_value > evidence.level:
         return f"Not distinguishable from luck: {where}, {hedged} ({tested})."
@@ -356,7 +367,7 @@ def _finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
     return f"Unlikely to be luck: {where}, {hedged} ({tested})."
 
 
-def _power(alpha: AlphaTest) -> str:
+def _describe_power(alpha: AlphaTest) -> str:
     return (
         f"With {count(alpha.sessions)} sessions the test has {percent(ev.POWER, 0)} power only above"
         f" an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
@@ -364,7 +375,7 @@ def _power(alpha: AlphaTest) -> str:
     )
 
 
-def _would_change(judged: Verdict, alpha: AlphaTest) -> list[str]:
+def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
     """Say how much more data would decide, and name the reservations."""
     evidence = judged.evidence
     lines = []
@@ -420,7 +431,7 @@ def describe_search(selection: Selection) -> str:
     return ". ".join(sentences) + "."
 
 
-def _ordinal(number: int) -> str:
+def _spell_ordinal(number: int) -> str:
     words = ("", "first", "second", "third")
     if number < len(words):
         return words[number]

@@ -60,14 +60,16 @@ def attribute(
     rival = portfolio if portfolio is not None and portfolio.has_positions else None
     # Equity at the close before each bar; the first bar earns nothing.
     capital = np.append(0.0, result.equity[:-1])
-    own_mean, own_total = _means(result, returns, capital)
+    own_mean, own_total = _average_weights(result, returns, capital)
     their_mean, their_total = (
-        (0.0 * own_mean, 0.0 * own_total) if rival is None else _means(rival, returns, capital)
+        (0.0 * own_mean, 0.0 * own_total)
+        if rival is None
+        else _average_weights(rival, returns, capital)
     )
     selection = (own_mean - their_mean) * (capital @ returns)
     timing = own_total - their_total - selection
     pnl = float(result.equity[-1] - result.equity[0])
-    theirs, their_costs = (0.0, 0.0) if rival is None else _on(rival, capital)
+    theirs, their_costs = (0.0, 0.0) if rival is None else _scale_to_capital(rival, capital)
     costs = their_costs - float(result.costs_usd.sum())
     active = pnl - theirs
     order = np.argsort(-np.abs(selection + timing), kind="stable")
@@ -94,7 +96,7 @@ def attribute(
     )
 
 
-def _means(result: BacktestResult, returns: Array, capital: Array) -> tuple[Array, Array]:
+def _average_weights(result: BacktestResult, returns: Array, capital: Array) -> tuple[Array, Array]:
     """Compute the mean weight before each bar and Σ V w r, `[N]` each."""
     bars = len(returns)
     mean = np.zeros(returns.shape[1])
@@ -107,7 +109,7 @@ def _means(result: BacktestResult, returns: Array, capital: Array) -> tuple[Arra
     return mean / (bars - 1), total
 
 
-def _on(result: BacktestResult, capital: Array) -> tuple[float, float]:
+def _scale_to_capital(result: BacktestResult, capital: Array) -> tuple[float, float]:
     """Scale the returns and the costs of a result to this capital, USD."""
     before = result.equity[:-1]
     alive = before > 0

@@ -229,7 +229,7 @@ def inverse_volatility(
         return raw
 
     note = f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCED}"
-    return _from_past(weigh, market, settings, "inverse_volatility", note, REBALANCED, progress)
+    return _simulate_rule(weigh, market, settings, "inverse_volatility", note, REBALANCED, progress)
 
 
 def minimum_variance(
@@ -248,7 +248,7 @@ def minimum_variance(
         return long_only_minimum_variance(0.5 * covariance + 0.5 * target)
 
     note = f"minimum variance of {LOOKBACK} sessions, long only, rebalanced every {REBALANCED}"
-    return _from_past(weigh, market, settings, "minimum_variance", note, REBALANCED, progress)
+    return _simulate_rule(weigh, market, settings, "minimum_variance", note, REBALANCED, progress)
 
 
 def long_only_minimum_variance(covariance: Array) -> Array:
@@ -277,7 +277,7 @@ def momentum(
         return np.where(above, 1.0, 0.0)
 
     note = f"equal weights where the {FAST}-session average is above the {LOOKBACK}-session one"
-    return _from_past(weigh, market, settings, "momentum", note, 1, progress, spread=True)
+    return _simulate_rule(weigh, market, settings, "momentum", note, 1, progress, spread=True)
 
 
 def vol_targeted(
@@ -303,7 +303,7 @@ def vol_targeted(
         f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED};"
         f" {source}"
     )
-    return _from_past(
+    return _simulate_rule(
         weigh, market, settings, "vol_targeted", note, REBALANCED, progress, spread=True
     )
 
@@ -323,7 +323,7 @@ def usual_volatility(market: MarketTensors) -> float | None:
     return m.finite_or_none(float(np.median(rolling)) * math.sqrt(market.sessions_a_year))
 
 
-def _from_past(
+def _simulate_rule(
     weigh: Callable[[Array], Array],
     market: MarketTensors,
     settings: EnvSettings,
@@ -362,19 +362,19 @@ def _from_past(
 
 def cash(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
     """Hold the starting capital in cash; no strategy receives interest."""
-    return _level(market, settings, np.ones(market.num_bars), "cash", "no interest")
+    return _follow_level(market, settings, np.ones(market.num_bars), "cash", "no interest")
 
 
 def benchmark(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
     """Follow the level of the index, scaled to the starting capital, without costs or
     positions."""
     level = market.benchmark.cpu().to(torch.float64).numpy()
-    return _level(
+    return _follow_level(
         market, settings, level, "benchmark", f"level of {market.benchmark_name}, no costs"
     )
 
 
-def _level(
+def _follow_level(
     market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str
 ) -> BacktestResult:
     """Make a result that follows a level `[T]` and holds nothing."""

@@ -49,7 +49,7 @@ def measure_execution(
         filled, asset
     ].astype(np.float64)
     scale = _scale(result, markets)[filled]
-    growth = _growth(markets)
+    growth = _trace_growth(markets)
     seen = result.mark[decided, asset] * growth[decided, asset] / growth[filled, asset]
     known = seen > 0
     slipped = np.divide(
@@ -102,7 +102,7 @@ def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:
     return whole
 
 
-def _growth(markets: Sequence[MarketTensors]) -> Array:
+def _trace_growth(markets: Sequence[MarketTensors]) -> Array:
     """Shares `[T, N]` that one share of the window's first bar has grown to, by splits and
     dividends."""
     parts = []

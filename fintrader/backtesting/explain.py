@@ -41,7 +41,7 @@ class Explainer:
         self.policy = policy
         self.names = (*market.feature_names, *market.context_names, OWN)
         self.bars = np.arange(0, market.num_bars - 1, settings.decision_interval)
-        self._neutral = _means(market)
+        self._neutral = _average_columns(market)
         layout = ObservationLayout.of(market, settings.lookback, benchmark=True)
         fit = MOST_NUMBERS // ((len(self.names) + 1) * layout.width)
         count = max(1, min(len(self.bars), round(share * MOST_DECISIONS), fit))
@@ -57,7 +57,7 @@ class Explainer:
             return
         seen = torch.from_numpy(np.concatenate((account.private(), rows[account.bar])))
         nothing = torch.empty(0, dtype=torch.long), torch.empty(0)
-        without = [nothing, *self._replacements(account.layout)]
+        without = [nothing, *self._list_replacements(account.layout)]
         at_once = max(1, MOST_NUMBERS // (len(self._due) * len(seen)))
         parts = [self._ask(seen, without[k : k + at_once]) for k in range(0, len(without), at_once)]
         actions = np.concatenate(parts)
@@ -75,10 +75,10 @@ class Explainer:
         self.explained.append(
             ExplainedDecision(
                 time=f"{time}Z",
-                moved=_rounded(moved),
+                moved=_round(moved),
                 symbols=tuple(account.market.symbols[k] for k in first),
-                weights=_rounded(weights[0, first]),
-                raised=tuple(_rounded(raised[:, k]) for k in first),
+                weights=_round(weights[0, first]),
+                raised=tuple(_round(raised[:, k]) for k in first),
             )
         )
 
@@ -90,7 +90,7 @@ class Explainer:
         with torch.no_grad():
             return np.asarray(self.policy(shown).cpu().numpy(), dtype=np.float32)
 
-    def _replacements(self, layout: ObservationLayout) -> Sequence[tuple[Tensor, Tensor]]:
+    def _list_replacements(self, layout: ObservationLayout) -> Sequence[tuple[Tensor, Tensor]]:
         """List for each input its columns in an observation and their neutral values."""
         assets = layout.num_assets
         features = layout.num_features
@@ -135,7 +135,7 @@ def explain(strategy: str, explainers: Sequence[Explainer]) -> Explanation | Non
     )
 
 
-def _means(market: MarketTensors) -> Tensor:
+def _average_columns(market: MarketTensors) -> Tensor:
     """Compute means `[F + M]`: of features over the tradable symbols and bars, of context over the
     window."""
     open_ = market.tradable.to(torch.bool)
@@ -144,5 +144,5 @@ def _means(market: MarketTensors) -> Tensor:
     return torch.cat(parts).nan_to_num().to(torch.float32).cpu()
 
 
-def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+def _round(values: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(value), 6) for value in values)

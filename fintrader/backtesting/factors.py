@@ -34,7 +34,7 @@ def factor_returns(markets: Sequence[MarketTensors]) -> Array:
     """Compute daily returns `[S, K]` of FACTORS over the windows, one after another; NaN before the
     first ranking."""
     returns, value, member = (
-        np.concatenate(parts) for parts in zip(*map(_by_session, markets), strict=True)
+        np.concatenate(parts) for parts in zip(*map(_aggregate_by_session, markets), strict=True)
     )
     sessions = len(returns)
     table = np.full((sessions, len(FACTORS)), np.nan)
@@ -67,7 +67,7 @@ def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
     return float(returns[ranked[-third:]].mean() - returns[ranked[:third]].mean())
 
 
-def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]:
+def _aggregate_by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Compute returns by session (the first against the window's first bar), traded value in USD
     and membership, `[S, N]` each."""
     session = market.session.cpu().numpy()
@@ -110,7 +110,7 @@ def fit_factors(
     bread = np.linalg.pinv(design.T @ design)
     beta = bread @ design.T @ y
     residual = y - design @ beta
-    errors = np.sqrt(np.diag(bread @ _long_run(design * residual[:, None]) @ bread))
+    errors = np.sqrt(np.diag(bread @ _estimate_long_run(design * residual[:, None]) @ bread))
     names = list(FACTORS)
     ratios = np.divide(beta, errors, out=np.zeros_like(beta), where=errors > 0)
     return FactorFit(
@@ -125,7 +125,7 @@ def fit_factors(
     )
 
 
-def _long_run(moments: Array) -> Array:
+def _estimate_long_run(moments: Array) -> Array:
     """Estimate the long-run covariance (Newey and West, 1987), with ⌊4 (S/100)^(2/9)⌋ lags."""
     lags = int(4 * (len(moments) / 100) ** (2 / 9))
     total: Array = moments.T @ moments

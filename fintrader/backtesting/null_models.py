@@ -35,7 +35,7 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
     rows = np.arange(market.num_bars)
     for k, (start, stop) in enumerate(windows):
         session = market.session[start:stop].cpu().numpy()
-        rows[start:stop] = start + _shifted_rows(
+        rows[start:stop] = start + _shift_rows(
             session, create_numpy_generator(seed, "information-free", k)
         )
     order = torch.from_numpy(rows).to(market.device)
@@ -48,7 +48,7 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
     )
 
 
-def _shifted_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def _shift_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Choose for each bar the row of the same bar in the session k later; a shorter session repeats
     its last bar."""
     starts = m.find_session_starts(session)
@@ -110,7 +110,10 @@ def random_portfolios(
     windows = [market] if isinstance(market, MarketTensors) else list(market)
     rng = create_numpy_generator(seed, "random-portfolios")
     returns = np.concatenate(
-        [_static_returns(window, settings, rng, count, sold=len(windows) > 1) for window in windows]
+        [
+            _simulate_static(window, settings, rng, count, sold=len(windows) > 1)
+            for window in windows
+        ]
     )
     spread = returns.std(axis=0, ddof=1) if len(returns) > 1 else np.zeros(count)
     safe = np.where(spread > 0, spread, np.nan)
@@ -118,7 +121,7 @@ def random_portfolios(
     return RandomPortfolios((1 + returns).prod(axis=0) - 1, sharpe)
 
 
-def _static_returns(
+def _simulate_static(
     market: MarketTensors,
     settings: EnvSettings,
     rng: np.random.Generator,
@@ -146,7 +149,7 @@ def _static_returns(
             "no member trades in the window's first two bars; start the window at another bar"
         )
     ends = m.find_session_ends(market.session.cpu().numpy())
-    filled = _carried(market.adjusted_close.cpu().numpy())[np.ix_(ends, names)] / entry[names]
+    filled = _fill_forward(market.adjusted_close.cpu().numpy())[np.ix_(ends, names)] / entry[names]
     weights = rng.exponential(size=(count, names.size))
     size = rng.integers(1, names.size + 1, size=(count, 1))
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
@@ -160,7 +163,7 @@ def _static_returns(
     return returns
 
 
-def _carried(close: Array) -> Array:
+def _fill_forward(close: Array) -> Array:
     """Carry the newest price forward, `[T, N]`; 0 before the first."""
     steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
     newest = np.maximum.accumulate(steps, axis=0)

@@ -1,16 +1,15 @@
-"""`ridge`: what a straight line makes of the same features, the yardstick of everything that
-learns.
+"""`ridge`: a linear model of the same features, the baseline of every learned policy.
 
 A ridge regression of forward returns, less their mean over the members, on the features, fitted on
 the training window alone, tilts the benchmark's weights `b`:
 
     w ∝ b · exp(clip(STRENGTH · score, ±TRUST)),     score = x·β / its deviation in training, centred over the members
 
-and the account goes a part of the way there at each decision, with what lies in cash at once. It
-decides as often as the policy it stands beside, and trades through the same ledger, at the same
-costs and limits. Horizon, penalty and rate are chosen by what they would have earned beyond the
-benchmark on the validation window (where none is given, on the last fifth of training), less half
-of `RISK_AVERSION` times its variance.
+The account moves part of the way to w at each decision; idle cash moves at once. It decides as
+often as the policy, and trades through the same ledger, at the same costs and limits. Horizon,
+penalty and rate are chosen by their utility on the validation window (without one, on the last
+fifth of training): the mean return beyond the benchmark, less half of `RISK_AVERSION` times its
+variance.
 """
 
 from __future__ import annotations
@@ -38,26 +37,27 @@ Array = NDArray[np.float64]
 STRENGTH = 0.5
 TRUST = 1.0
 HORIZONS = (1, 5, 21)
+"""Lengths of the forward return, in decisions and in sessions."""
 PENALTIES = (0.01, 0.1, 1.0)
-"""Of the forward return, in decisions and in sessions; of the regression, in units of each
-feature's variance."""
+"""Penalties of the regression, in units of each feature's variance."""
 RATES = (0.1, 0.3, 1.0)
-"""Parts of the way to the tilt that are gone in a session, and in a decision."""
+"""Parts of the way to the tilt that the account moves in a session, and in a decision."""
 RISK_AVERSION = 20.0
 FEWEST = 20
-"""Decisions that a fit needs, and of which each horizon may take a quarter."""
+"""Least number of decisions for a fit; each horizon may take a quarter of them."""
 BLOCK = 4_000_000
+"""Numbers held at once in the regression: a bound on memory."""
 MOST_DECISIONS = 20_000
-"""Numbers held at once in the regression; newest decisions that a choice is made on."""
+"""Largest number of decisions to choose on, the newest ones."""
 
 
 @dataclass(frozen=True)
 class Ridge:
-    """A fitted yardstick."""
+    """A fitted linear model."""
 
     coefficients: Array
     """`[F]`: `x @ coefficients` has a deviation of 1 over the training window's members; 0 for
-    features that say nothing there."""
+    features that are constant there."""
     horizon: int
     """Decisions ahead that it was fitted to."""
     penalty: float
@@ -66,7 +66,7 @@ class Ridge:
 
     @property
     def note(self) -> str:
-        """One line for tables."""
+        """The model in one line, for tables."""
         ahead = "decision" if self.horizon == 1 else f"{self.horizon} decisions"
         return (
             f"linear in {np.count_nonzero(self.coefficients)} features, fitted on the training"
@@ -75,8 +75,8 @@ class Ridge:
 
 
 class _Panel:
-    """The decisions of a window: when they are made, what can be held, and what a holding earns
-    until the next one."""
+    """The decisions of a window: their bars, the benchmark's weights, and the returns to the next
+    decision."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         self.market = market = market if market.device.type == "cpu" else market.to("cpu")
@@ -103,17 +103,17 @@ class _Panel:
         change = price[1:] / price[:-1] - 1
         self.missing = ~np.isfinite(change)
         self.change = np.where(self.missing, 0.0, change)
-        """`[D - 1, N]`: return from the fill of a decision to that of the next; 0 where there is no
+        """`[D - 1, N]`: return from the fill of a decision to that of the next; 0 without a
         price."""
 
     @property
     def held(self) -> NDArray[np.bool_]:
-        """`[D, N]`: what the benchmark holds."""
+        """`[D, N]`: symbols that the benchmark holds."""
         return np.asarray(self.weights > 0)
 
     @cached_property
     def relative(self) -> Array:
-        """`[D - 1, N]`: the changes less their mean over what the benchmark holds."""
+        """`[D - 1, N]`: the changes less their mean over the benchmark's symbols."""
         known = self.held[:-1] & ~self.missing
         mean = (self.change * known).sum(1, keepdims=True) / np.maximum(
             known.sum(1, keepdims=True), 1
@@ -125,9 +125,9 @@ class _Panel:
         """Decisions in a session."""
         return max(1, round(len(self.bars) / len(np.unique(self.session))))
 
-    def features(self, stop: int) -> Iterator[tuple[int, Array]]:
-        """Features `[d, N, F]` of the decisions before `stop`, in blocks, each with the number of
-        its first."""
+    def iterate_features(self, stop: int) -> Iterator[tuple[int, Array]]:
+        """Yield the features `[d, N, F]` of the decisions before `stop` in blocks, each with the
+        number of its first decision."""
         step = max(1, BLOCK // max(1, self.market.num_assets * self.market.num_features))
         for start in range(0, stop, step):
             end = min(start + step, stop)
@@ -140,11 +140,11 @@ class _Panel:
 def fit_ridge(
     train: MarketTensors, settings: EnvSettings, *, validation: MarketTensors | None = None
 ) -> Ridge:
-    """Fit on `train`, choose on `validation`, or on the last fifth of training (of which all is
-    then fitted again).
+    """Fit on `train` and choose on `validation`; without one, choose on the last fifth of training
+    and fit again on all of it.
 
-    Raises BacktestError, saying why, where there is nothing to fit: no features, none that tells
-    members apart, or a window that is too short.
+    Raises BacktestError without features, without any that differs between members, and for a
+    window that is too short.
     """
     if not train.num_features:
         raise BacktestError("the market has no features")
@@ -157,21 +157,21 @@ def fit_ridge(
     if choose < FEWEST or not steps:
         raise BacktestError(f"{choose} decisions of training are too few, it needs {FEWEST}")
     tried = list(product(steps, PENALTIES))
-    # A label that reached into what the choice is made on would have seen it.
-    fits = _regress(panel, tried, choose)
+    # Labels end before the decisions to choose on, so that the fit cannot see them.
+    fits = _fit_coefficients(panel, tried, choose)
     rates = sorted({rate / length for rate in RATES for length in (1, per)})
     ahead, start = (_Panel(validation, settings), 0) if validation is not None else (panel, choose)
-    scores = _utilities(ahead, start, np.stack(fits, axis=1), rates, settings)
+    scores = _score_utilities(ahead, start, np.stack(fits, axis=1), rates, settings)
     best, rate = np.unravel_index(int(scores.argmax()), scores.shape)
     horizon, penalty = tried[best]
-    chosen = (
-        fits[best] if validation is not None else _regress(panel, [(horizon, penalty)], known)[0]
-    )
+    chosen = fits[best]
+    if validation is None:
+        (chosen,) = _fit_coefficients(panel, [(horizon, penalty)], known)
     return Ridge(chosen, horizon, penalty, rates[rate])
 
 
-def _regress(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> list[Array]:
-    """`[F]` for each (horizon, penalty), from the first `known` changes alone."""
+def _fit_coefficients(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> list[Array]:
+    """Fit coefficients `[F]` for each (horizon, penalty) to the first `known` changes."""
     steps = sorted({h for h, _ in tried})
     size = panel.market.num_features
     sums = np.vstack(
@@ -182,7 +182,7 @@ def _regress(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> l
     count = dict.fromkeys(steps, 0)
     rows = {h: known - h + 1 for h in steps}
     held = panel.held
-    for start, block in panel.features(max(rows.values())):
+    for start, block in panel.iterate_features(max(rows.values())):
         here = held[start : start + len(block)]
         number = np.maximum(here.sum(1), 1)[:, None, None]
         block -= (block * here[:, :, None]).sum(1, keepdims=True) / number
@@ -201,6 +201,7 @@ def _regress(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> l
 
 
 def _solve(square: Array, moment: Array, penalty: float, count: int) -> Array:
+    """Solve the ridge regression `[F]` from its moments, scaled to scores of deviation 1."""
     spread = np.diag(square)
     tells = spread > 1e-10 * max(count, 1)
     if not tells.any():
@@ -209,20 +210,17 @@ def _solve(square: Array, moment: Array, penalty: float, count: int) -> Array:
         )
     inner = square[np.ix_(tells, tells)]
     slope = np.linalg.solve(inner + penalty * np.diag(spread[tells]), moment[tells])
-    # All in units of the deviation of the training window's scores: x has mean 0 there, and is
-    # weighed alike.
+    # In units of the deviation of the training window's scores, whose mean is 0.
     deviation = float(np.sqrt(slope @ inner @ slope / count))
     if not deviation > 0:
-        raise BacktestError(
-            "no feature has anything to do with what followed in the training window"
-        )
+        raise BacktestError("no feature is related to the following returns in the training window")
     coefficients = np.zeros(len(spread))
     coefficients[tells] = slope / deviation
     return coefficients
 
 
-def _tilted(scores: Array, weights: Array) -> Array:
-    """`[..., N]`: the benchmark's `weights [N]` tilted by `scores [..., N]`."""
+def _tilt(scores: Array, weights: Array) -> Array:
+    """Tilt the benchmark's `weights [N]` by `scores [..., N]`."""
     held = weights > 0
     centred = scores - (scores * held).sum(-1, keepdims=True) / max(int(held.sum()), 1)
     aim = weights * np.exp(np.clip(STRENGTH * centred, -TRUST, TRUST))
@@ -230,13 +228,11 @@ def _tilted(scores: Array, weights: Array) -> Array:
     return tilted
 
 
-def _utilities(
+def _score_utilities(
     panel: _Panel, start: int, coefficients: Array, rates: Sequence[float], settings: EnvSettings
 ) -> Array:
-    """`[S, R]`: what each of `coefficients [F, S]` at each rate would have been worth from decision
-    `start` on.
-
-    Accounts without whole shares or limits, side by side, at proportional costs.
+    """Score the utility `[S, R]` of each of `coefficients [F, S]` at each rate from decision
+    `start` on, by accounts with fractional shares, proportional costs and no limits.
     """
     stop = len(panel.change)
     start = max(start, stop - MOST_DECISIONS)
@@ -254,9 +250,9 @@ def _utilities(
         change = panel.change[k]
         fresh = k == start
         features = panel.market.features[panel.bars[k]].numpy().astype(np.float64)
-        aim = _tilted((features @ coefficients).T, weights)[:, None, :]
+        aim = _tilt((features @ coefficients).T, weights)[:, None, :]
         before = holding
-        holding = _stepped(holding, aim, part)
+        holding = _step_towards(holding, aim, part)
         earned[k - start] = holding @ change - cost * np.abs(holding - before).sum(-1)
         holding *= (1 + change) / (1 + earned[k - start])[..., None]
         due = fresh or panel.session[k] != panel.session[k - 1]
@@ -275,7 +271,7 @@ def _utilities(
 def ridge(
     market: MarketTensors, settings: EnvSettings, fitted: Ridge, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Trade a fitted yardstick over `market`, at the policy's decisions, costs and limits.
+    """Trade a fitted model over `market`, at the policy's decisions, costs and limits.
 
     Raises BacktestError for a market with other features, and for a window of fewer than two bars.
     """
@@ -292,8 +288,7 @@ def ridge(
     mark = account.view.mark.double().numpy()
 
     carried = np.zeros(own.num_assets)
-    """Fractions of shares that were to be traded and could not: rounding must not decide where the
-    account goes."""
+    """Fractions of shares left untraded, which are carried over so that rounding has no drift."""
 
     def decide(account: BacktestAccount) -> Holdings:
         bar = account.bar
@@ -301,13 +296,13 @@ def ridge(
         price = mark[account.bar]
         scores = own.features[bar].numpy().astype(np.float64) @ fitted.coefficients
         share = held * price / account.equity
-        target = _stepped(share, _tilted(scores, weights[bar]), fitted.trade_rate)
+        target = _step_towards(share, _tilt(scores, weights[bar]), fitted.trade_rate)
         change = np.where(
             price > 0, target * account.equity / np.where(price > 0, price, 1.0) - held, 0.0
         )
         if not settings.fractional:
             change += np.where(target > 0, carried, 0.0)
-            # 2^-20 makes good what rounding took.
+            # 2^-20 of a share makes up for rounding, so that 2.9999999 shares are 3.
             whole = np.trunc(change + np.sign(change) * 2.0**-20)
             carried[:] = change - whole
             change = whole
@@ -316,9 +311,9 @@ def ridge(
     return trade(decide, account, name="ridge", progress=progress, note=fitted.note)
 
 
-def _stepped(shares: Array, aim: Array, rate: Array | float) -> Array:
-    """`[..., N]`: a part of the way from shares of equity to those aimed at; idle cash goes there
-    at once, and what is not aimed at is sold."""
+def _step_towards(shares: Array, aim: Array, rate: Array | float) -> Array:
+    """Move shares of equity `[..., N]` part of the way to their aim; idle cash moves at once, and
+    symbols without an aim are sold."""
     idle = np.maximum(0.0, 1 - shares.sum(-1, keepdims=True))
     stepped: Array = np.where(aim > 0, (1 - rate) * shares + (rate + (1 - rate) * idle) * aim, 0.0)
     return stepped

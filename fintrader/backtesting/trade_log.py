@@ -109,7 +109,7 @@ class TradeLog:
             costs_usd=self.costs,
             turnover_usd=self.turnover,
             income_usd=self.income,
-            trades=self._trades(),
+            trades=self._list_trades(),
             orders=self.orders,
             closing_cost_usd=self.closing_costs(len(self.equity) - 1),
             ruined=self.ruined,
@@ -118,7 +118,7 @@ class TradeLog:
             **window_fields(self.market),
         )
 
-    def _trades(self) -> pd.DataFrame:
+    def _list_trades(self) -> pd.DataFrame:
         if not self._fills:
             return empty_trades()
         whole = TradeRows(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))

@@ -83,10 +83,10 @@ def tabulate(
                 f"{name} and {first.name} cover different bars; simulate them over the same window"
             )
     parts = {
-        "equity": pd.concat(list(starmap(_equity_rows, results.items())), ignore_index=True),
-        "positions": pd.concat(list(starmap(_position_rows, results.items())), ignore_index=True),
-        "trades": _trade_rows(results),
-        "prices": _price_rows(results),
+        "equity": pd.concat(list(starmap(_list_equity, results.items())), ignore_index=True),
+        "positions": pd.concat(list(starmap(_list_positions, results.items())), ignore_index=True),
+        "trades": _list_trades(results),
+        "prices": _list_prices(results),
         "context": replace(
             context,
             strategies={name: result.note for name, result in results.items()},
@@ -102,16 +102,16 @@ def tabulate(
     return StoredBacktest({name: result.metrics for name, result in results.items()}, parts)
 
 
-def _times(minutes: Any) -> pd.DatetimeIndex:
+def _to_times(minutes: Any) -> pd.DatetimeIndex:
     return pd.to_datetime(np.asarray(minutes).astype("datetime64[ns]"), utc=True)
 
 
-def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
+def _list_equity(name: str, result: BacktestResult) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "strategy": name,
             "bar": np.arange(len(result.minutes)),
-            "minute": _times(result.minutes),
+            "minute": _to_times(result.minutes),
             "session": result.session,
             "equity_usd": result.equity,
             "cash_usd": result.cash,
@@ -122,14 +122,14 @@ def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
     )
 
 
-def _position_rows(name: str, result: BacktestResult) -> pd.DataFrame:
+def _list_positions(name: str, result: BacktestResult) -> pd.DataFrame:
     ends = m.find_session_ends(result.session)
     rows, assets = np.nonzero(result.shares[ends])
     bars = ends[rows]
     return pd.DataFrame(
         {
             "strategy": pd.Series([name] * len(bars), dtype="str"),
-            "minute": _times(result.minutes[bars]),
+            "minute": _to_times(result.minutes[bars]),
             "session": result.session[bars],
             "symbol": pd.Series(np.array(result.symbols, dtype=object)[assets], dtype="str"),
             "shares": result.shares[bars, assets],
@@ -139,7 +139,7 @@ def _position_rows(name: str, result: BacktestResult) -> pd.DataFrame:
     )
 
 
-def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+def _list_prices(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     """List the session closes of the market that the strategies traded in."""
     traded = [result for result in results.values() if result.has_positions]
     if not traded:
@@ -152,7 +152,7 @@ def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     rows, assets = np.nonzero(close)
     return pd.DataFrame(
         {
-            "minute": _times(result.minutes[ends[rows]]),
+            "minute": _to_times(result.minutes[ends[rows]]),
             "session": result.session[ends[rows]],
             "symbol": pd.Series(np.array(result.symbols, dtype=object)[assets], dtype="str"),
             "close_usd": close[rows, assets],
@@ -160,7 +160,7 @@ def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     )
 
 
-def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+def _list_trades(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     parts = []
     for name, result in results.items():
         trades = result.trades if len(result.trades) else empty_trades()
@@ -172,7 +172,7 @@ def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
 
 
-def _plain(part: Any) -> Any:
+def _to_plain(part: Any) -> Any:
     """Return the JSON value of a record, or of a tuple of them."""
     if isinstance(part, tuple):
         return [to_json(record) for record in part]
@@ -213,7 +213,7 @@ def write_backtest(
             table.to_parquet(engine="pyarrow", compression="zstd", index=False),
         )
     for name in RECORDS:
-        write_json(folder / f"{name}.json", _plain(getattr(stored, name)))
+        write_json(folder / f"{name}.json", _to_plain(getattr(stored, name)))
     metrics = {name: to_json(values) for name, values in stored.metrics.items()}
     last = dump_json(metrics).encode()
     hashes = {name: hash_file(folder / name) for name in FILES} | {

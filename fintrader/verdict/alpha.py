@@ -109,8 +109,8 @@ def alpha_test(
     deviation = float(np.sqrt((found.residual**2).sum() / max(size - 1, 1)))
     if size < SHORTEST or not deviation > 1e-9:
         return None
-    waves = _cosines(size)
-    error = float(_standard_error(found.influence[None], waves)[0])
+    waves = _make_cosines(size)
+    error = float(_estimate_error(found.influence[None], waves)[0])
     freedom = waves.shape[1]
     student = stats.t(freedom)
     if size < FEW:
@@ -119,7 +119,7 @@ def alpha_test(
         reach = (float(student.isf(level)) + float(student.ppf(POWER))) * error
     else:
         block = max(1, min(round(block_length(found.influence)), size // 6))
-        means, errors = _resampled(found.influence, block, waves, repeats, seed)
+        means, errors = _resample(found.influence, block, waves, repeats, seed)
         drawn = means / errors
         p_value = (1 + int((drawn >= found.alpha / error).sum())) / (1 + repeats)
         # Harvey and Liu: the smallest true alpha that, added to samples without alpha, lets enough
@@ -138,7 +138,7 @@ def alpha_test(
     )
 
 
-def _cosines(size: int) -> Array:
+def _make_cosines(size: int) -> Array:
     """Make the lowest K cosines `[S, K]`, each of mean 0 and length 1."""
     count = max(4, int(size ** (2 / 3)))
     steps = (np.arange(size) + 0.5) / size
@@ -146,14 +146,14 @@ def _cosines(size: int) -> Array:
     return waves
 
 
-def _standard_error(samples: Array, waves: Array) -> Array:
+def _estimate_error(samples: Array, waves: Array) -> Array:
     """Standard errors `[R]` of the means of rows `[R, S]`; the rows need no centring, because the
     cosines' mean is 0."""
     error: Array = np.sqrt(np.square(samples @ waves).mean(axis=1) / samples.shape[1])
     return np.maximum(error, 1e-15)
 
 
-def _resampled(
+def _resample(
     values: Array, block: int, waves: Array, repeats: int, seed: int
 ) -> tuple[Array, Array]:
     """Draw samples from circular blocks; return their means and standard errors, `[R]` each."""
@@ -167,7 +167,7 @@ def _resampled(
         starts = rng.integers(0, size, (min(at_once, repeats - first), pieces, 1))
         samples = values[(starts + np.arange(block)).reshape(len(starts), -1)[:, :size] % size]
         means.append(samples.mean(axis=1))
-        errors.append(_standard_error(samples, waves))
+        errors.append(_estimate_error(samples, waves))
     return np.concatenate(means), np.concatenate(errors)
 
 

@@ -94,8 +94,8 @@ def intervals(
         rows = bootstrap_indices(
             values.size, length, repeats, create_numpy_generator(seed, "intervals")
         )
-        drawn = _statistics(values[rows], sessions_a_year)
-    measured = _statistics(values[None, :], sessions_a_year) if values.size else {}
+        drawn = _measure_samples(values[rows], sessions_a_year)
+    measured = _measure_samples(values[None, :], sessions_a_year) if values.size else {}
 
     def interval(name: str) -> Interval:
         estimate = finite_or_none(float(measured[name][0])) if measured else None
@@ -114,7 +114,7 @@ def intervals(
     )
 
 
-def _statistics(samples: Array, sessions_a_year: int) -> dict[str, Array]:
+def _measure_samples(samples: Array, sessions_a_year: int) -> dict[str, Array]:
     """Compute the statistics of every row of `[R, S]`."""
     size = samples.shape[1]
     wealth = np.cumprod(1 + samples, axis=1)
@@ -174,7 +174,7 @@ def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Arra
     rows = bootstrap_indices(size, length, repeats, create_numpy_generator(seed, "romano-wolf"))
     # The means of resampled rows are counts times rows: one product instead of an [R, T, K] array.
     counts = np.stack([np.bincount(row, minlength=size) for row in rows]) / size
-    scale = np.sqrt(np.maximum(_long_run_variance(values - mean, length), 1e-30) / size)
+    scale = np.sqrt(np.maximum(_estimate_long_run_variance(values - mean, length), 1e-30) / size)
     observed = np.where(flat, -np.inf, mean / scale)
     drawn = np.where(flat, -np.inf, (counts @ values - mean) / scale)
     order = np.argsort(-observed, kind="stable")
@@ -185,7 +185,7 @@ def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Arra
     return stepped
 
 
-def _long_run_variance(centred: Array, length: float) -> Array:
+def _estimate_long_run_variance(centred: Array, length: float) -> Array:
     """Estimate the variance of √T times the mean of each column under the stationary bootstrap
     (Hansen 2005, section 3.2)."""
     size = centred.shape[0]

@@ -52,17 +52,17 @@ def diagnose(
     trials: int | None, search: SearchRecord, seed: int, sessions_a_year: int = TRADING_DAYS
 ) -> Selection:
     """Measure a search of so many trials (None: unknown)."""
-    windows = _windows(search.returns)
+    windows = _list_windows(search.returns)
     return Selection(
         trials=trials,
-        sharpe=_deflated(trials, windows, sessions_a_year),
-        overfitting=_overfitting(windows),
-        romano_wolf=_romano_wolf(_windows(search.active), seed),
+        sharpe=_deflate(trials, windows, sessions_a_year),
+        overfitting=_estimate_overfitting(windows),
+        romano_wolf=_count_ahead(_list_windows(search.active), seed),
         null_model=search.null_model,
     )
 
 
-def _windows(returns: TrialReturns | None) -> list[Array]:
+def _list_windows(returns: TrialReturns | None) -> list[Array]:
     """Return the matrices of every selection window that has enough rows."""
     matrices = [returns] if isinstance(returns, np.ndarray) else returns or []
     return [
@@ -72,7 +72,7 @@ def _windows(returns: TrialReturns | None) -> list[Array]:
     ]
 
 
-def _deflated(
+def _deflate(
     trials: int | None, windows: Sequence[Array], sessions_a_year: int
 ) -> SelectedSharpe | None:
     """Compare the chosen trial's Sharpe ratio over its selection window with the best by luck.
@@ -125,7 +125,7 @@ def _deflated(
     )
 
 
-def _overfitting(windows: Sequence[Array]) -> OverfittingEstimate | None:
+def _estimate_overfitting(windows: Sequence[Array]) -> OverfittingEstimate | None:
     """Estimate the probability of backtest overfitting (PBO), with at most 16 blocks.
 
     Each of several windows has its own cross-validation; the numbers are means over the windows,
@@ -153,7 +153,7 @@ def _overfitting(windows: Sequence[Array]) -> OverfittingEstimate | None:
     )
 
 
-def _romano_wolf(windows: Sequence[Array], seed: int) -> StepdownCount | None:
+def _count_ahead(windows: Sequence[Array], seed: int) -> StepdownCount | None:
     """Count the trials ahead of the benchmark where they were chosen, all tested together."""
     tested = [romano_wolf(matrix, seed=seed) for matrix in windows if len(matrix) >= FEW_SESSIONS]
     if not tested:

@@ -10,7 +10,7 @@ import torch
 from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.baselines import equal_weight
 from fintrader.backtesting.result import measured_against
-from fintrader.backtesting.ridge import _Panel, _regress, fit_ridge, ridge
+from fintrader.backtesting.ridge import _fit_coefficients, _Panel, fit_ridge, ridge
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import Windows
@@ -54,10 +54,12 @@ def test_the_coefficients_are_the_closed_form(market):
     square = x.T @ x
     slope = np.linalg.solve(square + 0.1 * np.diag(np.diag(square)), x.T @ ahead.reshape(-1))
     expected = slope / np.std(x @ slope)
-    assert _regress(panel, [(2, 0.1)], len(change))[0] == pytest.approx(expected, rel=1e-9)
+    assert _fit_coefficients(panel, [(2, 0.1)], len(change))[0] == pytest.approx(expected, rel=1e-9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fintrader.backtesting.ridge.BLOCK", 7 * 8 * 3)
-        assert _regress(panel, [(2, 0.1)], len(change))[0] == pytest.approx(expected, rel=1e-9)
+        assert _fit_coefficients(panel, [(2, 0.1)], len(change))[0] == pytest.approx(
+            expected, rel=1e-9
+        )
 
 
 def test_later_bars_change_nothing_that_was_fitted_or_done_before(market):
@@ -84,9 +86,9 @@ def test_a_choice_inside_training_is_made_on_bars_the_fit_has_not_seen(market, m
 
     def watched(panel, tried, known):
         seen.append(known)
-        return _regress(panel, tried, known)
+        return _fit_coefficients(panel, tried, known)
 
-    monkeypatch.setattr("fintrader.backtesting.ridge._regress", watched)
+    monkeypatch.setattr("fintrader.backtesting.ridge._fit_coefficients", watched)
     fit_ridge(market.split().train, SETTINGS)
     assert seen == [
         384,

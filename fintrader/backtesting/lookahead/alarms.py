@@ -100,14 +100,16 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     bars = market.num_bars
     some = np.sort(create_numpy_generator(0, "lookahead-rows").permutation(bars)[:_MOST_ROWS])
     for horizon in sorted({1, 5, 30, length, 5 * length}):
-        if (blocks := min(_BLOCKS, bars // (_HORIZONS_A_BLOCK * horizon))) >= _FEWEST_BLOCKS:
+        blocks = min(_BLOCKS, bars // (_HORIZONS_A_BLOCK * horizon))
+        if blocks >= _FEWEST_BLOCKS:
             rows = some[some < bars - horizon]
             ahead = closes[rows + horizon] - closes[rows]
             yield from _strengths(
                 market, rows, ahead, traded[rows], f"{horizon} bar{'s'[: horizon > 1]}", blocks
             )
     last = np.flatnonzero(np.diff(session))
-    if (blocks := min(_BLOCKS, len(last) // _HORIZONS_A_BLOCK)) >= _FEWEST_BLOCKS:
+    blocks = min(_BLOCKS, len(last) // _HORIZONS_A_BLOCK)
+    if blocks >= _FEWEST_BLOCKS:
         yield from _strengths(
             market, last, opens[last + 1] - closes[last], traded[last], NEXT_OPEN, blocks
         )
@@ -157,7 +159,8 @@ def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Ar
     for column in range(values.shape[1]):
         rows = np.flatnonzero(counted[:, column])
         own = values[rows, column]
-        rows = rows[says := _says(own)]
+        says = _says(own)
+        rows = rows[says]
         total += np.bincount(block[rows], _scores(own[says]) * _scores(ahead[rows, column]), blocks)
         count += np.bincount(block[rows], minlength=blocks)
     return np.asarray(total[count > 0] / count[count > 0])

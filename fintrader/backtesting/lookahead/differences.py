@@ -157,21 +157,24 @@ def compare_trading(
             break
     ours_usd = one.trade_log.equity[:cut]
     theirs_usd = other.trade_log.equity[:cut]
-    if (apart := np.flatnonzero(ours_usd != theirs_usd)).size:
+    apart = np.flatnonzero(ours_usd != theirs_usd)
+    if apart.size:
         bar = int(apart[0])
         leaks.append(
             Leak("equity", cut, bar, mode, f"{ours_usd[bar]:,.2f} and {theirs_usd[bar]:,.2f} USD")
         )
     ours_held = one.trade_log.shares[:cut]
     theirs_held = other.trade_log.shares[:cut]
-    if (moved := np.argwhere(ours_held != theirs_held)).size:
+    moved = np.argwhere(ours_held != theirs_held)
+    if len(moved):
         bar, asset = moved[0].tolist()
         held = f"{ours_held[bar, asset]:,.6g} and {theirs_held[bar, asset]:,.6g} shares"
         leaks.append(Leak("fill", cut, bar, mode, f"{market.symbols[asset]}, {held}"))
     # What was asked for fills at `cut`: it may not know that bar. A split there changes it, as it
     # should.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())
-    if (asked := np.flatnonzero(one.wanted != other.wanted)).size and not split and not leaks:
+    asked = np.flatnonzero(one.wanted != other.wanted)
+    if asked.size and not split and not leaks:
         asset = int(asked[0])
         held = f"{one.wanted[asset]:,.6g} and {other.wanted[asset]:,.6g} shares"
         leaks.append(

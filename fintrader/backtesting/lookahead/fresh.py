@@ -128,8 +128,8 @@ class FreshBuilds:
             raise BacktestError(
                 "the process that builds views ended; was its memory used up?"
             ) from None
-        if (text := answer.get("error")) is not None:
-            raise getattr(errors, answer["type"], BacktestError)(text)
+        if "error" in answer:
+            raise getattr(errors, answer["type"], BacktestError)(answer["error"])
         return answer
 
 
@@ -201,17 +201,14 @@ class _Server:
 
     def _work(self, view: View, folder: Path) -> None:
         """Build a view and write down what came of it."""
-        said: dict[str, Any] = {
-            "error": "code of your own ended the process",
-            "type": "BacktestError",
-        }
+        result = {"error": "code of your own ended the process", "type": "BacktestError"}
         try:
             self.build(view, folder)
-            said = {}
+            result = {}
         except Exception as error:
-            said = _problem(error)
+            result = _problem(error)
         finally:
-            (folder / _ANSWER).write_text(json.dumps(said))
+            (folder / _ANSWER).write_text(json.dumps(result))
 
     def answer(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Build each view in a fork of its own; the first problem among them, if there is one."""

@@ -240,8 +240,7 @@ def ending(bars: Bars, ts: int, last_ts: int) -> Bars:
     one = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(np.array([0]))
     price = one.close if len(known) else np.ones(1)
     when = np.array([ts if len(known) else last_ts])
-    prices: dict[str, Any] = dict.fromkeys(PRICES, price)
-    last = replace(one, ts=when, volume=np.zeros(1), **prices)
+    last = replace(one, ts=when, volume=np.zeros(1), open=price, high=price, low=price, close=price)
     return joined(known, last)
 
 
@@ -268,6 +267,12 @@ def scrambled(bars: Bars, rows: Array, rng: np.random.Generator) -> Bars:
         changed[where] = values[order] * factor
         return changed
 
-    prices: dict[str, Any] = {name: change(getattr(bars, name), move) for name in PRICES}
-    extras = {name: change(values) for name, values in bars.extras.items()}
-    return replace(bars, volume=change(bars.volume), extras=extras, **prices)
+    return replace(
+        bars,
+        volume=change(bars.volume),
+        extras={name: change(values) for name, values in bars.extras.items()},
+        open=change(bars.open, move),
+        high=change(bars.high, move),
+        low=change(bars.low, move),
+        close=change(bars.close, move),
+    )
