@@ -84,7 +84,7 @@ class Market:
         known = sorted(pd.read_parquet(bars / BARS, columns=["ticker"])["ticker"].unique())
         chosen = sorted(np.random.default_rng(number).choice(known, symbols, replace=False))
         values = read_yaml(ROOT / "configs" / "walkforward_daily.yaml")
-        values["data"]["universe"] = {"membership": str(bars / MEMBERS), "symbols": chosen}
+        values["data"]["universe"] = {"members": str(bars / MEMBERS), "symbols": chosen}
         planted = {"kind": "planted_in", "ic": ic, "horizon": HORIZON, "seed": number}
         values["data"]["path"] = str(bars / BARS)
         values["data"]["source"] |= planted

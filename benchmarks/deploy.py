@@ -49,7 +49,7 @@ HUNDRED: dict[str, Any] = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},
     "features": {
         "names": list(SLOW_FEATURES),
-        "cross_sectional": "zscore",
+        "scaling": "zscore",
         "clip": 3,
         "context": [],
     },

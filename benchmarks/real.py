@@ -65,12 +65,12 @@ def plant(ic: float) -> dict[str, Any]:
     }
 
 
-MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 17}
+MINUTES = {"sessions": [55, 11, 17]}
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "daily": (
         "walkforward_daily",
         DAILY,
-        {"backtest": {"null_model": True}, "walkforward": {"test_sessions": 90}},
+        {"backtest": {"null_model": True}, "walkforward": {"sessions": [250, 60, 90]}},
     ),
     "us14": ("walkforward_us14", US14, {}),
     "n100": (
@@ -95,8 +95,8 @@ def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfi
     if file == DAILY:
         values["data"]["waive"] = NOT_A_FAULT
     if file != US14:
-        values["data"]["universe"].pop("index")
-        where = {"data": {"universe": {"membership": str(bars / MEMBERS)}}}
+        values["data"]["universe"].pop("members")
+        where = {"data": {"universe": {"members": str(bars / MEMBERS)}}}
     own: dict[str, Any] = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
     if name == "noise":
         own["data"] = {"source": {"seed": seed}}

@@ -34,7 +34,7 @@ def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
         return env
     if isinstance(env, JoinedEnv):
         raise ConfigError(
-            "env.randomise draws the sessions of one window, and tournament.validation kfold"
+            "env.randomise draws the sessions of one window, and tournament.validation_folds"
             " trains on pieces of one; leave out one of the two"
         )
     return RandomisedEnv(env, seed=seed)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from fintrader.config import Settings
 
 
 class WalkForwardSettings(Settings):
-    """Lengths of a walk-forward's windows, in sessions."""
+    """Windows of a walk-forward."""
 
-    train_sessions: int = Field(120, ge=1)
-    """Length of each training window; with `anchored` the shortest length."""
-    validation_sessions: int = Field(40, ge=1)
-    """Length of each validation window."""
-    test_sessions: int = Field(40, ge=1)
-    """Length of each test window, and of the step from fold to fold: every session is tested at
-    most once."""
+    sessions: tuple[PositiveInt, PositiveInt, PositiveInt] = (120, 40, 40)
+    """Lengths of each training, validation and test window. With `anchored` the first one is the
+    least length. The third one is the step from fold to fold, too: every session is tested at most
+    once."""
     anchored: bool = False
     """Train every fold from the market's first session on, instead of over a moving window."""
     warm_start: bool = False
     """Start each fold's first pods from the leaderboard of the fold before it, instead of from new
-    weights. Refused with `tournament.validation: kfold`, whose learners must not have seen the
+    weights. Refused with `tournament.validation_folds`, whose learners must not have seen the
     blocks they are judged on."""
 
 

@@ -48,27 +48,23 @@ def make_folds(
     ends = m.find_session_ends(market.session.cpu().numpy())
     starts = np.concatenate([[0], ends + 1])
     sessions = len(ends)
+    train_length, validation_length, test_length = settings.sessions
     folds: list[Fold] = []
     first = 0
     while True:
-        train = first + settings.train_sessions
-        validation = train + embargo, train + embargo + settings.validation_sessions
+        train = first + train_length
+        validation = train + embargo, train + embargo + validation_length
         test = validation[1] + embargo
-        stop = min(test + settings.test_sessions, sessions)
-        if stop - test < max(1, settings.test_sessions // 2):
+        stop = min(test + test_length, sessions)
+        if stop - test < max(1, test_length // 2):
             break
         begin = 0 if settings.anchored else first
         ranges = [(begin, train), validation, (test, stop)]
         bars = [(int(starts[a]), int(starts[b])) for a, b in ranges]
         folds.append(Fold(len(folds), *bars))
-        first += settings.test_sessions
+        first += test_length
     if not folds:
-        needed = (
-            settings.train_sessions
-            + settings.validation_sessions
-            + settings.test_sessions
-            + 2 * embargo
-        )
+        needed = sum(settings.sessions) + 2 * embargo
         raise BacktestError(
             f"{sessions} sessions hold no fold of {needed}; shorten the windows or give more data"
         )

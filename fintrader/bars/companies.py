@@ -123,7 +123,7 @@ def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[In
         import index_constitution
     except ImportError:
         raise DataError(
-            f"data.universe.index: {index} needs index-constitution: {install_command('indices')}"
+            f"data.universe.members: {index} needs index-constitution: {install_command('indices')}"
         ) from None
 
     events = index_constitution.events(index)

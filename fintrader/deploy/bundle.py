@@ -274,7 +274,7 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
 def _list_files(data: DataSettings) -> list[tuple[str, str]]:
     """List the settings of data that name a file which later rows need, too."""
     named: list[tuple[str, Any]] = [
-        ("universe.membership", data.universe.membership),
+        ("universe.members", data.universe.membership),
         ("universe.shares_outstanding", data.universe.shares_outstanding),
         ("adjust.path", data.adjust.path),
         *((f"features.daily.{name}", path) for name, path in data.features.daily.items()),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fintrader.config import load_object
-from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
+from fintrader.envs.settings import SHARPE_DECAY, SHARPE_PRIOR_VOLATILITY, EnvSettings
 from fintrader.errors import ConfigError
 
 
@@ -89,9 +89,7 @@ REMEMBERING = ("differential_sharpe", "differential_information_ratio")
 def update_memory(outcome: Outcome, settings: EnvSettings) -> Tensor:
     """Update the moments `[B, 2]` of the reward's returns: A += eta (r - A), B += eta (r^2 - B)."""
     r = step_return(outcome) if settings.reward == "differential_sharpe" else active_return(outcome)
-    return outcome.memory + settings.sharpe_decay * (
-        torch.stack((r, r * r), dim=1) - outcome.memory
-    )
+    return outcome.memory + SHARPE_DECAY * (torch.stack((r, r * r), dim=1) - outcome.memory)
 
 
 def make_reward(settings: EnvSettings) -> Reward:
@@ -105,7 +103,7 @@ def make_reward(settings: EnvSettings) -> Reward:
         case "mean_variance":
             return lambda outcome: mean_variance(step_return(outcome), settings.risk_aversion)
         case "drawdown":
-            return lambda outcome: drawdown(outcome, settings.drawdown_penalty)
+            return lambda outcome: drawdown(outcome, settings.risk_aversion)
         case "differential_sharpe":
             prior = SHARPE_PRIOR_VOLATILITY
             return lambda outcome: differential_sharpe(step_return(outcome), outcome.memory, prior)

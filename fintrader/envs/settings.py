@@ -29,6 +29,9 @@ REWARDS = (
 SHARPE_PRIOR_VOLATILITY = 1e-3
 """Volatility of one step's return that the differential rewards begin with: about that of an hour
 of a stock."""
+SHARPE_DECAY = 0.01
+"""eta of the differential rewards, the weight of the newest return in the moving moments: a memory
+of about a hundred decisions."""
 
 
 class RandomiseSettings(Settings):
@@ -38,8 +41,9 @@ class RandomiseSettings(Settings):
     variants: Annotated[int, Field(ge=1)] = 4
     """V: markets that the accounts are shared out among; a divisor of their number."""
     costs: tuple[Positive, Positive] = (1.0, 1.0)
-    """Least and most that fees, spread and impact of a variant are multiplied by; the logarithm is
-    uniform between."""
+    """Least and most factor on the fees, spread and impact of a variant; its logarithm is uniform
+    between. Both alike, such as [1.5, 1.5], are a factor for all accounts: above 1 an agent learns
+    to trade less than the true costs demand."""
     delay_bars: Annotated[int, Field(ge=0)] = 0
     """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
     delay."""
@@ -139,9 +143,6 @@ class TradingSettings(Settings):
     turbulence_threshold: float = 3.0
     """In the units of the column (standardised, usually)."""
 
-    training_cost_multiplier: Positive = 1.0
-    """Factor on costs (fees, spread, impact) while an agent trains: above 1 it learns to trade less
-    than the true costs demand."""
     randomise: RandomiseSettings = RandomiseSettings()
     """Differences between accounts while an agent trains; validation and backtest use the original
     market."""
@@ -160,11 +161,8 @@ class TradingSettings(Settings):
     reward_scale: Positive = 1.0
     """Factor on every reward."""
     risk_aversion: NonNegative = 1.0
-    """mean_variance, active_mean_variance: lambda in r - lambda/2 * r^2."""
-    drawdown_penalty: NonNegative = 1.0
-    """drawdown: lambda in r - lambda * (rise of the drawdown's depth)."""
-    sharpe_decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """The two differential rewards: eta, the weight of the newest return in the moving moments."""
+    """lambda in r - lambda/2 * r^2 (mean_variance, active_mean_variance) and in r - lambda * (rise of
+    the depth of the drawdown) (drawdown)."""
 
     # --- episodes ---------------------------------------------------------------------------------
     episode_bars: Annotated[int, Field(ge=1)] | None = None
@@ -199,10 +197,7 @@ class TradingSettings(Settings):
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
         dearest = self.cost_bps + max(self.half_spread_bps, *self.half_spread_bps_of.values(), 0.0)
-        if (
-            dearest * max(1.0, self.training_cost_multiplier * max(1.0, self.randomise.costs[1]))
-            >= 10_000.0
-        ):
+        if dearest * max(1.0, self.randomise.costs[1]) >= 10_000.0:
             raise ValueError(
                 "cost_bps and half_spread_bps together (in training, too) must stay below 10,000"
             )
@@ -221,11 +216,12 @@ class TradingSettings(Settings):
         )
 
     def for_training(self) -> Self:
-        """Apply the multiplier of the training's costs."""
-        if self.training_cost_multiplier == 1.0:
+        """Apply a multiplier of costs that is the same for all accounts."""
+        low, high = self.randomise.costs
+        if low != high or low == 1.0:
             return self
-        scaled = self.scale_costs(self.training_cost_multiplier)
-        return scaled.model_copy(update={"training_cost_multiplier": 1.0})
+        even = self.randomise.model_copy(update={"costs": (1.0, 1.0)})
+        return self.scale_costs(low).model_copy(update={"randomise": even})
 
     @property
     def fee_rate(self) -> float:

@@ -39,7 +39,7 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     universe = settings.universe
     return by_company(
         open_source(settings, cache),
-        universe.index if universe.membership is None else None,
+        universe.index,
         settings.calendar,
         tickers_as_of=universe.tickers_as_of,
         aliases=universe.aliases,
@@ -95,7 +95,7 @@ def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
         return list(universe.symbols), True
     today = dt.datetime.now(dt.UTC).date()
     end = settings.end or today
-    if universe.membership is None and universe.index is not None:
+    if universe.index is not None:
         return (
             index_tickers(universe.index, start, end, universe.tickers_as_of or today),
             False,

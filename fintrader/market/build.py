@@ -153,7 +153,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
     for name, path, setting in (
         ("benchmark", settings.benchmark.path, "data.benchmark.path"),
         ("actions", settings.adjust.path, "data.adjust.path"),
-        ("membership", settings.universe.membership, "data.universe.membership"),
+        ("membership", settings.universe.membership, "data.universe.members"),
         (
             "shares_outstanding",
             settings.universe.shares_outstanding,
@@ -163,7 +163,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
     ):
         if path is not None:
             identity[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
-    if settings.universe.membership is None and settings.universe.index is not None:
+    if settings.universe.index is not None:
         identity["members"] = index_digest(settings.universe.index)
     if settings.features.normalisation is not None:
         identity["normalisation"] = read_statistics(settings.features.normalisation).digest
@@ -178,7 +178,8 @@ def portable(settings: DataSettings) -> dict[str, Any]:
     for part in (values["benchmark"], values["adjust"]):
         if part.get("path"):
             part["path"] = None  # its content counts, see `identify_source`
-    values["universe"]["membership"] = values["universe"]["shares_outstanding"] = None
+    values["universe"]["members"] = settings.universe.index
+    values["universe"]["shares_outstanding"] = None
     values["features"]["normalisation"] = None
     values["features"]["daily"] = sorted(values["features"]["daily"])
     return values
@@ -399,5 +400,5 @@ def _benchmark(
         return *file_benchmark(settings.benchmark, grid), True
     index = feed.index(grid)
     if index is not None:
-        return index, settings.benchmark.name or "synthetic index", True
-    return equal_weight(close, grid, member), settings.benchmark.name or EQUAL_WEIGHT, False
+        return index, "synthetic index", True
+    return equal_weight(close, grid, member), EQUAL_WEIGHT, False

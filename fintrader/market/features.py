@@ -64,10 +64,11 @@ class FeatureSettings(Settings):
     )
     """`kind_window`, or `package.module:function`. Kinds: return, gap, intraday, volatility, beta,
     volume, relative_volume, rsi, cci, dx, macd, bollinger_upper, bollinger_lower, sma, age."""
-    cross_sectional: Literal["none", "zscore", "rank"] = "none"
-    """How `names` and `extra` are put on one scale at each bar, across the members of that bar:
-    `zscore` (standard deviations from their mean), `rank` (ranks with mean 0 and deviation 1).
-    Instead of `standardise`, so that nothing of the training window is needed for these columns."""
+    scaling: Literal["window", "zscore", "rank", "none"] = "window"
+    """Scale of `names` and `extra`. `window`: mean and standard deviation of the training window.
+    Against the other members at the same bar: `zscore` (standard deviations from their mean) or
+    `rank` (ranks with mean 0 and deviation 1), which need nothing of the training window; context
+    columns are scaled by `window` then. `none`: everything as it is."""
     extra: tuple[str, ...] = ()
     """Extra columns of the bars that become features, scaled like `names`."""
     extra_raw: tuple[str, ...] = ()
@@ -88,12 +89,20 @@ class FeatureSettings(Settings):
     """Finished days from which mean and covariance of a day's returns are taken."""
     clip: float = Field(10.0, gt=0)
     """Scaled features are cut off at so many standard deviations."""
-    standardise: bool = True
-    """Whether to subtract the mean and divide by the standard deviation of the training window."""
     normalisation: PathText | None = None
     """Scale by the statistics of an earlier market instead of the training window's: its file, its
     build.json, or JSON of them. So a policy trained there trades later bars, and sees them as it
     saw its own."""
+
+    @property
+    def cross_sectional(self) -> Literal["none", "zscore", "rank"]:
+        """Scale across the members of a bar."""
+        return "none" if self.scaling == "window" else self.scaling
+
+    @property
+    def standardise(self) -> bool:
+        """True where columns are scaled by the training window."""
+        return self.scaling != "none"
 
     @field_validator("names")
     @classmethod

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.calendar import SessionGrid, timezone_of
 from fintrader.config import PathText, Settings, strip_folders
 from fintrader.errors import DataError
 from fintrader.market.columns import Sheet
@@ -28,14 +28,10 @@ class BenchmarkSettings(Settings):
     index."""
 
     path: PathText | None = None
-    """CSV or Parquet file of one index (a path or an fsspec URL): a date (or time) column and a
-    price column."""
+    """CSV or Parquet file of one index (a path or an fsspec URL), called like the file: a date (or
+    time) column and a price column. Times that carry no zone are in that of `data.calendar`."""
     column: str = "close"
     """The price column."""
-    name: str | None = None
-    """What to call it; the file's name by default."""
-    timezone: str = "America/New_York"
-    """Zone of times that carry none themselves."""
 
 
 def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Array, str]:
@@ -49,7 +45,7 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     path = settings.path
     assert path is not None
     file = strip_folders(path)
-    table = read_level(path, settings, "data.benchmark.path")
+    table = read_level(path, settings.column, grid.calendar, "data.benchmark.path")
     days = table["when"].dt.normalize()
     daily = bool((table["when"] == days).all())
     values = table[settings.column].to_numpy(dtype=np.float64)
@@ -57,7 +53,7 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
         raise DataError(
             f"{file}: column {settings.column!r} holds values that are no prices; correct the file"
         )
-    name = settings.name or PurePosixPath(file).stem
+    name = PurePosixPath(file).stem
     if daily:
         stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
         before = np.searchsorted(stamps, grid.dates, side="left") - 1
@@ -92,7 +88,7 @@ def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
 
     Raises DataError when the file has no date and close, or holds values that are not positive.
     """
-    table = read_level(path, BenchmarkSettings(path=path), f"data.features.daily.{name}")
+    table = read_level(path, "close", grid.calendar, f"data.features.daily.{name}")
     values = table["close"].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise DataError(
@@ -144,12 +140,13 @@ def _carry(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
 
 
-def read_level(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
-    """The file's table in order of time, `when` in the settings' zone. Raises DataError when it
+def read_level(path: str, column: str, calendar: str, setting: str) -> pd.DataFrame:
+    """The file's table in order of time, `when` in the calendar's zone. Raises DataError when it
     cannot be used."""
     import pandas as pd
 
     name = strip_folders(path)
+    zone = timezone_of(calendar)
     data = io.BytesIO(read_whole(path, setting))
     try:
         if name.endswith((".parquet", ".pq")):
@@ -161,18 +158,15 @@ def read_level(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataF
     when = next(
         (name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None
     )
-    if when is None or settings.column not in table:
+    if when is None or column not in table:
         raise DataError(
-            f"{name}: needs a column date or ts and a column {settings.column!r}; it has"
-            f" {list(table)}"
+            f"{name}: needs a column date or ts and a column {column!r}; it has {list(table)}"
         )
     try:
         moments = pd.to_datetime(table[when])
         if moments.dt.tz is None:
-            moments = moments.dt.tz_localize(settings.timezone)
-        return table.assign(when=moments.dt.tz_convert(settings.timezone)).sort_values(
-            "when", kind="stable"
-        )
+            moments = moments.dt.tz_localize(zone)
+        return table.assign(when=moments.dt.tz_convert(zone)).sort_values("when", kind="stable")
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
             f"{name}: column {when!r} holds values that are no dates ({error})"

@@ -40,15 +40,12 @@ class PlantedInSettings(FilesSettings):
     their return ahead. 0: noise alone, the negative control."""
     horizon: int = Field(20, ge=1)
     """Bars over which that return is taken."""
-    persistence: float | None = Field(None, ge=0, lt=1)
-    """Correlation of the signal's noise from bar to bar; 1 - 1 / horizon by default, that of
-    returns that overlap."""
     seed: int = 0
 
     @property
     def phi(self) -> float:
-        """The persistence in force."""
-        return 1.0 - 1.0 / self.horizon if self.persistence is None else self.persistence
+        """Correlation of the signal's noise from bar to bar: that of returns that overlap."""
+        return 1.0 - 1.0 / self.horizon
 
     def files(self) -> FilesSettings:
         """How the bars are read, without what is planted into them."""

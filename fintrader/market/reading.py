@@ -54,7 +54,7 @@ def candidates_of(
     if not any(ever.values()):
         raise DataError(
             f"no symbol of the source was a member from {grid.dates[0]} to {grid.dates[-1]}; check "
-            "data.universe.index, tickers_as_of and aliases"
+            "data.universe.members, tickers_as_of and aliases"
         )
     kept = [
         name for name in candidates if ever[name] or name in universe.symbols

@@ -26,12 +26,12 @@ _FOLDS = 3
 _UPDATES = 40
 _CAREFUL: dict[str, list[str]] = {
     "features": [
-        "    cross_sectional: zscore    # against the other symbols at the same bar",
+        "    scaling: zscore            # against the other symbols at the same bar",
         "    clip: 3",
         "    context: []",
     ],
     "env": [
-        "  training_cost_multiplier: 1.5  # dearer in training: choosier",
+        "  randomise: {costs: [1.5, 1.5]} # dearer in training: choosier",
         "  benchmark: equal_weight      # held where there is no evidence for anything else",
         "  reward: active_mean_variance",
         "  risk_aversion: 20",
@@ -40,10 +40,9 @@ _CAREFUL: dict[str, list[str]] = {
     "tournament": [
         "  metric: information_ratio    # against the benchmark",
         (
-            "  validation: kfold            # judged where it was not trained, over training and"
+            f"  validation_folds: {_FOLDS}          # judged where it was not trained, over training and"
             " validation window"
         ),
-        f"  validation_folds: {_FOLDS}",
         (
             "  ensemble_shrinkage: james_stein  # towards the benchmark, as far as the evidence"
             " does not reach"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +23,8 @@ from fintrader.market.description import MOST_ABSENT, Survivorship
 from fintrader.metrics import TRADING_DAYS
 from fintrader.storage.objects import read_csv
 
+INDICES = ("nasdaq100", "sp500", "dow30")
+
 
 class UniverseSettings(Settings):
     """Filters are computed on the training window only: to choose by later data would be to look
@@ -35,22 +36,30 @@ class UniverseSettings(Settings):
     """Keep symbols that traded in at least this share of the training window's bars."""
     max_symbols: int | None = Field(None, ge=1)
     """Keep so many symbols at most: those with the highest turnover in the training window."""
-    index: Literal["nasdaq100", "sp500", "dow30"] | None = None
-    """Members of this index by date; all symbols are members when nothing is set. NASDAQ-100 since
-    2007-02-01 by a table of our own, the others by the package index-constitution (extra
-    `indices`)."""
+    members: PathText | None = None
+    """Members by date: those of an index (nasdaq100, sp500 or dow30), or a CSV of your own (path or
+    URL): ticker, member_from, member_to (last day, included, or empty). None: all symbols are
+    members. NASDAQ-100 since 2007-02-01 is a table of our own, the others are the package
+    index-constitution's (extra `indices`)."""
     tickers_as_of: dt.date | None = None
     """The day of which the bars' tickers are, where a file calls a company of all years by one
     ticker (META in 2016). None: each bar has the ticker of its day, or a vendor's bars those of
     today."""
-    membership: PathText | None = None
-    """Own list instead, CSV (path or URL): ticker, member_from, member_to (last day, included, or
-    empty)."""
     aliases: Mapping[Ticker, Ticker] = Field(default_factory=dict)
     """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}: of all their bars."""
     shares_outstanding: PathText | None = None
     """CSV (path or URL) of shares outstanding: symbol, from (a date), shares. A number counts from
     its date on until the next one; a split needs a row of its own at its ex-date."""
+
+    @property
+    def index(self) -> str | None:
+        """Name of the index whose members count."""
+        return self.members if self.members in INDICES else None
+
+    @property
+    def membership(self) -> str | None:
+        """Path of the list of members."""
+        return self.members if self.index is None else None
 
 
 class Coverage:
@@ -117,7 +126,7 @@ def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | N
 def read_membership(path: Path | str) -> dict[str, list[Interval]]:
     """A list of one's own: CSV with ticker, member_from, member_to (included)."""
     found: dict[str, list[Interval]] = {}
-    for line, row in read_csv(str(path), "data.universe.membership"):
+    for line, row in read_csv(str(path), "data.universe.members"):
         try:
             last = (
                 dt.date.fromisoformat(row["member_to"]) + dt.timedelta(days=1)

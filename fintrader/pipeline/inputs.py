@@ -70,7 +70,7 @@ def _data(data: DataSettings) -> Iterator[str]:
             yield f"data.source: {source.kind} needs {package}; `{install_command(extra)}`"
     if data.universe.index in _PACKAGED_INDICES and find_spec("index_constitution") is None:
         yield (
-            f"data.universe.index: {data.universe.index} needs index-constitution;"
+            f"data.universe.members: {data.universe.index} needs index-constitution;"
             f" `{install_command('indices')}`"
         )
     if isinstance(source, AlpacaSettings) and not all(map(os.environ.get, _KEYS)):
@@ -86,7 +86,7 @@ def _data(data: DataSettings) -> Iterator[str]:
 def named_files(data: DataSettings) -> dict[str, str | None]:
     """Setting -> the single file that it names, beside the bars themselves."""
     return {
-        "universe.membership": data.universe.membership,
+        "universe.members": data.universe.membership,
         "universe.shares_outstanding": data.universe.shares_outstanding,
         "benchmark.path": data.benchmark.path,
         "adjust.path": data.adjust.path,

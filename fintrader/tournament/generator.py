@@ -194,7 +194,7 @@ class Generator:
             rungs=HALVING_RUNGS if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
             looks=settings.looks,
-            folds=settings.validation_folds if settings.validation == "kfold" else 0,
+            folds=settings.validation_folds or 0,
             replicas=settings.learners,
             fusions=settings.fusions,
             env=self.env,

@@ -211,13 +211,13 @@ def _check_market(
 ) -> None:
     """Raise ConfigError before training when the market is too short for the folds, or an agent
     without tilts should be shrunk."""
-    kfold = settings.validation == "kfold"
+    folds = settings.validation_folds
     shrinks = settings.ensemble_shrinkage != "none"
-    if not isinstance(env, EnvSettings) or not (kfold or shrinks):
+    if not isinstance(env, EnvSettings) or not (folds or shrinks):
         return
     market = MarketTensors.load(path)
-    if kfold:
-        make_blocks(market, settings.validation_folds, env)
+    if folds is not None:
+        make_blocks(market, folds, env)
     layout = ObservationLayout.of(market, env.lookback, benchmark=shows_benchmark(market, env))
     for agent in agents:
         if shrinks and isinstance(head := getattr(agent, "head", None), ActionHeadSettings):

@@ -181,14 +181,12 @@ class TournamentSettings(Settings):
     year, and `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs,
     which itself scores 0, whatever the size of the bets; `active_utility` is what `env.reward:
     active_mean_variance` trains for, size and all."""
-    validation: Literal["holdout", "kfold"] = "holdout"
-    """`holdout`: the validation window. `kfold`: training and validation window are cut into blocks
-    of sessions, and a pod is a learner for each block, trained on the others: all sessions are
-    scored, each by who has not seen it. What the pod publishes is one more learner's, trained on
-    all of them."""
-    validation_folds: int = Field(5, ge=2)
-    """Only with `validation: kfold`: blocks. A pod has one learner more, and they share its budget
-    evenly. The windows' embargo lies around each block."""
+    validation_folds: int | None = Field(None, ge=2)
+    """None: pods are scored on the validation window. K: training and validation window are cut
+    into K blocks of sessions, and a pod is a learner for each block, trained on the others: all
+    sessions are scored, each by a learner that has not seen it. One learner more, trained on all of
+    them, is published. They share the budget evenly; the windows' embargo lies around each
+    block."""
     validation_windows: int = Field(1, ge=1)
     """Equal parts of the validation window that are scored separately."""
     spread_penalty: float = Field(0.0, ge=0)
@@ -274,11 +272,11 @@ class TournamentSettings(Settings):
 
     @model_validator(mode="after")
     def _folds_learn_alone(self) -> TournamentSettings:
-        if self.validation == "kfold" and self.learners > 1:
+        if self.validation_folds is not None and self.learners > 1:
             raise ValueError(
-                "validation: kfold makes a learner for each block, which cannot be fused of"
-                f" {self.learners} replicas; set replicas to 1 and one device a pod, or validation"
-                " to holdout"
+                "validation_folds makes a learner for each block, which cannot be fused of"
+                f" {self.learners} replicas; set replicas to 1 and one device a pod, or leave"
+                " validation_folds out"
             )
         return self
 

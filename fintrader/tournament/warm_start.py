@@ -153,9 +153,9 @@ def _rank_pods(source: RunStore) -> list[FinishedPod]:
 def _take_over(
     store: RunStore, address: str, folder: RunFolder, heirs: WarmStartTarget
 ) -> WarmStart:
-    if heirs.settings.validation == "kfold":
+    if heirs.settings.validation_folds is not None:
         raise TournamentError(
-            f"{address} cannot start pods of tournament.validation: kfold: its own have seen the"
+            f"{address} cannot start pods of tournament.validation_folds: its own have seen the"
             " blocks these would be judged on; set it to holdout here, or start from nothing (no"
             " --from, no walkforward.warm_start)"
         )

@@ -181,7 +181,7 @@ def test_training_is_dearer_than_what_it_is_judged_by(settings):
         "impact_bps": 3.0,
         "fractional": True,
     }
-    env = market_env(training_cost_multiplier=3.0, half_spread_bps_of={"S001": 4.0}, **asked)
+    env = market_env(randomise={"costs": (3.0, 3.0)}, half_spread_bps_of={"S001": 4.0}, **asked)
     own = make_agent(settings, env.layout).prepare_env(env)
     paid = own.settings
     assert (paid.cost_bps, paid.half_spread_bps, paid.impact_bps) == (30.0, 6.0, 9.0)

@@ -335,7 +335,7 @@ def settings_of(path, **changes):
         "source": {"kind": "files", "bar_minutes": 30, "extra": ["day"]},
         "bar_minutes": 30,
         "windows": {"fractions": [0.5, 0.2, 0.3], "embargo_sessions": 0},
-        "universe": {"membership": str(path.with_name("members.csv"))},
+        "universe": {"members": str(path.with_name("members.csv"))},
         "features": {"names": list(CLEAN), "turbulence_days": 5},
     }
     return validate(DataSettings, {**values, **changes}, "leak lab")
@@ -434,7 +434,7 @@ def table(folder):
         rows[f"pipeline: {what} early"] = caught_by(faults, what)
     scaled = with_fault(path, scaled_by_everything)
     rows["pipeline: scaled by all windows"] = caught_by(scaled, "feature return_1")
-    ranked = {"names": list(CLEAN), "cross_sectional": "rank", "turbulence_days": 5}
+    ranked = {"names": list(CLEAN), "scaling": "rank", "turbulence_days": 5}
     members = with_fault(path, ranked_with_tomorrows_members, features=ranked)
     rows["pipeline: ranked with tomorrow's members"] = caught_by(members, "feature return_1")
     level = {"names": [column(price_level), "return_1"], "turbulence_days": 5}

@@ -17,7 +17,7 @@ from fintrader.results.context import BacktestContext
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
-SHORT = WalkForwardSettings(train_sessions=6, validation_sessions=3, test_sessions=4)
+SHORT = WalkForwardSettings(sessions=(6, 3, 4))
 
 
 def test_folds_roll_on_and_keep_their_distance():

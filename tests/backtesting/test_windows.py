@@ -271,8 +271,7 @@ def test_a_model_that_holds_its_environment_knows_its_bars():
 
 def test_the_test_windows_of_folds_are_held_out_wherever_they_lie_in_the_whole():
     def settings(*sessions):
-        names = ("train_sessions", "validation_sessions", "test_sessions")
-        return WalkForwardSettings(**dict(zip(names, sessions, strict=True)))
+        return WalkForwardSettings(sessions=sessions)
 
     folds = make_folds(MARKET, settings(60, 20, 40))
     parts = [fold_market(MARKET, fold) for fold in folds]

@@ -265,7 +265,7 @@ def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(tmp_path, row
         features = {
             "names": ["return_1", "sma_5"],
             "context": ["index_return_1"],
-            "standardise": False,
+            "scaling": "none",
         }
         path = write_csv(tmp_path / str(number), table)
         found.append(

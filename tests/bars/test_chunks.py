@@ -250,7 +250,7 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
         values = {
             "waive": ["split"],  # the prices show none
             "benchmark": {"path": f"{home}/index.csv"},
-            "universe": {"membership": f"{home}/members.csv"},
+            "universe": {"members": f"{home}/members.csv"},
             "adjust": {"path": f"{home}/actions.csv"},
             "features": {
                 "names": ["return_1"],

@@ -37,7 +37,7 @@ def daily(*spans):
 
 def built(folder, table, **universe):
     values = {"path": str(write_csv(folder, table)), "bar_minutes": 390, **PLAIN}
-    values["universe"] = {"index": "nasdaq100", **universe}
+    values["universe"] = {"members": "nasdaq100", **universe}
     return make_market(validate(DataSettings, values, "test"))
 
 
@@ -152,7 +152,7 @@ def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(
 
 def test_the_table_is_part_of_a_markets_address(tmp_path, monkeypatch):
     path = write_csv(tmp_path, daily(ALWAYS))
-    values = {"path": str(path), "bar_minutes": 390, "universe": {"index": "nasdaq100"}, **PLAIN}
+    values = {"path": str(path), "bar_minutes": 390, "universe": {"members": "nasdaq100"}, **PLAIN}
     settings = validate(DataSettings, values, "test")
     first = build_market(settings, cache=tmp_path / "cache")
     monkeypatch.setattr("fintrader.market.build.index_digest", lambda index: f"another {index}")
@@ -218,15 +218,13 @@ def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path):
         values = {
             "path": str(path),
             "bar_minutes": 390,
-            "universe": {"index": "nasdaq100"},
+            "universe": {"members": "nasdaq100"},
             **PLAIN,
         }
         values["waive"] = ["excursion_day"]  # the noise
         found.append(
             make_market(
-                validate(
-                    DataSettings, {**values, "features": {**settings, "standardise": False}}, "t"
-                )
+                validate(DataSettings, {**values, "features": {**settings, "scaling": "none"}}, "t")
             )
         )
     calm, other = found

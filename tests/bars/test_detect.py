@@ -360,7 +360,7 @@ def test_from_a_file_of_many_days_to_a_backtest(tmp_path, monkeypatch, sessions,
     main(["init", "my.csv"])
     written = validate(RunConfig, yaml.safe_load(Path("my.yaml").read_text()), "my.yaml")
     careful = sessions >= 150
-    assert (written.tournament.validation == "kfold") is careful
+    assert (written.tournament.validation_folds is not None) is careful
     assert (written.tournament.ensemble_shrinkage == "james_stein") is careful
     assert written.env.decision_interval in ({a_day} if careful else {1})
     assert written.tournament.fresh == 1.0

@@ -382,7 +382,7 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
     fake.table = pd.concat([fake.table.assign(ticker=split), other], ignore_index=True)
     monkeypatch.setattr(real, "retries", 0)
     data = {"source": {"kind": kind}, "start": "2016-01-04", "end": "2016-01-22"}
-    universe = {"index": "nasdaq100", "tickers_as_of": "2023-01-03"}
+    universe = {"members": "nasdaq100", "tickers_as_of": "2023-01-03"}
     features = {"names": ["return_1"], "context": []}
     settings = validate(DataSettings, {**data, "universe": universe, "features": features}, "test")
     if kind == "yahoo":

@@ -127,7 +127,7 @@ def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path):
     members.write_text(
         "ticker,member_from,member_to\n" + "".join(f"S00{n},2015-01-01,\n" for n in range(5))
     )
-    bundle, _ = frozen(tmp_path, settings(universe={"membership": str(members)}))
+    bundle, _ = frozen(tmp_path, settings(universe={"members": str(members)}))
     members.unlink()
     kept = Bundle.open(bundle.folder).data.universe.membership
     assert kept is not None

@@ -55,7 +55,7 @@ EVENTFUL = {
         ),
         (EVENTFUL, {"decision_interval": 9}),
         (
-            {**SHORT, "features": {"cross_sectional": "zscore"}},
+            {**SHORT, "features": {"scaling": "zscore"}},
             {"benchmark": "equal_weight", "fractional": True},
         ),
         (

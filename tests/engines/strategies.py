@@ -41,8 +41,6 @@ def env_settings(
         "turbulence_threshold": draw(st.sampled_from([-0.5, 1.0, 3.0])),
         "reward": draw(st.sampled_from(REWARDS)),
         "risk_aversion": draw(st.sampled_from([0.0, 1.0, 40.0])),
-        "drawdown_penalty": draw(st.sampled_from([0.0, 1.0, 7.5])),
-        "sharpe_decay": draw(st.sampled_from([0.01, 0.3, 0.9])),
         "reward_scale": draw(st.sampled_from([1.0, 100.0])),
         "episode_bars": draw(st.sampled_from([None, 7, 30])),
         "random_start": draw(st.booleans()),

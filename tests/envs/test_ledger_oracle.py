@@ -210,7 +210,6 @@ def test_every_option_is_drawn():
     assert {name for name, values in drawn.items() if len(values) < 2} == {
         "kind",
         "num_envs",
-        "training_cost_multiplier",
         "randomise",
     }
 

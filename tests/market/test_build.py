@@ -133,23 +133,20 @@ def eventful():
 @hypothesis_settings(max_examples=examples(12))
 @given(
     cut=st.integers(0, 10 * 390 - 30),
-    standardise=st.booleans(),
-    across=st.sampled_from(["none", "zscore", "rank"]),
+    scaling=st.sampled_from(["window", "zscore", "rank", "none"]),
     seed=st.integers(0, 9),
 )
 @example(
-    cut=8 * 390 - 1, standardise=False, across="none", seed=0
+    cut=8 * 390 - 1, scaling="none", seed=0
 )  # a session's last minute: turbulence, daily, index
-@example(cut=8 * 390, standardise=False, across="rank", seed=0)
-@example(cut=7, standardise=False, across="none", seed=1)
-def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
-    eventful, cut, standardise, across, seed
-):
+@example(cut=8 * 390, scaling="rank", seed=0)
+@example(cut=7, scaling="none", seed=1)
+def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(eventful, cut, scaling, seed):
     """Prices, volumes, extras, the index and the daily series; inside the training window the scale
     itself moves."""
     grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
-    standardise = standardise and cut >= 4 * 390  # the training window is over
-    how = {"standardise": standardise, "cross_sectional": across}
+    is_over = cut >= 4 * 390  # the training window
+    how = {"scaling": scaling if is_over else "none"}
     with tempfile.TemporaryDirectory() as name:
         before = eventful_market(Path(name) / "a", eventful, grid, None, how, seed)
         later = eventful_market(Path(name) / "b", eventful, grid, cut, how, seed)
@@ -204,7 +201,7 @@ def eventful_market(folder, table, grid, cut, how, seed):
         **how,
     }
     values = {
-        "universe": {"membership": str(folder / "members.csv")},
+        "universe": {"members": str(folder / "members.csv")},
         "benchmark": {"path": str(folder / "vix.csv")},
     }
     values["waive"] = STOPPING  # of what comes after a cut, anything may be true here
@@ -251,7 +248,7 @@ def test_a_cross_section_needs_no_scale(tmp_path):
     table = minute_table(symbols=4, sessions=5)
     table["raw"] = np.arange(len(table), dtype=float)
     names = ["return_1", "return_5"]
-    features = {"names": names, "extra_raw": ["raw"], "cross_sectional": "rank"}
+    features = {"names": names, "extra_raw": ["raw"], "scaling": "rank"}
     market = make_market(settings(write_csv(tmp_path, table), features=features))
     assert market.normalisation.cross_sectional == "rank"
     assert set(market.normalisation.features.values()) == {ColumnScale(mean=0.0, std=1.0)}
@@ -393,7 +390,7 @@ def test_a_daily_series_is_seen_the_day_after(tmp_path):
         "names": ["return_1"],
         "context": [],
         "daily": {"vix": str(tmp_path / "vix.csv")},
-        "standardise": False,
+        "scaling": "none",
     }
     market = make_market(settings(path, features=features))
     assert market.context_names == ("vix",)

@@ -55,7 +55,7 @@ def test_a_file_holds_what_memory_does(tmp_path, monkeypatch):
     values = {
         "adjust": {"path": str(tmp_path / "actions.csv")},
         "waive": ["split"],  # the prices show none
-        "universe": {"membership": str(tmp_path / "members.csv")},
+        "universe": {"members": str(tmp_path / "members.csv")},
         "features": {
             "names": ["return_1", "beta_30", "gap"],
             "context": ["turbulence"],
@@ -63,8 +63,8 @@ def test_a_file_holds_what_memory_does(tmp_path, monkeypatch):
         },
     }
     path = write_csv(tmp_path, table)
-    for across in ("none", "rank"):
-        values["features"]["cross_sectional"] = across
+    for scale in ("window", "rank"):
+        values["features"]["scaling"] = scale
         wanted = file_settings(path, **values)
         market = make_market(wanted)
         with monkeypatch.context() as patch:

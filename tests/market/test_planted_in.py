@@ -114,7 +114,6 @@ def test_what_cannot_be_planted_is_refused(bars, tmp_path):
         {"ic": 1.0},
         {"ic": -0.1},
         {"horizon": 0},
-        {"persistence": 1.0},
     ):
         with pytest.raises(ConfigError):
             planted(bars, **wrong)

@@ -110,8 +110,8 @@ def test_a_policy_refuses_rows_scaled_by_other_statistics(two_markets, tmp_path)
         ({"names": ["return_5"]}, "say nothing of return_5"),
         ({"context": ["time_to_close"]}, r"say nothing of time_to_close \(context\)"),
         ({"clip": 5.0}, "are for clip 10.0, not 5.0"),
-        ({"cross_sectional": "rank"}, "are for cross_sectional none, not rank"),
-        ({"standardise": False}, "return_1 was standardised"),
+        ({"scaling": "rank"}, "are for cross_sectional none, not rank"),
+        ({"scaling": "none"}, "return_1 was standardised"),
     ],
 )
 def test_statistics_of_other_columns_are_refused(change, said, two_markets):

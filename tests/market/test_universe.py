@@ -24,7 +24,7 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path):
     )
     values = {
         "path": str(write_csv(tmp_path, minute_table(3, 6))),
-        "universe": {"membership": str(tmp_path / "list.csv")},
+        "universe": {"members": str(tmp_path / "list.csv")},
         **PLAIN,
     }
     market = make_market(validate(DataSettings, values, "test"))
@@ -35,7 +35,7 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path):
     assert days[:, 0].tolist() == [[True, False]] * 3 + [[False, True], [True, True], [False, True]]
     assert market.tradable.all()
     assert not torch.isnan(market.close).any()
-    values["universe"] = {"membership": str(tmp_path / "list.csv"), "aliases": {"CCC": "DDD"}}
+    values["universe"] = {"members": str(tmp_path / "list.csv"), "aliases": {"CCC": "DDD"}}
     market = make_market(validate(DataSettings, values, "test"))
     assert market.symbols == ("AAA", "BBB", "CCC")
     assert market.member[:, 2].all()
@@ -45,7 +45,7 @@ def test_a_bad_list_is_named(tmp_path):
     (tmp_path / "list.csv").write_text("ticker,member_from,member_to\nAAA,soon,\n")
     with pytest.raises(DataError, match=r"list.csv, line 2"):
         read_membership(tmp_path / "list.csv")
-    with pytest.raises(DataError, match=r"does not exist; see data.universe.membership"):
+    with pytest.raises(DataError, match=r"does not exist; see data.universe.members"):
         read_membership(tmp_path / "nothing.csv")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from tests.oracles.benchmark_oracle import levels
 
 PRIOR_VOLATILITY = 1e-3
+SHARPE_DECAY = 0.01
 
 YEAR_NS = 365 * 24 * 3600 * 10**9
 
@@ -347,7 +348,7 @@ class LedgerOracle:
         if s.reward == "mean_variance":
             return r - s.risk_aversion / 2 * r**2
         if s.reward == "drawdown":
-            return r - s.drawdown_penalty * max(0.0, before / peak_before - after / self.peak)
+            return r - s.risk_aversion * max(0.0, before / peak_before - after / self.peak)
         if s.reward in ("active_return", "active_mean_variance", "differential_information_ratio"):
             r -= math.log(benchmark)
         if s.reward == "active_return":
@@ -358,6 +359,6 @@ class LedgerOracle:
         b = self.moment_2
         variance = max(b - a**2, (0.1 * PRIOR_VOLATILITY) ** 2)
         value = (b * (r - a) - a * (r**2 - b) / 2) / variance**1.5
-        self.moment_1 += s.sharpe_decay * (r - a)
-        self.moment_2 += s.sharpe_decay * (r**2 - b)
+        self.moment_1 += SHARPE_DECAY * (r - a)
+        self.moment_2 += SHARPE_DECAY * (r**2 - b)
         return value

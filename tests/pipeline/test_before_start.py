@@ -49,12 +49,12 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, changes, named):
 def test_the_package_of_an_index_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "index_constitution", None)
     ours, theirs = (
-        missing_inputs(config(tmp_path, data={**TINY["data"], "universe": {"index": index}}))
+        missing_inputs(config(tmp_path, data={**TINY["data"], "universe": {"members": index}}))
         for index in ("nasdaq100", "dow30")
     )
     assert ours == []
     assert [sentence.partition(";")[0] for sentence in theirs] == [
-        "data.universe.index: dow30 needs index-constitution"
+        "data.universe.members: dow30 needs index-constitution"
     ]
     assert "pip install" in theirs[0]
 

@@ -149,13 +149,13 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier, tmp_path)
 def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_other_run(
     earlier, tmp_path
 ):
-    folds = ONE | {"validation": "kfold", "validation_folds": 2}
+    folds = ONE | {"validation_folds": 2}
     with pytest.raises(TournamentError, match="have seen the blocks"):
         run_tournament(configured(tmp_path / "a", earlier, tournament=folds))
 
 
 def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path):
-    folds = ONE | {"validation": "kfold", "validation_folds": 2}
+    folds = ONE | {"validation_folds": 2}
     earlier = run_tournament(
         load_config(write_config(tmp_path / "old", tournament=folds, name="old"))
     )
@@ -182,9 +182,7 @@ def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(
     tmp_path,
 ):
     lengths = {
-        "train_sessions": 6,
-        "validation_sessions": 4,
-        "test_sessions": 4,
+        "sessions": [6, 4, 4],
         "warm_start": True,
     }
     source = TINY["data"]["source"] | {"num_sessions": 21}

@@ -186,9 +186,7 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
 def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path):
     source = TINY["data"]["source"] | {"num_sessions": 17}
     lengths = {
-        "train_sessions": 6,
-        "validation_sessions": 3,
-        "test_sessions": 3,
+        "sessions": [6, 3, 3],
     }
     judged = {"null_model": False, "sensitivity": True}
     config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged)

@@ -339,9 +339,7 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
     one = SMALL | {"pods": 1, "ensemble_size": 1}
     controlled = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
     lengths = {
-        "train_sessions": 8,
-        "validation_sessions": 4,
-        "test_sessions": 6,
+        "sessions": [8, 4, 6],
     }
     sizes = {
         "data": {"source": TINY["data"]["source"] | {"num_sessions": 26}},
@@ -353,7 +351,7 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
     done = verify(run_stages(load_config(heirs)))
     assert done.status == 0, done.out
     assert "trials: 3, as the manifest says" in done.out
-    blocks = one | {"validation": "kfold", "validation_folds": 2}
+    blocks = one | {"validation_folds": 2}
     folder = walk_forward(
         load_config(
             write_config(tmp_path / "rolling", tournament=blocks, backtest=controlled, **sizes)

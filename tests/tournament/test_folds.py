@@ -26,7 +26,7 @@ from tests.engines.races import ENV, SETTINGS, first_spec, market_file, real_rac
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.factories import make_market
 
-KFOLD = {"validation": "kfold", "validation_folds": 3, "budget": Budget(env_steps=4 * 128)}
+KFOLD = {"validation_folds": 3, "budget": Budget(env_steps=4 * 128)}
 
 
 def sessions(market):
@@ -69,7 +69,7 @@ def test_folds_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="validation_folds"):  # at the door, not by every pod
         real_race(
             RunFolder(tmp_path / "run"),
-            SETTINGS.model_copy(update={"validation": "kfold", "validation_folds": 9}),
+            SETTINGS.model_copy(update={"validation_folds": 9}),
         )
 
 

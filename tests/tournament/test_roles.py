@@ -356,7 +356,7 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, 
         ({"order": "generations", "survivors": 8, "pool_size": 8}, "survivors"),
         ({"ensemble_size": 9, "leaderboard_size": 8}, "ensemble_size"),
         (
-            {"validation": "kfold", "replicas": 2},
+            {"validation_folds": 5, "replicas": 2},
             "cannot be fused of 2 replicas; set replicas to 1",
         ),
         ({"ensemble_tracking_error": 0.02}, "set ensemble_shrinkage to james_stein too"),

@@ -94,7 +94,7 @@ def lookahead(
                     untried.append(f"bars {piece.first} to {piece.first + piece.bars - 1}: {error}")
                 task.advance(piece.own_bars)
         alarms = implausible(market, planted_column(data))
-        own_index = market.benchmark_name != (data.benchmark.name or EQUAL_WEIGHT)
+        own_index = market.benchmark_name != EQUAL_WEIGHT
         names = sorted(set.intersection(*still)) if still else []
         return LookaheadReport(
             report.cuts,

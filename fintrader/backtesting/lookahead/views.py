@@ -88,13 +88,16 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
         values["adjust"] = settings.adjust.model_copy(update={"as_of": min(before)})
         if settings.benchmark.path is not None:
             path = _level_until(
-                settings.benchmark, "data.benchmark.path", cut, folder / "benchmark.csv"
+                settings.benchmark,
+                (settings.calendar, "data.benchmark.path"),
+                cut,
+                folder / "benchmark.csv",
             )
             values["benchmark"] = settings.benchmark.model_copy(update={"path": path})
         daily = {
             name: _level_until(
                 BenchmarkSettings(path=path),
-                f"data.features.daily.{name}",
+                (settings.calendar, f"data.features.daily.{name}"),
                 cut,
                 folder / f"{name}.csv",
             )
@@ -104,11 +107,11 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
     return settings.model_copy(update={**values, "universe": universe})
 
 
-def _level_until(settings: BenchmarkSettings, setting: str, cut: Cut, path: Path) -> str:
+def _level_until(settings: BenchmarkSettings, where: tuple[str, str], cut: Cut, path: Path) -> str:
     """A series without the rows that nobody could know; the file itself where no row would be
-    left."""
+    left. where: the calendar of its times, and the setting that names it."""
     assert settings.path is not None
-    table = read_level(settings.path, settings, setting)
+    table = read_level(settings.path, settings.column, *where)
     days = table["when"].dt.normalize()
     if (table["when"] == days).all():
         dates = days.dt.tz_localize(None)
@@ -137,7 +140,7 @@ def _universe_until(
             for row in _members_until(name, spans, day, end)
         ]
         _write(folder / "membership.csv", "ticker,member_from,member_to", rows)
-        values |= {"index": None, "membership": str(folder / "membership.csv")}
+        values |= {"members": str(folder / "membership.csv")}
     shares = load_shares(universe)
     if shares is not None:
         known = [

@@ -139,7 +139,7 @@ class VendorFeed(Feed):
         if not symbols:
             raise DataError(
                 "no tickers to ask for; list them under data.universe.symbols or set"
-                " data.universe.index"
+                " data.universe.members"
             )
         self.vendor = vendor
         self.calendar = days.calendar
