@@ -26,6 +26,14 @@ from fintrader.errors import DataError, install_command
 
 Interval = tuple[dt.date, dt.date | None]
 """First day of membership, and the first day after it (None while it lasts)."""
+
+
+def overlaps(interval: Interval, first: dt.date, last: dt.date) -> bool:
+    """True of an interval with a day from `first` to `last`."""
+    start, stop = interval
+    return start <= last and (stop is None or stop > first)
+
+
 EVER = dt.date.min
 NEVER = dt.date.max
 

@@ -1,8 +1,7 @@
-"""What a stranger's files of bars are: every setting that reads them, from the evidence, and how
-sure it is.
+"""Detection of the settings that read unknown files of bars, with the evidence for each.
 
 A part of the rows is read with the layout that their first lines show; the exchange's sessions then
-say in which zone their times are, whether a time is a bar's start or its end, and the rest.
+tell the zone of their times, whether a time is a bar's start or its end, and the rest.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _SPLITS = (2, 3, 4, 5, 7, 8, 10, 15, 20)
 
 @dataclass(frozen=True)
 class InferredSetting:
-    """One thing that was found out."""
+    """One detected setting."""
 
     setting: str
     value: str
@@ -67,7 +66,7 @@ class InferredSetting:
 
 @dataclass
 class Detection:
-    """What files of bars are."""
+    """Detected description of files of bars."""
 
     path: str
     calendar: str
@@ -84,9 +83,9 @@ class Detection:
     session_minutes: int = 390
     extended: bool = False
     whole: bool = True
-    """Whether all rows of all files were looked at."""
+    """All rows of all files were read."""
     waivers: list[str] = field(default_factory=list)
-    """What `data.waive` would have to hold for these bars to pass."""
+    """Entries of `data.waive` with which these bars would pass."""
 
     def note(self, setting: str, value: object, sure: Sure, why: str) -> None:
         """Add a finding."""
@@ -98,9 +97,9 @@ class Detection:
 
 
 def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -> Detection:
-    """What the files at a path or URL are. With a `preset` only what it leaves open is looked for.
+    """Detect the settings of the files at a path or URL; with a `preset` only those it leaves open.
 
-    Raises DataError when there is no file, BarError when nothing can be made of it.
+    Raises DataError when there is no file, BarError when they cannot be detected.
     """
     found = Detection(path, calendar)
     if preset is not None:
@@ -130,7 +129,8 @@ def _by_preset(found: Detection, file: BarFile, preset: Preset) -> None:
         if other:
             found.source["columns"] = other
             found.note("columns", other, "likely", "these are called otherwise here")
-    if (written := layout.values.get("time_format")) != PRESETS[preset].get("time_format"):
+    written = layout.values.get("time_format")
+    if written != PRESETS[preset].get("time_format"):
         found.source["time_format"] = written
     found.source["timezone"] = "UTC" if layout.zoned else PRESETS[preset].get("timezone", "UTC")
     found.source["_zoned"], found.source["_days"] = layout.zoned, layout.whole_days
@@ -182,8 +182,7 @@ def _plain(found: Detection) -> dict[str, Any]:
 
 
 def _sample(found: Detection, files: list[BarFile]) -> Bars:
-    """Rows as they are, times without a zone taken for UTC; the span and all symbols of what was
-    read."""
+    """Read rows unchanged, times without a zone taken for UTC; note their span and symbols."""
     found.source = {**found.source}
     reading = validate(
         FilesSettings,
@@ -477,7 +476,7 @@ def _adjustment(found: Detection, bars: Bars, grid: SessionGrid) -> None:
 
 
 def _faults(found: Detection, bars: Bars) -> None:
-    """What would stop a build of these bars."""
+    """Note the faults that would stop a build of these bars."""
     grid = _grid(found, bars)
     gate = Gate(grid, ["conflicting_duplicate"])
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
@@ -502,7 +501,7 @@ def _faults(found: Detection, bars: Bars) -> None:
 
 
 def describe_detection(found: Detection) -> str:
-    """What was found, as lines for a terminal."""
+    """Format the findings as lines for a terminal."""
     width = max(len(one.setting) for one in found.findings)
     broad = min(40, max(len(one.value) for one in found.findings))
     return "\n".join(

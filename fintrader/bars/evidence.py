@@ -1,11 +1,10 @@
-"""What bars say of themselves against what is declared of them: time zone, label, length.
+"""Evidence in bars against their declared time zone, label and length.
 
-A zone that is wrong for a part of the year, a time that is the end of its bar and taken for its
-start, or bars of five minutes on a grid of one leave nearly every row inside the sessions: such a
-market looks well and is wrong. Each shows in where the days begin and end, in the bar at the open
-and the one at the close, in the volume around them and in how far rows stand apart. The build stops
-where that is as good as certain: a pattern must hold on nearly all days. Thin symbols, daily bars
-and odd days show none.
+A zone that is wrong for a part of the year, an end of a bar that is taken for its start, or bars of
+five minutes on a grid of one leave nearly every row inside the sessions: such a market looks well
+and is wrong. The evidence is the beginning and end of the days, the bars at the open and at the
+close, the volume around them, and the steps between rows. The build stops where it is as good as
+certain: a pattern must hold on nearly all days. Thin symbols, daily bars and odd days show none.
 """
 
 from __future__ import annotations
@@ -129,11 +128,11 @@ class Votes:
     end: int = 0
     """One bar too late: the times are ends."""
     start: int = 0
-    """As they should."""
+    """In place: the times are starts."""
     early: int = 0
     """One bar too early: taken for ends, the times are starts."""
     prints: int = 0
-    """Of those that are as they should: days with an auction's print one bar before the open."""
+    """Days in place with an auction's print one bar before the open."""
     days: int = 0
 
     def __add__(self, other: Votes) -> Votes:
@@ -141,7 +140,7 @@ class Votes:
         return Votes(*(one + two for one, two in pairs))
 
     def displaced(self) -> Literal["end", "early"] | None:
-        """Which displacement is as good as certain, if any."""
+        """The displacement that is as good as certain, if any."""
         for name, votes, others in (
             ("end", self.end, self.start + self.early),
             ("early", self.early, self.start),
@@ -153,7 +152,7 @@ class Votes:
 
 
 def label_votes(days: BarsByDay) -> Votes:
-    """How the days look at their open and close."""
+    """Count votes on the label from the bars at open and close."""
     step = days.step
     if not 0 < step <= _LONGEST or not len(days.session):
         return Votes()
@@ -161,8 +160,8 @@ def label_votes(days: BarsByDay) -> Votes:
 
 
 def _votes_at_the_edges(days: BarsByDay, step: int) -> Votes:
-    """Of days that hold the session alone: is the bar that is one too many a print, and the other a
-    bar?
+    """Count votes of days without trading around the session: is the bar that is one too many a
+    print, and the other a bar?
 
     A day of ends that also holds the opening print has its first bar at the open, as a day of
     starts; so it is told by the last one, which is no print. A day of starts may hold the closing
@@ -189,8 +188,8 @@ def _votes_at_the_edges(days: BarsByDay, step: int) -> Votes:
 
 
 def _votes_of_volume(days: BarsByDay, step: int) -> Votes:
-    """Of days with trading around the session: which bar is the first with the volume of the
-    open?"""
+    """Count votes of days with trading around the session: which bar is the first with the volume
+    of the open?"""
     wide = days.wide
     two_before, before, at, after = (
         days.volume(days.open + count * step) for count in (-2, -1, 0, 1)
@@ -398,8 +397,8 @@ def merge_opening_prints(bars: Bars, days: BarsByDay) -> tuple[Bars, int]:
 
 
 def has_opening_prints(days: BarsByDay) -> bool:
-    """Whether most days hold one bar before the open, a print of a single price at the opening's
-    own time."""
+    """True where most days hold one bar before the open, a print of a single price at the time of
+    the opening."""
     votes = (
         _votes_at_the_edges(days, days.step)
         if 0 < days.step <= _LONGEST and len(days.session)

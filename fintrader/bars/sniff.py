@@ -1,5 +1,5 @@
-"""The layout of a file of bars from its first lines: delimiter, header, which column is what, how
-times are written."""
+"""Layout of a file of bars, guessed from its first lines: delimiter, header, columns, and the
+format of times."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ _DATES = (
 )
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p")
 _ZONED = r"(?:Z|[+-]\d\d:?\d\d)$"
-_FIELDS = tuple(itertools.chain.from_iterable(SPELLINGS[name] for name in COLUMNS))
 
 
 @dataclass
 class Layout:
-    """How a file is laid out, as settings of a `files` source, and what was made of it."""
+    """Layout of a file as settings of a `files` source, and the reasons for them."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from the defaults."""
     notes: dict[str, str] = field(default_factory=dict)
     """Setting -> why; those that were guessed begin with `guess:`."""
     zoned: bool = False
-    """Whether times carry their zone, or count from 1970."""
+    """Times carry their zone, or count from 1970."""
     whole_days: bool = False
-    """Whether times are dates."""
+    """Times are dates."""
     single: bool = False
-    """Whether no column says the symbol."""
+    """No column holds the symbol."""
 
 
 def sniff(file: BarFile, date_in_name: bool) -> Layout:
@@ -191,60 +190,64 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[st
     such."""
     comma = layout.values.get("decimal") == ","
     text = {column: table[column].astype(str).str.strip() for column in table.columns}
-    numbers = {
+    numbers: dict[Any, Any] = {
         column: pd.to_numeric(
             cells.str.replace(",", ".", regex=False) if comma else cells, errors="coerce"
         )
         for column, cells in text.items()
     }
     numeric = [column for column in table.columns if numbers[column].notna().all()]
-    prices: tuple[Any, ...] | None = None
-    for start in range(len(numeric) - 3):
-        four = np.stack([numbers[column].to_numpy() for column in numeric[start : start + 4]])
-        if (four > 0).all() and np.ptp(np.log(np.median(four, axis=1))) < 0.05:
-            prices = tuple(numeric[start : start + 4])
-            break
-    if prices is None:
+    prices = _find_prices({column: numbers[column].to_numpy() for column in numeric})
+    if not prices:
         raise BarError(
             f"{name}: no four columns next to each other look like prices; name the columns"
             " (source.header)"
         )
-    found: dict[str, Any] = _prices(
+    found = _order_prices(
         prices, np.stack([numbers[column].to_numpy() for column in prices]), layout
     )
     after = [column for column in numeric if column not in prices and column > prices[-1]]
     if not after:
         raise BarError(f"{name}: no column of numbers after the prices could be the volume")
     found["volume"] = after[0]
-    for place, column in enumerate(table.columns):
-        cells = text[column]
-        if column in found.values():
-            continue
-        if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and place > 0:
-            found.setdefault("clock", column)
-        elif cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}").all() or column in numeric:
-            found.setdefault("day", column)
-        elif not cells.str.contains(r"^\d").any():
-            found.setdefault("symbol", column)
-    clock = found.pop("clock", None)
-    day = found.pop("day", None)
-    if day is None and clock is None:
+    others = {column: cells for column, cells in text.items() if column not in found.values()}
+    found |= _find_times_and_symbols(others, numeric, table.columns[0])
+    if "ts" not in found:
         raise BarError(
             f"{name}: no column looks like a time; name the columns (data.source.header)"
         )
-    found |= (
-        {"ts": day}
-        if clock is None
-        else {"ts": clock}
-        if day is None
-        else {"date": day, "ts": clock}
-    )
-    layout.notes["columns"] = "by what stands in them"
+    layout.notes["columns"] = "by their content"
     return found
 
 
-def _prices(columns: tuple[Any, ...], values: Any, layout: Layout) -> dict[str, Any]:
-    """Which of four columns of prices is the open, the high, the low and the close."""
+def _find_prices(numbers: dict[Any, Any]) -> list[Any]:
+    """Find the first four columns of numbers next to each other that lie close together; empty
+    without such."""
+    columns = list(numbers)
+    for start in range(len(columns) - 3):
+        four = np.stack([numbers[column] for column in columns[start : start + 4]])
+        if (four > 0).all() and np.ptp(np.log(np.median(four, axis=1))) < 0.05:
+            return columns[start : start + 4]
+    return []
+
+
+def _find_times_and_symbols(text: dict[Any, Any], numeric: list[Any], first: Any) -> dict[str, Any]:
+    """Find the columns of time, date and symbol among those that are neither prices nor volume."""
+    found: dict[str, Any] = {}
+    for column, cells in text.items():
+        if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
+            found.setdefault("ts", column)
+        elif cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}").all() or column in numeric:
+            found.setdefault("date", column)
+        elif not cells.str.contains(r"^\d").any():
+            found.setdefault("symbol", column)
+    if "ts" not in found and "date" in found:
+        found["ts"] = found.pop("date")
+    return found
+
+
+def _order_prices(columns: list[Any], values: Any, layout: Layout) -> dict[str, Any]:
+    """Tell open, high, low and close among four columns of prices."""
     slack = 1e-9 * values.max()
     high = [row for row in range(4) if (values[row] >= values.max(axis=0) - slack).mean() > 0.98]
     low = [row for row in range(4) if (values[row] <= values.min(axis=0) + slack).mean() > 0.98]
@@ -265,14 +268,21 @@ def _prices(columns: tuple[Any, ...], values: Any, layout: Layout) -> dict[str, 
 def _times(
     table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: str, date_in_name: bool
 ) -> None:
-    """Set `time_format`, and say whether times carry a zone or are dates."""
+    """Set `time_format`, `zoned` and `whole_days`."""
     column = table[columns["ts"]]
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         layout.zoned = True
-        return
-    if pd.api.types.is_datetime64_any_dtype(column):
+    elif pd.api.types.is_datetime64_any_dtype(column):
         layout.whole_days = "date" not in columns and bool((column.dt.normalize() == column).all())
-        return
+    else:
+        _text_times(table, columns, layout, name, date_in_name)
+
+
+def _text_times(
+    table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: str, date_in_name: bool
+) -> None:
+    """Set `time_format`, `zoned` and `whole_days` of times as text."""
+    column = table[columns["ts"]]
     cells = column.astype(str).str.strip()
     cells = cells[~cells.isin(["", "nan", "None"])]
     days = (
@@ -289,23 +299,34 @@ def _times(
         parts = first.str.extract(r"^(\S+?)(?:[ T](.*))?$")
         first = parts[0]
         second = None if parts[1].isna().any() else parts[1]
+    _set_formats(first, second, cells.iloc[0], layout, name, is_one_column=days is None)
+
+
+def _set_formats(
+    first: pd.Series[Any],
+    second: pd.Series[Any] | None,
+    example: str,
+    layout: Layout,
+    name: str,
+    *,
+    is_one_column: bool,
+) -> None:
+    """Set `time_format` and `whole_days` by the dates (`first`) and the times of day (`second`)."""
     date_format, sure = _fitting(first, _DATES)
     clock_format = None if second is None else _fitting(second, _CLOCKS)[0]
     if date_format is None or (second is not None and clock_format is None):
         raise BarError(
-            f"{name}: times like {cells.iloc[0]!r} are unknown; say how they are written"
+            f"{name}: times like {example!r} are unknown; say how they are written"
             " (source.time_format)"
         )
     layout.whole_days = second is None
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
     if not iso:
-        joint = "T" if days is None and "T" in cells.iloc[0] else " "
+        joint = "T" if is_one_column and "T" in example else " "
         layout.values["time_format"] = (
             date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
         )
-        layout.notes["time_format"] = (
-            f"{'' if sure else 'guess: month before day, '}like {cells.iloc[0]}"
-        )
+        layout.notes["time_format"] = f"{'' if sure else 'guess: month before day, '}like {example}"
 
 
 def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> tuple[str | None, bool]:
@@ -339,11 +360,8 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         layout.notes["time_format"] = "counts from midnight; the date stands in the file's name"
         return
     dated = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-    if (
-        len(digits) == 1
-        and (written := dated.get(*digits))
-        and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all()
-    ):
+    written = dated.get(*digits) if len(digits) == 1 else None
+    if written is not None and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all():
         layout.values["time_format"] = written
         layout.whole_days = digits == {8}
         layout.notes["time_format"] = f"like {cells.iloc[0]}"
@@ -375,8 +393,8 @@ _WORDS = {
 
 
 def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str | None:
-    """Where in files' names the symbol stands, and the date where times are those of a day; None
-    where they are it."""
+    """Pattern of the places of symbol and date in files' names; the date only where times are those
+    of a day. None where the names are symbols."""
     stems = [file.stem for file in files]
     tokens = [
         re.split(r"[_\s-]", re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1\2\3", stem)) for stem in stems
@@ -394,7 +412,7 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str | None:
 
 
 def _token(place: int, tokens: list[list[str]], needs_date: bool) -> str:
-    """What one part of the files' names is."""
+    """Placeholder for one part of the files' names."""
     words = {one[place] for one in tokens}
     if all(re.fullmatch(r"(19|20)\d\d[01]\d[0-3]\d", word) for word in words):
         return "{date}" if needs_date else "*"

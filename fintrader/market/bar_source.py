@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fintrader.bars.calendar import day_starts
+from fintrader.bars.companies import overlaps
 from fintrader.bars.sources.alpaca import Alpaca
 from fintrader.bars.sources.bar_files import read_files
-from fintrader.bars.sources.by_company import by_company
+from fintrader.bars.sources.by_company import join_by_company
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
 from fintrader.bars.sources.feeds import FilesFeed, file_inputs
@@ -37,7 +38,7 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     Without a cache, bars are read into memory.
     """
     universe = settings.universe
-    return by_company(
+    return join_by_company(
         open_source(settings, cache),
         universe.index,
         settings.calendar,
@@ -104,7 +105,7 @@ def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
     inside = {
         name
         for name, intervals in members.items()
-        if any(first <= end and (stop is None or stop > start) for first, stop in intervals)
+        if any(overlaps(interval, start, end) for interval in intervals)
     }
     return sorted(inside), False
 

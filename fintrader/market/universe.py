@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from fintrader.bars.bars import Array
-from fintrader.bars.companies import Interval, index_companies
+from fintrader.bars.companies import Interval, index_companies, overlaps
 from fintrader.config import PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
 from fintrader.market.description import MOST_ABSENT, Survivorship
@@ -175,7 +175,7 @@ def index_tickers(index: str, start: dt.date, end: dt.date, as_of: dt.date) -> l
         ticker
         for membership in (index_membership(index), index_membership(index, as_of))
         for ticker, intervals in membership.items()
-        if any(first <= end and (stop is None or stop > start) for first, stop in intervals)
+        if any(overlaps(interval, start, end) for interval in intervals)
     )
 
 

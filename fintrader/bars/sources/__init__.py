@@ -1,1 +1,1 @@
-"""Where bars come from. Every source ends in one long schema, `fintrader.bars.bars.Bars`."""
+"""Sources of bars. Every source delivers the same long table, `fintrader.bars.bars.Bars`."""

@@ -26,7 +26,7 @@ from fintrader.storage.objects import open_file_system
 BATCH_ROWS = 500_000
 _HEADER_BYTES = 1 << 16
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
-"""What no text holds."""
+"""Bytes that no text holds."""
 _FEW = 10
 """From so many lines on, equal decimals are no chance."""
 
@@ -102,7 +102,8 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     )
     found: dict[str, dict[str, str]] = {}
     for column in present:
-        if match := re.fullmatch(body, column):
+        match = re.fullmatch(body, column)
+        if match:
             symbol = match["symbol"].upper() if settings.uppercase else match["symbol"]
             found.setdefault(symbol, {})[fields[match["field"]]] = column
     return {
@@ -141,7 +142,7 @@ def _joined(
 
 
 def _blank_from(path: str, offset: int) -> bool:
-    """Whether only empty lines follow."""
+    """True where only empty lines follow."""
     with Path(path).open("rb") as file:
         file.seek(offset)
         return not file.read(_HEADER_BYTES).strip()
@@ -169,9 +170,9 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
 
 
 def _is_whole(last: str, others: list[str], decimal: str) -> bool:
-    """Whether a field can be no part of a longer one: its quotes are closed, it has the decimals
-    that all others have, or it is a text of which the others have no longer one. Of whole numbers
-    of any length nothing tells."""
+    """True where a field cannot be part of a longer one: its quotes are closed, it has the decimals
+    of all others, or it is a text that begins no longer one of theirs. Whole numbers of any length
+    are no evidence."""
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):
@@ -197,7 +198,8 @@ def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
             f" columns under data.source.columns (--data.source.columns.{missing[0][0]}), or let"
             " `fintrader init` find out"
         )
-    if lacking := [name for name in settings.extra if name not in present]:
+    lacking = [name for name in settings.extra if name not in present]
+    if lacking:
         raise BarError(f"{file.name}: no column {lacking[0]!r}; it has {', '.join(present)}")
     return present
 

@@ -1,10 +1,10 @@
-"""A source's bars put together by company, whatever tickers they traded under."""
+"""Bars of a source joined by company, across its tickers."""
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, exchange_days, session_date
-from fintrader.bars.companies import EVER, NEVER, Company, index_companies
+from fintrader.bars.companies import EVER, NEVER, Company, index_companies, overlaps
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
@@ -22,8 +22,7 @@ log = logging.getLogger("fintrader.bars")
 
 
 class _TickerSpan(NamedTuple):
-    """Bars of one ticker that are a company's: those of the days from `start` until before
-    `stop`."""
+    """A company's bars of one ticker: those of the days from `start` until before `stop`."""
 
     ticker: str
     start: dt.date
@@ -31,17 +30,16 @@ class _TickerSpan(NamedTuple):
 
 
 class CompanyFeed(Feed):
-    """Another feed's bars, company by company: one symbol for each, called by the last of its
-    tickers that has bars.
+    """Another feed's bars, joined by company: one symbol for each, named by the last of its tickers
+    that has bars.
 
-    A ticker's bars belong to the company that traded under the letters on the day. Files of which
-    the tickers are those of one day for all years say so (`tickers_as_of`; a vendor's are those of
-    today): then they belong to whoever held the letters on that day, and bars under an earlier
-    ticker fill the sessions that are missing. Without it, bars from before a change of ticker are
-    taken under the new one where they run through the change session by session: that no two
-    companies do.
+    A ticker's bars belong to the company that traded under it on the day. `tickers_as_of` is for
+    sources that use one day's tickers for all years (a vendor uses today's): then the bars belong
+    to the company that held the ticker on that day, and bars under an earlier ticker fill the
+    missing sessions. Without it, bars from before a change of ticker are read under the new ticker
+    where they run through the change session by session, as bars of two companies never do.
 
-    Bars of letters that nobody of the index holds stay as they are, and are nobody's.
+    Bars of a ticker that no company of the index held stay unchanged, without a company.
     """
 
     def __init__(
@@ -65,32 +63,31 @@ class CompanyFeed(Feed):
         self._wanted = set(wanted)
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Prepare the feed, and settle whose bars it has."""
+        """Prepare the feed, and assign its bars to companies."""
         self.feed.prepare(progress)
         self.inputs = self.feed.inputs
         self.missing = self.feed.missing
         first, last = (session_date(self.calendar, ts) for ts in self.feed.span())
-        pieces = {company.key: self._pieces(company, first, last) for company in self._companies}
-        used = {piece.ticker for found in pieces.values() for piece in found}
-        own = {
-            name: [_TickerSpan(name, EVER, NEVER)] for name in self.feed.symbols if name not in used
-        }
-        self._by_symbol: dict[str, list[_TickerSpan]] = dict(own)
-        self.companies = dict.fromkeys(
-            own, ""
-        )  # though its letters may once have been, or come to be, a member's
+        spans = {company.key: self._find_spans(company, first, last) for company in self._companies}
+        used = {span.ticker for found in spans.values() for span in found}
+        others = [name for name in self.feed.symbols if name not in used]
+        self._by_symbol = {name: [_TickerSpan(name, EVER, NEVER)] for name in others}
+        # no company, though the ticker may have been a member's before, or become one later
+        self.companies = dict.fromkeys(others, "")
         for company in sorted(self._companies, key=lambda one: one.names[-1].stop, reverse=True):
-            if found := pieces[company.key]:
-                asked = [piece.ticker for piece in found if piece.ticker in self._wanted]
-                name = (asked or [max(found, key=lambda piece: piece.start).ticker])[0]
-                if name in self._by_symbol:  # who holds the letters now keeps them
-                    name = company.key
-                self._by_symbol[name] = found
-                self.companies[name] = company.key
+            found = spans[company.key]
+            if not found:
+                continue
+            wanted = [span.ticker for span in found if span.ticker in self._wanted]
+            name = (wanted or [max(found, key=lambda span: span.start).ticker])[0]
+            if name in self._by_symbol:  # the present holder keeps the ticker
+                name = company.key
+            self._by_symbol[name] = found
+            self.companies[name] = company.key
         if self._as_of is None:
-            self._wonder(own, pieces, first, last)
+            self._warn_of_members(others, spans, first, last)
         self.symbols = sorted(self._by_symbol)
-        self.actions = tuple(self._own(action) for action in self.feed.actions)
+        self.actions = tuple(self._rename(action) for action in self.feed.actions)
 
     def span(self) -> tuple[int, int]:
         return self.feed.span()
@@ -99,60 +96,59 @@ class CompanyFeed(Feed):
         return self.feed.index(grid)
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol whose share traded under a ticker on a day; also by one of its other tickers,
-        if nobody did."""
+        """The symbol that traded under a ticker on a day; if there was none, the symbol of a company
+        that bore the ticker on another day."""
+        for symbol, spans in self._by_symbol.items():
+            if any(span.ticker == ticker and span.start <= day < span.stop for span in spans):
+                return symbol
         mine = {key: name for name, key in self.companies.items() if key}
         ever = [one for one in self._companies if any(name.ticker == ticker for name in one.names)]
         then = [one for one in ever if one.holds(ticker, day)]
         found = [mine[one.key] for one in (*then, *reversed(ever)) if one.key in mine]
-        for symbol, pieces in self._by_symbol.items():
-            if any(piece.ticker == ticker and piece.start <= day < piece.stop for piece in pieces):
-                return symbol
         return found[0] if found else None
 
     def bars(self, symbol: str) -> Bars:
-        pieces = self._by_symbol[symbol]
-        if len(pieces) == 1 and (pieces[0].start, pieces[0].stop) == (EVER, NEVER):
-            return replace(self.feed.bars(pieces[0].ticker), symbols=(symbol,))
+        spans = self._by_symbol[symbol]
+        if len(spans) == 1 and (spans[0].start, spans[0].stop) == (EVER, NEVER):
+            return replace(self.feed.bars(spans[0].ticker), symbols=(symbol,))
         parts: list[Bars] = []
         covered: Array = np.zeros(0, dtype="datetime64[D]")
-        for piece in pieces:
-            bars = self.feed.bars(piece.ticker)
+        for span in spans:
+            bars = self.feed.bars(span.ticker)
             days = exchange_days(self.calendar, bars.ts).astype("datetime64[D]")
-            free = (days < np.datetime64(piece.stop)) & ~np.isin(days, covered)
-            keep = free & (days >= np.datetime64(self._since(symbol, piece, days[free])))
+            free = (days < np.datetime64(span.stop)) & ~np.isin(days, covered)
+            keep = free & (days >= np.datetime64(self._first_day(symbol, span, days[free])))
             covered = np.union1d(covered, days[keep])
             parts.append(replace(bars.take(keep), symbols=(symbol,)))
         filled = [part for part in parts if len(part)] or parts[:1]
         return filled[0] if len(filled) == 1 else replace(concat(filled), row=None).sorted()
 
-    def _pieces(self, company: Company, first: dt.date, last: dt.date) -> list[_TickerSpan]:
-        """Which bars of the source are a company's, in order of preference; `first` and `last` are
-        its first and last days."""
+    def _find_spans(self, company: Company, first: dt.date, last: dt.date) -> list[_TickerSpan]:
+        """Find a company's bars among those of the source, in order of preference; `first` and
+        `last` are the source's first and last days."""
         there = set(self.feed.symbols) - set(self._aliases)
-        declared = [
+        tickers = [
             name
             for name, theirs in self._aliases.items()
-            if self._means(theirs, company, first, last)
+            if name in self.feed.symbols and self._is_alias_of(theirs, company, first, last)
         ]
-        pieces = [_TickerSpan(name, EVER, NEVER) for name in declared if name in self.feed.symbols]
         if self._as_of is not None:
             ticker = company.ticker(self._as_of)
-            if ticker in there and self._holder(ticker, self._as_of) == company.key:
-                pieces.append(_TickerSpan(ticker, EVER, NEVER))
+            if ticker in there and self._find_holder(ticker, self._as_of) == company.key:
+                tickers.append(ticker)
+        spans = [_TickerSpan(ticker, EVER, NEVER) for ticker in tickers]
         named = [
             _TickerSpan(*name)
             for name in company.names
             if name.ticker in there
             and name.start <= last
             and name.stop > first
-            and name.ticker not in _names_in(pieces)
+            and name.ticker not in tickers
         ]
-        return pieces + (named if self._as_of is None else named[::-1])
+        return spans + (named if self._as_of is None else named[::-1])
 
-    def _holder(self, ticker: str, day: dt.date) -> str | None:
-        """Whose the letters are on a day: of who holds them, or else of who held them last
-        before."""
+    def _find_holder(self, ticker: str, day: dt.date) -> str | None:
+        """Find the key of the company that holds a ticker on a day, or else held it last before."""
         ranked = [
             (name.start <= day < name.stop, name.start <= day, name.start, company.key)
             for company in self._companies
@@ -161,9 +157,9 @@ class CompanyFeed(Feed):
         ]
         return max(ranked)[-1] if ranked else None
 
-    def _means(self, ticker: str, company: Company, first: dt.date, last: dt.date) -> bool:
-        """Whether an alias names a company: by a ticker of it, where it can, one of the source's
-        days."""
+    def _is_alias_of(self, ticker: str, company: Company, first: dt.date, last: dt.date) -> bool:
+        """True where a ticker names a company: by its tickers of the source's days, or else by any
+        of its tickers."""
         ever = [one for one in self._companies for name in one.names if name.ticker == ticker]
         then = [
             one
@@ -173,21 +169,21 @@ class CompanyFeed(Feed):
         ]
         return (then or ever)[-1:] == [company]
 
-    def _since(self, symbol: str, piece: _TickerSpan, days: Array) -> dt.date:
-        """From when on a ticker's bars are the company's: from the day on which it took the
-        letters; from their first day where bars on both sides of that day show a file with later
-        tickers. `days` are the bars', `[R]`."""
-        took = np.datetime64(piece.start)
+    def _first_day(self, symbol: str, span: _TickerSpan, days: Array) -> dt.date:
+        """First day of a ticker's bars that are the company's: the day on which it took the ticker;
+        the first of the bars' `days` `[R]` where bars on both sides of that day show a file with
+        later tickers."""
+        took = np.datetime64(span.start)
         early = days[days < took]
         late = days[days >= took]
-        before = dt.date.fromordinal(max(piece.start.toordinal() - 1, 1))
-        if not len(early) or any(one.holds(piece.ticker, before) for one in self._companies):
-            return piece.start
+        before = dt.date.fromordinal(max(span.start.toordinal() - 1, 1))
+        if not len(early) or any(one.holds(span.ticker, before) for one in self._companies):
+            return span.start
         company = next(one for one in self._companies if one.key == self.companies[symbol])
         earlier = [
             name.ticker
             for name in company.names
-            if name.stop <= piece.start and name.ticker != piece.ticker
+            if name.stop <= span.start and name.ticker != span.ticker
         ]
         if self._as_of is None and not set(earlier) & set(self.feed.symbols):
             weekend = np.timedelta64(5, "D")  # a long one
@@ -197,52 +193,42 @@ class CompanyFeed(Feed):
         log.warning(
             "%d bars of %s before %s are left out: %s then traded as %s (where the file's tickers"
             " are those of a later day, set data.universe.tickers_as_of to it)",
-            *(
-                len(early),
-                piece.ticker,
-                piece.start,
-                company.key,
-                earlier[-1] if earlier else "nothing",
-            ),
+            *(len(early), span.ticker, span.start, company.key),
+            earlier[-1] if earlier else "nothing",
         )
-        return piece.start
+        return span.start
 
-    def _wonder(
+    def _warn_of_members(
         self,
-        own: Iterable[str],
-        pieces: Mapping[str, Sequence[_TickerSpan]],
+        others: Sequence[str],
+        spans: Mapping[str, Sequence[_TickerSpan]],
         first: dt.date,
         last: dt.date,
     ) -> None:
-        """Say which letters are nobody's here, and a member's without bars before or after."""
+        """Warn of tickers without a company that a member without bars bears on other days."""
         members = [
             one
             for one in self._companies
-            if not pieces[one.key]
-            and any(a <= last and (b is None or b > first) for a, b in one.member)
+            if not spans[one.key] and any(overlaps(span, first, last) for span in one.member)
         ]
-        for ticker in sorted(own):
+        for ticker in sorted(others):
             for one in members:
                 if any(name.ticker == ticker for name in one.names):
                     log.warning(
-                        "%s is no member: from %s to %s the letters were not those of %s, which"
+                        "%s is no member: from %s to %s the ticker was not that of %s, which"
                         " traded as %s (where the file's tickers are those of another day, set"
                         " data.universe.tickers_as_of to it)",
                         *(ticker, first, last, one.key, one.ticker(last)),
                     )
 
-    def _own(self, action: Action) -> Action:
+    def _rename(self, action: Action) -> Action:
         symbol = self.holder(action.symbol, action.day)
         return action if symbol is None else action.model_copy(update={"symbol": symbol})
 
 
-def _names_in(pieces: Iterable[_TickerSpan]) -> set[str]:
-    return {piece.ticker for piece in pieces}
-
-
-def by_company(feed: Feed, index: str | None, calendar: str, **how: Any) -> Feed:
-    """The feed by the companies of an index; as it is without one. Raises DataError for an alias
-    that nobody bore."""
+def join_by_company(feed: Feed, index: str | None, calendar: str, **how: Any) -> Feed:
+    """Join a feed's bars by the companies of an index; without an index, return it unchanged.
+    Raises DataError for an alias that no member bore."""
     if index is None:
         return feed
     companies = index_companies(index)

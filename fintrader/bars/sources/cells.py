@@ -17,7 +17,7 @@ from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.errors import BarError
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
-"""How a time as text ends that carries an offset from UTC."""
+"""End of a time as text that carries an offset from UTC."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of what times count."""
 
@@ -63,7 +63,7 @@ def table_bars(
 def one_kind(
     column: pa.ChunkedArray, zoned: bool | None, where: str, name: str, rows: Array
 ) -> bool | None:
-    """Whether times as text carry a zone: as the first of them does, or as those before did
+    """True where times as text carry a zone: all like the first of them, or like those before
     (`zoned`).
 
     None where nothing tells. Raises BarError naming the first row that differs.
@@ -234,7 +234,7 @@ def _parse_times(
 
 
 def carries_zone(times: pd.Series[Any]) -> bool:
-    """Whether times as text end with an offset from UTC, going by the first."""
+    """True where times as text end with an offset from UTC, going by the first."""
     return bool(times.head(1).astype(str).str.contains(_ZONE).all())
 
 
@@ -284,6 +284,6 @@ def _no_nulls(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> No
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says, without the file's own text, which may be anything."""
+    """First line of a library's error, without the file's text, which may be anything."""
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
     return re.sub(r"(got \d+): .*", r"\1", said)

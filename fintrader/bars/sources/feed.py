@@ -1,7 +1,7 @@
 """A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
 
-Files go through the store (`feeds`), and so do a vendor's bars (`vendor`); what is in memory
-already is a feed as it stands.
+Files go through the store (`feeds`), and so do a vendor's bars (`vendor`); `MemoryFeed` wraps bars
+in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Feed(Protocol):
     `inputs_need_bars`."""
 
     inputs: Mapping[str, Any]
-    """What identifies the bars, as plain JSON without any path."""
+    """Identity of the bars, as plain JSON without any path."""
     inputs_need_bars: bool = False
     actions: tuple[Action, ...] = ()
     """Splits and dividends that the source itself announces."""
@@ -37,23 +37,23 @@ class Feed(Protocol):
     missing: Sequence[str] = ()
     """Tickers that were asked for and have no bars."""
     tickers_as_of: dt.date | None = None
-    """The day of which the source's tickers are, for bars of all years; None: each bar has the
-    ticker of its day."""
+    """The day whose tickers the source uses for bars of all years; None: each bar has the ticker of
+    its day."""
     companies: Mapping[str, str] = MappingProxyType({})
-    """Symbol -> key of the company whose share it is (`bars.companies`), "" for one of none that is
-    known, where bars are put together by company."""
+    """Symbol -> key of its company (`bars.companies`), "" for an unknown company; empty unless bars
+    are joined by company."""
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol whose share traded under a ticker on a day; None where the source has no bars
-        of it."""
+        """The symbol that traded under a ticker on a day; None where the source has no bars of
+        it."""
         return ticker if ticker in self.symbols else None
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Do what takes long: read files, ask vendors. Raises DataError."""
+        """Read files or request bars. Raises DataError."""
         return
 
     def stored(self) -> list[Collection]:
-        """What the store holds of it so far; may be asked before `prepare`."""
+        """The stored collections of the feed's bars; may be called before `prepare`."""
         return []
 
     def span(self) -> tuple[int, int]:
@@ -63,12 +63,12 @@ class Feed(Protocol):
         """All bars of one symbol as the source had them."""
 
     def index(self, grid: SessionGrid) -> Array | None:
-        """`[T]` level of the source's own index at each bar's close, None where it has none."""
+        """`[T]` level of the source's index at each bar's close, None where it has none."""
         return None
 
 
 class MemoryFeed(Feed):
-    """Bars that are in memory already."""
+    """Bars in memory."""
 
     def __init__(
         self,

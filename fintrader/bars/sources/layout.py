@@ -1,4 +1,4 @@
-"""What a source of files is set to: how tables of bars are laid out."""
+"""Settings of a source of files: the layout of tables of bars."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FilesSettings(Settings):
     """Lines at the beginning of a CSV file that are left out, a line with names included where
     `header` is set."""
     delimiter: str = Field(",", min_length=1, max_length=1)
-    """What stands between the fields of a CSV file."""
+    """Character between the fields of a CSV file."""
     decimal: Literal[".", ","] = "."
     """Decimal sign of a CSV file."""
     wide: str | None = None
@@ -54,14 +54,14 @@ class FilesSettings(Settings):
     column, or the file's name holds the date. `factor` (optional): factors that turn prices into
     those that were traded; prices are multiplied by it first, volumes divided."""
     time_format: str | None = None
-    """How times are written: `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands
+    """Format of times: `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands
     elsewhere), or a pattern like `%d.%m.%Y %H:%M`, for date and time together; ISO 8601 unless
     set."""
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
     label: Literal["start", "end"] = "start"
-    """Whether a bar's time is its start or its end."""
+    """Meaning of a bar's time: its start or its end."""
     bar_minutes: int = Field(1, ge=1)
     """Length of the bars in the files; used to move end labels to the start."""
     opening_print: Literal["auto", "merge", "leave"] = "auto"
@@ -70,7 +70,7 @@ class FilesSettings(Settings):
     price_divisor: int = Field(1, ge=1)
     """Prices are divided by this (10000 where they are integers of 1/10,000 USD)."""
     decimals: int | None = Field(None, ge=0, le=8)
-    """Round prices to so many decimals (for files that store them as float32)."""
+    """Round prices to this number of decimals (for files that store them as float32)."""
     extra: tuple[str, ...] = ()
     """Further numeric columns to carry along; name them under `features` to make them features."""
 

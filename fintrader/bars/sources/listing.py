@@ -1,5 +1,5 @@
-"""Where files of bars lie: a local path, a folder, a glob pattern, the members of a zip archive, an
-fsspec URL."""
+"""Files of bars at a local path, in a folder, by a glob pattern, in a zip archive, or at an fsspec
+URL."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class BarFile:
     """One file of bars, wherever it lies."""
 
     name: str
-    """What to call it in messages."""
+    """Name in messages."""
     kind: str
     """csv or parquet."""
     path: str
@@ -148,7 +148,7 @@ class BarFile:
 
     @property
     def appendable(self) -> bool:
-        """Whether rows are added to it by adding bytes at its end, and it can be read from
+        """True where rows are added by adding bytes at the file's end, and it can be read from
         there."""
         return (
             self.kind == "csv"
@@ -158,7 +158,7 @@ class BarFile:
         )
 
     def sha256(self) -> str:
-        """Of its content, in hex."""
+        """SHA-256 of its content, in hex."""
         return self.digest()[0]
 
     def digest(self, prefix: int = 0) -> tuple[str, int, str | None]:
@@ -174,7 +174,10 @@ class BarFile:
                 digest = hashlib.sha256()
                 size = 0
                 begins = None
-                while piece := file.read(min(_PIECE, prefix - size) if size < prefix else _PIECE):
+                while True:
+                    piece = file.read(min(_PIECE, prefix - size) if size < prefix else _PIECE)
+                    if not piece:
+                        break
                     digest.update(piece)
                     size += len(piece)
                     if size == prefix and bytes(piece[-1:]) == b"\n":

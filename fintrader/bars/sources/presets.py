@@ -1,5 +1,4 @@
-"""How vendors lay out their files, as settings of `data.source`, and how columns are usually
-called.
+"""Layouts of vendors' files, as settings of `data.source`, and the usual names of columns.
 
 Lean: github.com/QuantConnect/Lean, Data/equity/readme.md. Polygon: flat files
 `us_stocks_sip/minute_aggs_v1`. Databento: databento.com/docs/schemas/ohlcv, as `to_csv` writes it.
@@ -50,8 +49,8 @@ PRESETS: dict[Preset, dict[str, Any]] = {
         "timezone": "America/New_York",
     },
 }
-"""Name -> settings of a `files` source that read what the vendor delivers; what a configuration
-says itself counts."""
+"""Name -> settings of a `files` source that read the vendor's files; a configuration's settings
+have precedence."""
 
 SPELLINGS = {
     "ts": (
@@ -85,8 +84,7 @@ SPELLINGS = {
     "close": ("close", "c", "last", "schluss", "schlusskurs"),
     "volume": ("volume", "vol", "v", "volumen", "stück"),
 }
-"""What a column may be called, in any case, spaces for underscores; `source.columns` names
-others."""
+"""Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
 DATE_SPELLINGS = ("date", "datum", "day", "tag")
 CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit")
 

@@ -1,4 +1,4 @@
-"""How bars are asked for from each vendor."""
+"""Settings of the requests to each vendor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fintrader.config import Settings
 
 
 class VendorSettings(Settings):
-    """What all vendors share."""
+    """Settings that all vendors share."""
 
     actions: bool = True
     """Ask for splits and dividends too: those that are not in the prices reach the accounts that
@@ -27,7 +27,8 @@ class AlpacaSettings(VendorSettings):
 
     kind: Literal["alpaca"] = "alpaca"
     interval: Literal["1m", "5m", "1d"] = "1m"
-    """Alpaca's hours begin on the hour and not with the session, so they are not on offer."""
+    """Length of the bars. Alpaca's hours begin on the hour and not with the session, so they are
+    not on offer."""
     feed: Literal["sip", "iex", "otc", "boats", "delayed_sip"] = "sip"
     adjustment: Literal["raw", "split", "dividend", "all"] = "raw"
 
@@ -37,6 +38,6 @@ class CcxtSettings(VendorSettings):
 
     kind: Literal["ccxt"] = "ccxt"
     exchange: str = "binance"
-    """As ccxt calls it: binance, bitstamp, coinbase, kraken, okx, ..."""
+    """The exchange's name in ccxt: binance, bitstamp, coinbase, kraken, okx, ..."""
     interval: Literal["1m", "5m", "15m", "1h", "1d"] = "1m"
     """Length of the bars (ccxt's timeframe). Symbols are pairs as ccxt writes them: BTC/USDT."""
