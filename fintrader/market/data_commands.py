@@ -1,11 +1,9 @@
-"""Questions that can be asked about the bars of a configuration, and what is kept of them. Needs no
-torch."""
+"""Commands on the bars of a configuration, and on the files kept of them. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fintrader import reproducible
 from fintrader.errors import ConfigError, DataError, FintraderError, StorageError
@@ -14,8 +12,9 @@ from fintrader.market.build import build_market
 from fintrader.market.data_config import DataConfig, Placed, data_of, load_data_config, markets_of
 from fintrader.market.garbage import Garbage, feed_of, find_garbage
 from fintrader.market.inspect import (
+    DryRun,
+    QualityReport,
     check_stored_files,
-    describe,
     dry_run,
     quality_report,
     write_quality,
@@ -27,8 +26,8 @@ from fintrader.results.verify import Check
 
 
 def built_market(config: Placed) -> Path:
-    """The market file of a configuration, built unless it is there already, in the cache or in the
-    run's store."""
+    """Return the market file of a configuration, built unless it is in the cache or in the run's
+    store."""
     reproducible.require(config.reproducible)
     with reporter() as progress:
         return build_market(
@@ -37,7 +36,7 @@ def built_market(config: Placed) -> Path:
 
 
 def build_data(config: Placed) -> Path:
-    """The same; prints what it holds."""
+    """Build the market file of a configuration, and print its content."""
     path = built_market(config)
     market, content = read_description(path)
     minutes = stored_minutes(path)
@@ -49,11 +48,11 @@ def build_data(config: Placed) -> Path:
     return path
 
 
-def report_quality(config: DataConfig) -> dict[str, Any]:
-    """Every fault and hole of a configuration's bars: JSON and a page beside the market file;
-    prints a summary.
+def report_quality(config: DataConfig) -> QualityReport:
+    """Report every fault and gap of a configuration's bars, as JSON and as a page in the market's
+    folder; prints a summary.
 
-    Bars too broken to make a market of are reported below `cache/quality/<name>`.
+    Bars too broken for a market are reported below `cache/quality/<name>`.
     """
     reproducible.require(config.reproducible)
     with reporter() as progress:
@@ -64,25 +63,25 @@ def report_quality(config: DataConfig) -> dict[str, Any]:
             print(f"no market can be built of these bars: {error}")
             home = config.cache / "quality" / config.name
     written = write_quality(report, home)
-    cells = [share for row in report["coverage"] for share in row if share is not None]
+    cells = [share for row in report.coverage for share in row if share is not None]
     print(
-        f"{report['rows']:,} bars of {len(report['symbols'])} symbols over"
-        f" {len(report['sessions'])} sessions ({len(report['early_closes'])} early closes);"
-        f" {sum(cells) / max(len(cells), 1):.2%} of the bars of {report['bar_minutes']} minutes"
+        f"{report.rows:,} bars of {len(report.symbols)} symbols over"
+        f" {len(report.sessions)} sessions ({len(report.early_closes)} early closes);"
+        f" {sum(cells) / max(len(cells), 1):.2%} of the bars of {report.bar_minutes} minutes"
         " traded"
     )
-    for kind, count in report["kinds"].items():
+    for kind, count in report.kinds.items():
         print(f"  {kind}: {count:,}")
     for path in written:
         print(f"  {path}")
     return report
 
 
-def rehearse_data(config: DataConfig) -> dict[str, Any]:
-    """Say what a build would read and how, without building anything."""
-    report = dry_run(data_of(config), cache=config.cache)
-    print(describe(report))
-    return report
+def rehearse_data(config: DataConfig) -> DryRun:
+    """Print what a build would read and request, without building anything."""
+    plan = dry_run(data_of(config), cache=config.cache)
+    print(plan.describe())
+    return plan
 
 
 def verify_data(config: DataConfig) -> list[Check]:
@@ -92,17 +91,17 @@ def verify_data(config: DataConfig) -> list[Check]:
 
 
 def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> Garbage:
-    """Find the markets and chunks that no configuration given and no run beside them refers to;
-    prints them.
+    """Find and print the markets and chunks that neither these configurations nor the runs in their
+    folders refer to.
 
     With `remove` they are removed. Raises ConfigError when the configurations do not share one
-    cache, and DataError or StorageError when one's bars cannot be found: what it refers to is then
+    cache, and DataError or StorageError when one's bars cannot be found: its references are then
     unknown.
     """
     cache = configs[0].cache
     if any(config.cache.resolve() != cache.resolve() for config in configs):
         raise ConfigError(
-            "these configurations have caches of their own; collect the garbage of one at a time"
+            "these configurations have different caches; collect the garbage of one at a time"
         )
     settings = [data_of(config) for config in configs]
     markets = set[str]()
@@ -126,8 +125,8 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
 
 
 def _settings_of_run(home: Path, markets: set[str], cache: Path) -> list[DataSettings]:
-    """The data of a run, whose market's address is added to `markets`; none where its bars are
-    gone."""
+    """Load the data settings of a run, and add its market's address to `markets`; none where its
+    bars are gone."""
     manifest = home / "manifest.json"
     try:
         if manifest.is_file():

@@ -1,5 +1,6 @@
 import datetime as dt
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from fintrader.bars.corporate_actions import Action
 from fintrader.config import validate
 from fintrader.files import read_json
 from fintrader.market.inspect import (
+    QualityReport,
     examine,
     quality_page,
     quality_report,
@@ -18,6 +20,7 @@ from fintrader.market.inspect import (
     write_quality,
 )
 from fintrader.market.settings import DataSettings
+from fintrader.records import from_json
 from tests.bars.tables import REAL_2016, REAL_2019, as_bars, minute_table, write_csv
 
 DAY = "2016-01-06"
@@ -225,11 +228,11 @@ def healthy():
 def test_an_injected_fault_is_found(name, healthy):
     kind, change, day = FAULTS[name]
     report = examined(change(healthy.copy()))
-    found = [fault for fault in report["faults"] if fault["kind"] == kind]
-    assert len(found) == 1, report["faults"]
-    assert found[0]["day"] == day
-    assert found[0]["symbol"] == ("" if kind == "market_hole" else "BBB")
-    others = [fault for fault in report["faults"] if fault["symbol"] in ("AAA", "CCC")]
+    found = [fault for fault in report.faults if fault.kind == kind]
+    assert len(found) == 1, report.faults
+    assert found[0].day == day
+    assert found[0].symbol == ("" if kind == "market_hole" else "BBB")
+    others = [fault for fault in report.faults if fault.symbol in ("AAA", "CCC")]
     assert others == []
 
 
@@ -245,7 +248,7 @@ def test_every_kind_is_tested_and_explained():
 
 
 def test_clean_bars_raise_no_alarm(healthy):
-    assert examined(healthy)["faults"] == []
+    assert examined(healthy).faults == ()
 
 
 def test_false_alarms_stay_below_a_thousandth():
@@ -258,9 +261,9 @@ def test_false_alarms_stay_below_a_thousandth():
     settings = validate(DataSettings, {"source": wild}, "test")
     bars = read_source(settings)
     report = examine(bars, settings)
-    alarms = sum(fault["count"] for fault in report["faults"])
+    alarms = sum(fault.count for fault in report.faults)
     assert len(bars) > 150_000
-    assert alarms < 1e-3 * len(bars), report["kinds"]
+    assert alarms < 1e-3 * len(bars), report.kinds
 
 
 @pytest.mark.parametrize(
@@ -279,26 +282,24 @@ def test_declared_splits_are_compared_with_what_the_prices_show(healthy, declare
     report = examine(
         as_bars(table), validate(DataSettings, {"adjust": {"actions": actions}}, "test"), now=NOW
     )
-    assert [
-        (fault["kind"], fault["symbol"], fault["detail"]) for fault in report["faults"]
-    ] == found
+    assert [(fault.kind, fault.symbol, fault.detail) for fault in report.faults] == found
     announced = [Action.model_validate(action) for action in actions]
-    assert examine(as_bars(table), DataSettings(), announced, now=NOW)["faults"] == report["faults"]
+    assert examine(as_bars(table), DataSettings(), announced, now=NOW).faults == report.faults
 
 
 def test_a_large_night_is_no_split(healthy):
     for ratio in (1.74, 1.25, 0.83, 0.6, 1.21):
-        assert examined(moved(healthy, ratio))["kinds"] == {"quiet_jump": 1}, (
+        assert examined(moved(healthy, ratio)).kinds == {"quiet_jump": 1}, (
             ratio
         )  # a move, and nobody traded on it
         loud = moved(healthy, ratio)
         loud.loc[rows_of(loud), "volume"] *= 8
-        assert examined(loud)["kinds"] == {}, ratio
+        assert examined(loud).kinds == {}, ratio
     news = moved(
         healthy, 0.8
     )  # to the cent what a split of 5 for 4 does, but a split makes nobody trade
     news.loc[rows_of(news), "volume"] *= 8
-    assert examined(news)["kinds"] == {}
+    assert examined(news).kinds == {}
 
 
 @pytest.mark.parametrize(
@@ -307,15 +308,15 @@ def test_a_large_night_is_no_split(healthy):
 def test_the_ratios_that_boards_choose_are_known(healthy, ratio):
     report = examined(moved(healthy, 1 / ratio))
     kind = "split" if max(ratio, 1 / ratio) >= 2 else "small_split"
-    assert [(fault["kind"], fault["detail"]) for fault in report["faults"]] == [
+    assert [(fault.kind, fault.detail) for fault in report.faults] == [
         (kind, f"{ratio:g} to 1, and none is declared")
     ]
 
 
 def test_what_returns_the_day_after_was_no_split(healthy):
     for ratio in (0.25, 4.0):
-        faults = examined(moved(healthy, ratio, days=1))["faults"]
-        assert [(fault["kind"], fault["day"]) for fault in faults] == [("excursion_day", DAY)]
+        faults = examined(moved(healthy, ratio, days=1)).faults
+        assert [(fault.kind, fault.day) for fault in faults] == [("excursion_day", DAY)]
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 30])
@@ -324,7 +325,7 @@ def test_bad_prices_are_found_however_long_they_last(healthy, length, factor):
     report = examined(
         put(PRICES, lambda old: old * factor, "11:00", f"11:{length - 1:02d}")(healthy)
     )
-    assert [(f["kind"], f["symbol"], f["day"], f["count"]) for f in report["faults"]] == [
+    assert [(f.kind, f.symbol, f.day, f.count) for f in report.faults] == [
         ("price_spike", "BBB", DAY, length)
     ]
 
@@ -335,7 +336,7 @@ def test_a_fall_that_stays_or_recovers_slowly_is_no_spike(healthy):
         first = rows_of(table, "11:00", "11:00")[0]
         path = np.linspace(0.88, 1.0, 20) if recovery > 1 else np.full(310, 0.88)
         table.loc[first : first + len(path) - 1, PRICES] *= path[:, None]
-        assert "price_spike" not in examined(table)["kinds"]
+        assert "price_spike" not in examined(table).kinds
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -345,7 +346,7 @@ def test_what_all_of_few_symbols_lack(healthy, number):
     lost_day = pd.Timestamp("2016-01-08").date()
     table = drop("11:00", "11:19", *names)(table)
     table = table[table.ts.dt.date != lost_day]
-    found = [(f["kind"], f["symbol"], f["count"]) for f in examined(table)["faults"]]
+    found = [(f.kind, f.symbol, f.count) for f in examined(table).faults]
     if number == 1:  # one symbol says nothing of the market
         assert found == [("gap", "BBB", 20), ("missing_session", "BBB", 390)]
     else:
@@ -366,15 +367,14 @@ def test_the_report_is_written_as_json_and_a_page(tmp_path, healthy):
     settings = validate(DataSettings, {"path": str(write_csv(tmp_path, table))}, "test")
     report = quality_report(settings)
     json_path, page = write_quality(report, tmp_path / "quality")
-    assert read_json(json_path) == report
+    assert from_json(QualityReport, read_json(json_path)) == report
     text = page.read_text()
     assert "<td>gap</td><td>BBB</td><td>2016-01-06</td><td>20</td>" in text
     assert "coverage" in text
     assert "http-equiv" not in text
-    assert report["coverage"][1][2] == round(370 / 390, 4)
-    assert "<script>alert" not in quality_page(
-        {**report, "symbols": ["<script>alert(1)</script>"] * 3}
-    )
+    assert report.coverage[1][2] == round(370 / 390, 4)
+    hostile = replace(report, symbols=("<script>alert(1)</script>",) * 3)
+    assert "<script>alert" not in quality_page(hostile)
 
 
 def test_days_are_judged_as_days(tmp_path, healthy):
@@ -394,13 +394,13 @@ def test_days_are_judged_as_days(tmp_path, healthy):
         report = quality_report(
             validate(DataSettings, {"path": str(write_csv(tmp_path, table))}, "test")
         )
-        assert (report["bar_minutes"], report["faults"]) == (minutes, []), rule
-        assert {share for line in report["coverage"] for share in line} == {1.0}
+        assert (report.bar_minutes, report.faults) == (minutes, ()), rule
+        assert {share for line in report.coverage for share in line} == {1.0}
         lost = table[~((table.ticker == "BBB") & (table.ts.astype(str).str.startswith(DAY)))]
         report = quality_report(
             validate(DataSettings, {"path": str(write_csv(tmp_path, lost))}, "test")
         )
-        assert [(f["kind"], f["symbol"], f["day"]) for f in report["faults"]] == [
+        assert [(f.kind, f.symbol, f.day) for f in report.faults] == [
             ("missing_session", "BBB", DAY)
         ]
 
@@ -409,11 +409,9 @@ def test_declared_actions_are_no_faults(tmp_path, healthy):
     for factor, action in ((1 / 4, {"split": 4}), (0.88, {"dividend_usd": 12.0})):
         path = str(write_csv(tmp_path, moved(healthy, factor)))
         actions = {"actions": [{"symbol": "BBB", "day": DAY, **action}]}
-        assert quality_report(validate(DataSettings, {"path": path}, "test"))["kinds"]
+        assert quality_report(validate(DataSettings, {"path": path}, "test")).kinds
         assert (
-            quality_report(validate(DataSettings, {"path": path, "adjust": actions}, "test"))[
-                "kinds"
-            ]
+            quality_report(validate(DataSettings, {"path": path, "adjust": actions}, "test")).kinds
             == {}
         )
 
@@ -421,9 +419,9 @@ def test_declared_actions_are_no_faults(tmp_path, healthy):
 def real_faults(path):
     report = quality_report(DataSettings(path=path))
     found = {}
-    for fault in report["faults"]:
-        found.setdefault(fault["kind"], set()).add((fault["symbol"], fault["day"], fault["count"]))
-    found["early_close"] = {("", day, 210) for day in report["early_closes"]}
+    for fault in report.faults:
+        found.setdefault(fault.kind, set()).add((fault.symbol, fault.day, fault.count))
+    found["early_close"] = {("", day, 210) for day in report.early_closes}
     return found
 
 

@@ -10,7 +10,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.config import validate
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import build_market, make_market
-from fintrader.market.inspect import describe, dry_run
+from fintrader.market.inspect import dry_run
 from fintrader.market.settings import DataSettings
 from tests.bars.tables import SHORT_WINDOWS, minute_table, write_csv
 
@@ -182,25 +182,27 @@ def test_a_dry_run_reads_no_bars(tmp_path, monkeypatch):
     write_csv(tmp_path / "in", table, "a.csv")
     table.to_parquet(tmp_path / "in" / "b.parquet", index=False)
     settings = validate(DataSettings, {"path": str(tmp_path / "in"), **SHORT_WINDOWS}, "test")
-    report = dry_run(settings, cache=tmp_path / "cache")
-    assert [(file["name"], file["kind"], file["rows"]) for file in report["files"]] == [
+    plan = dry_run(settings, cache=tmp_path / "cache")
+    assert [(file.name, file.kind, file.rows) for file in plan.files] == [
         ("a.csv", "csv", None),
         ("b.parquet", "parquet", len(table)),
     ]
-    assert report["files"][0]["columns"] == list(table.columns)
-    assert report["problems"] == []
-    assert not report["built"]
+    assert plan.files[0].columns == tuple(table.columns)
+    assert [file.problem for file in plan.files] == ["", ""]
+    assert not plan.is_built
     assert not list((tmp_path / "cache").rglob("*.parquet"))
     path = build_market(settings, cache=tmp_path / "cache")
-    report = dry_run(settings, cache=tmp_path / "cache")
-    assert report["built"]
-    assert report["market"] == str(path)
-    assert f"b.parquet (parquet, {len(table):,} rows): columns ts, ticker" in describe(report)
+    plan = dry_run(settings, cache=tmp_path / "cache")
+    assert plan.is_built
+    assert plan.market == path
+    assert f"b.parquet (parquet, {len(table):,} rows): columns ts, ticker" in plan.describe()
     write_csv(tmp_path / "in", table.drop(columns="close"), "c.csv")
     (tmp_path / "in" / "d.parquet").write_bytes(b"PAR1 but not really")
-    problems = dry_run(settings, cache=tmp_path / "cache")["problems"]
-    assert problems[0].startswith("c.csv: no column 'close'")
-    assert problems[1].startswith("d.parquet: cannot be read")
+    plan = dry_run(settings, cache=tmp_path / "cache")
+    assert plan.market is None
+    problems = {file.name: file.problem for file in plan.files}
+    assert problems["c.csv"].startswith("no column 'close'")
+    assert problems["d.parquet"].startswith("cannot be read")
     synthetic = dry_run(DataSettings(), cache=tmp_path / "cache")
-    assert synthetic["source"] == "synthetic"
-    assert not synthetic["built"]
+    assert synthetic.source == "synthetic"
+    assert not synthetic.is_built

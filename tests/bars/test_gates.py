@@ -177,14 +177,12 @@ def test_what_stops_a_build_of_real_days_is_wrong_there():
         "source": {"kind": "files", "columns": {"ts": "date"}},
     }
     report = quality_report(validate(DataSettings, values, "test"))
-    assert (report["bar_minutes"], report["rows"]) == (1440, 71_830)
+    assert (report.bar_minutes, report.rows) == (1440, 71_830)
     found = {
-        (fault["kind"], fault["symbol"], fault["day"])
-        for fault in report["faults"]
-        if fault["kind"] in STOPPING
+        (fault.kind, fault.symbol, fault.day) for fault in report.faults if fault.kind in STOPPING
     }
     assert found == {
         ("excursion_day", "LILA", "2018-01-03")
     }  # 22 % down for a day without one trade more
-    doubtful = {fault["symbol"] for fault in report["faults"] if fault["kind"] in DOUBTFUL}
+    doubtful = {fault.symbol for fault in report.faults if fault.kind in DOUBTFUL}
     assert doubtful == {"CHTR", "LBTYA"}

@@ -19,7 +19,7 @@ from fintrader.config import validate
 from fintrader.errors import DataError
 from fintrader.market import bar_source
 from fintrader.market.build import build_market, make_market
-from fintrader.market.inspect import describe, dry_run, quality_report
+from fintrader.market.inspect import dry_run, quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import ObjectStore
@@ -345,14 +345,13 @@ def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars, monke
     built = MarketTensors.load(path, verify=True)
     table = bars[bars.ts < pd.Timestamp("2016-01-23")]
     report = quality_report(settings, cache=tmp_path / "cache")
-    assert report["faults"] == []
-    assert report["rows"] == 2 * 14 * 390
-    assert dry_run(settings, cache=tmp_path / "cache")["requests"] == []
+    assert report.faults == ()
+    assert report.rows == 2 * 14 * 390
+    assert dry_run(settings, cache=tmp_path / "cache").requests == ()
     planned = dry_run(settings, cache=tmp_path / "empty")
-    assert planned["requests"] == [
-        {"symbols": ["AAA", "BBB"], "first": "2016-01-04", "last": "2016-01-22"}
-    ]
-    assert "ask for AAA and 1 more, 2016-01-04 to 2016-01-22" in describe(planned)
+    days = dt.date(2016, 1, 4), dt.date(2016, 1, 22)
+    assert planned.requests == ((["AAA", "BBB"], *days),)
+    assert "ask for AAA and 1 more, 2016-01-04 to 2016-01-22" in planned.describe()
     assert len(fake_alpaca.requests) == asked
     files = make_market(
         validate(

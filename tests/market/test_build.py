@@ -274,7 +274,7 @@ def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path):
     path = build_market(settings(tmp_path / "days.parquet", **names), cache=tmp_path / "cache")
     assert_same_market(MarketTensors.load(path), minutes)
     report = quality_report(settings(tmp_path / "dates.csv", **names))
-    assert "outside_session" not in report["kinds"]
+    assert "outside_session" not in report.kinds
 
 
 def test_shares_outstanding_count_from_their_date(tmp_path):

@@ -134,10 +134,10 @@ def test_corporate_actions_show_no_profit_or_loss(event):
 def test_listings_and_delistings_are_seen():
     settings = eventful(delistings=2, late_listings=3)
     report = quality_report(settings)
-    assert report["kinds"] == {"ended": 2, "late_listing": 3}
+    assert report.kinds == {"ended": 2, "late_listing": 3}
     market = make_market(settings)
     assert list(market.provenance.ended) == sorted(
-        fault["symbol"] for fault in report["faults"] if fault["kind"] == "ended"
+        fault.symbol for fault in report.faults if fault.kind == "ended"
     )
     nan = torch.isnan(market.close)
     assert int(nan[0].sum()) == 3
@@ -147,7 +147,7 @@ def test_listings_and_delistings_are_seen():
 
 def test_halts_silence_everybody():
     settings = eventful(halts=2, halt_bars=14)
-    assert quality_report(settings)["kinds"] == {"market_hole": 2}
+    assert quality_report(settings).kinds == {"market_hole": 2}
     market = make_market(settings)
     assert int((~market.tradable).all(dim=1).sum()) == 28
     assert not torch.isnan(market.close).any()

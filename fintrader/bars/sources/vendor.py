@@ -45,10 +45,15 @@ RETRIES = 4
 BACKOFF_SECONDS = 2.0
 """Wait before the first repetition; it doubles with each one, to half a minute after four."""
 TIMEOUT_SECONDS = 20.0
-"""A request without an answer for this long is given up and asked again: pages take a second or
-two."""
-_Request = tuple[list[str], dt.date, dt.date]
-"""Tickers, first and last day."""
+"""Wait for an answer, after which a request is made again: pages take a second or two."""
+
+
+class Request(NamedTuple):
+    """A request for bars of some tickers, within one month."""
+
+    symbols: list[str]
+    first: dt.date
+    last: dt.date
 
 
 class Busy(Exception):
@@ -216,9 +221,8 @@ class VendorFeed(Feed):
                 if self.start <= action.day <= self.end:
                     yield action
 
-    def list_requests(self) -> list[_Request]:
-        """List (tickers, first day, last day) of each request that the store does not answer,
-        without making any."""
+    def list_requests(self) -> list[Request]:
+        """List the requests that the store does not answer, without making any."""
         return self._plan(self._open_stored())
 
     def stored(self) -> list[Collection]:
@@ -291,8 +295,8 @@ class VendorFeed(Feed):
         size = self.vendor.batch
         return [names[at : at + size] for at in range(0, len(names), size)]
 
-    def _plan(self, collection: Collection) -> list[_Request]:
-        """Plan requests (tickers, first day, last day) within one month each."""
+    def _plan(self, collection: Collection) -> list[Request]:
+        """Plan the requests for bars that the collection lacks."""
         dates = self._grid.dates
         months = dates.astype("datetime64[M]")
         requests = []
@@ -308,7 +312,7 @@ class VendorFeed(Feed):
                 if begin <= last:
                     groups.setdefault(begin, []).append(name)
             for begin, names in sorted(groups.items()):
-                requests += [(batch, begin, last) for batch in self._cut_batches(names)]
+                requests += [Request(batch, begin, last) for batch in self._cut_batches(names)]
         return requests
 
     def _request_bars(
