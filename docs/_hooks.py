@@ -256,12 +256,12 @@ def metrics_table(*_: Any) -> str:
 
 def commands_table(*_: Any) -> str:
     """Every command of `fintrader` with the first line of its help."""
-    from fintrader import cli
+    from fintrader.cli.registry import COMMANDS
 
     rows = []
-    for name, command in cli._COMMANDS.items():
-        arguments, _colon, meaning = " ".join((command.__doc__ or "").split()).partition(": ")
-        rows.append((f"`fintrader {name} {arguments}`", meaning[:1].upper() + meaning[1:]))
+    for name, command in COMMANDS.items():
+        meaning = command.about[:1].upper() + command.about[1:]
+        rows.append((f"`fintrader {name} {command.takes}`", meaning))
     return table(("command", "what it does"), rows)
 
 

@@ -28,7 +28,8 @@ import yaml
 
 from fintrader import TradingEnv, load_market, pipeline
 from fintrader.agents import SAC, Budget, make_agent, train
-from fintrader.cli import _COMMANDS, main
+from fintrader.cli import main
+from fintrader.cli.registry import COMMANDS
 from fintrader.config import list_models, validate
 from fintrader.deploy.settings import LiveSettings
 from fintrader.envs import EnvSettings
@@ -204,7 +205,7 @@ def test_every_command_exists(page):
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()
-            command = next((c for c in (" ".join(words[:2]), words[0]) if c in _COMMANDS), None)
+            command = next((c for c in (" ".join(words[:2]), words[0]) if c in COMMANDS), None)
             assert command, f"{label(page)}: fintrader {line}"
             known = settings | flags_in_help(command)
             for word in words:

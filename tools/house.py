@@ -379,10 +379,10 @@ def count_lines(paths: list[Path]) -> int:
 
 
 def count_commands() -> int:
-    """Count the commands in the table of `fintrader.cli`."""
-    from fintrader import cli
+    """Count the commands of `fintrader`."""
+    from fintrader.cli.registry import COMMANDS
 
-    return len(cli._COMMANDS)
+    return len(COMMANDS)
 
 
 def count_settings() -> Figures:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fintrader.bars.sources.presets import Preset
-from fintrader.cli.options import parse, parse_data_config, positional
+from fintrader.cli.options import parse, parse_data_config, take_argument
 from fintrader.cli.run_arguments import folder_of
 from fintrader.config import PathText, Settings, is_url, list_shipped_configs
 from fintrader.errors import ConfigError
@@ -30,11 +30,11 @@ _KINDS: dict[str, Kind] = {
 
 
 class VerifyOptions(Settings):
-    """What is checked, and how; each option is of one kind of PATH."""
+    """Settings of the checks; each option is for one kind of PATH."""
 
     repair: bool = False
-    """A run: make again what follows from the rest, and set aside what was changed; the run's own
-    command then trains what is missing."""
+    """A run: make derived files again, and set changed ones aside; the run's command then trains the
+    missing pods."""
     replay: bool = False
     """A run: where all is well, race it again from its event log and compare byte by byte."""
     name: str | None = None
@@ -45,8 +45,8 @@ class VerifyOptions(Settings):
     data: PathText | None = None
     """A report: where the bars lie here, if not where the report's configuration says."""
     allow_code: bool = False
-    """A report: import the code that its configuration names (features or a reward of its author's
-    own)."""
+    """A report: import the code that its configuration names (features or a reward of its
+    author)."""
     preset: Preset | None = None
     """Bars: the vendor that they come from; by default it is inferred."""
     calendar: str = "XNAS"
@@ -61,9 +61,8 @@ _OPTIONS: dict[Kind, tuple[str, ...]] = {
 
 
 def verify(argv: list[str]) -> None:
-    """PATH [--repair] [--replay]: check a run, a report (made again), a market, bars or a
-    configuration's stored bars; status 1 when something is wrong."""
-    place, words = positional("verify", "PATH", argv)
+    """Run the checks of a path."""
+    place, words = take_argument("verify", "PATH", argv)
     kind = find_kind(place)
     if kind == "configuration":
         from fintrader.market.data_commands import verify_data
@@ -77,7 +76,7 @@ def verify(argv: list[str]) -> None:
 
 
 def find_kind(place: str) -> Kind:
-    """Tell what lies at a path. Raises ConfigError where it is nothing that can be checked."""
+    """Find the kind of a path. Raises ConfigError for one that cannot be checked."""
     path = Path(place)
     if is_url(place):
         return "run"
@@ -188,6 +187,6 @@ def print_checks(checks: Iterable[Check]) -> int:
             print(f"       compared: {check.compares}")
             failed.append(check)
     for remedy in dict.fromkeys(check.remedy for check in failed if check.remedy):
-        print(f"What to do: {remedy}.")
+        print(f"Remedy: {remedy}.")
     print(f"{len(failed)} of {count} checks failed" if failed else f"all {count} checks passed")
     return len(failed)

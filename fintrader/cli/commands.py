@@ -1,5 +1,4 @@
-"""The commands that make something (data, tournaments, backtests), and those that check what was
-made."""
+"""The commands that make data, runs and backtests, and those that compare and doubt them."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ from fintrader.cli.options import (
     parse,
     parse_config,
     parse_data_config,
-    positional,
+    take_argument,
     take_options,
 )
 from fintrader.cli.run_arguments import run_path
@@ -28,29 +26,43 @@ from fintrader.errors import ConfigError
 if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
 
-# --- make -----------------------------------------------------------------------------------------
+
+def run(argv: list[str]) -> None:
+    """Run the whole pipeline."""
+    _run_verb("run", "run", argv)
 
 
-def verb(name: str, function: str, about: str) -> Callable[[list[str]], None]:
-    """Return the command that calls `pipeline.<function>` on a configuration; exit status 1 where
-    that returns False."""
-
-    def command(argv: list[str]) -> None:
-        from fintrader import pipeline
-
-        config = parse_config(name, argv)
-        done = getattr(pipeline, function)(config)
-        if done is False:
-            sys.exit(1)
-        if isinstance(done, Path) and (report := done / "backtest" / "report.html").is_file():
-            print("\n".join(_afterwards(config, report)))
-
-    command.__doc__ = f"CONFIG [--overrides]: {about}"
-    return command
+def train(argv: list[str]) -> None:
+    """Train one agent."""
+    _run_verb("train", "train_one", argv)
 
 
-def _afterwards(config: RunConfig, report: Path) -> Iterator[str]:
-    """What to do with a finished run: read its report, and come back with bars of one's own."""
+def tournament(argv: list[str]) -> None:
+    """Run data and tournament."""
+    _run_verb("tournament", "run_tournament", argv)
+
+
+def walk_forward(argv: list[str]) -> None:
+    """Run a tournament for each fold."""
+    _run_verb("walkforward", "walk_forward", argv)
+
+
+def _run_verb(name: str, function: str, argv: list[str]) -> None:
+    """Call `pipeline.<function>` on a configuration, then name the report; exit with status 1 where
+    the call returns False."""
+    from fintrader import pipeline
+
+    config = parse_config(name, argv)
+    done = getattr(pipeline, function)(config)
+    if done is False:
+        sys.exit(1)
+    report = done / "backtest" / "report.html" if isinstance(done, Path) else None
+    if report is not None and report.is_file():
+        _print_next_steps(config, report)
+
+
+def _print_next_steps(config: RunConfig, report: Path) -> None:
+    """Print how to read a finished run, and how to run one's own bars."""
     program = Path(sys.argv[0])
     found = shutil.which("fintrader")
     named = program.name == "fintrader" and (
@@ -62,11 +74,11 @@ def _afterwards(config: RunConfig, report: Path) -> Iterator[str]:
         if config.runs_dir == Path("runs")
         else f" --runs-dir {shlex.quote(str(config.runs_dir))}"
     )
-    yield f"\nOpen {report} in a browser, or see all of the run in `{us} app{home}`."
+    print(f"\nOpen {report} in a browser, or see all of the run in `{us} app{home}`.")
     if config.data.source.kind == "synthetic":
-        yield (
-            f"These bars are made up. With a file or folder of your own: `{us} init FILE`, and run"
-            " what it writes."
+        print(
+            f"These bars are made up. For your own file or folder: `{us} init FILE`, and run the"
+            " configuration that it writes."
         )
 
 
@@ -82,8 +94,7 @@ class BuildOptions(Settings):
 
 
 def build_data(argv: list[str]) -> None:
-    """CONFIG [--dry-run] [--overrides], or CONFIG ... --prune [--yes]: build the market file unless
-    it is there; or print what a build would read; or list, and remove, what nothing refers to."""
+    """Build a market file, print the bars it would read, or prune."""
     from fintrader.market import data_commands
     from fintrader.market.data_config import load_data_config
 
@@ -106,15 +117,14 @@ def build_data(argv: list[str]) -> None:
 
 
 def report_quality(argv: list[str]) -> None:
-    """CONFIG [--overrides]: report every hole and fault of the bars, by symbol and day."""
+    """Report every hole and fault of the bars."""
     from fintrader.market import data_commands
 
     data_commands.report_quality(parse_data_config("data quality", argv))
 
 
 def lookahead(argv: list[str]) -> None:
-    """CONFIG [--prefixes N] [--overrides]: change the future; exit status 1 when the past notices,
-    3 for an alarm."""
+    """Search for look-ahead."""
     from fintrader import pipeline
     from fintrader.backtesting.settings import LookaheadSettings
 
@@ -125,10 +135,10 @@ def lookahead(argv: list[str]) -> None:
 
 
 def backtest(argv: list[str]) -> None:
-    """RUN [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
+    """Backtest a run's stored policies again."""
     from fintrader import pipeline
 
-    folder, rest = positional("backtest", "RUN_DIR", argv)
+    folder, rest = take_argument("backtest", "RUN_DIR", argv)
     home = pipeline.open_run(folder)
     path = home / "config.yaml"
     if not path.is_file():
@@ -140,8 +150,7 @@ def backtest(argv: list[str]) -> None:
 
 
 def compare(argv: list[str]) -> None:
-    """RUN RUN ... [--out FILE]: several backtests in one page; RUN/backtest/WINDOW is one of
-    another window."""
+    """Write several backtests on one page."""
     from fintrader.report.run_comparison import labels, write_comparison
 
     words = list(argv)
@@ -178,15 +187,14 @@ def compare(argv: list[str]) -> None:
 
 
 class LooksOptions(Settings):
-    """Whose ledger of looks is shown."""
+    """The ledger of looks that is shown."""
 
     runs_dir: str = "runs"
     """Folder that holds the runs."""
 
 
 def looks(argv: list[str]) -> None:
-    """[--runs-dir DIR]: how often each window was looked at, by all runs; status 1 when the ledger
-    was changed."""
+    """Show the ledger of looks."""
     from fintrader.results.looks import Ledger, LedgerError, astray, by_window
 
     home = Path(parse(LooksOptions(), argv, "looks").runs_dir)
@@ -214,9 +222,8 @@ def looks(argv: list[str]) -> None:
     ]
     if rows:
         console = Console()
-        console = (
-            console if console.is_terminal else Console(width=200)
-        )  # a table cut to 80 columns says nothing
+        # A table cut to 80 columns says nothing.
+        console = console if console.is_terminal else Console(width=200)
         console.print(table_of(rows, tuple(rows[0])))
     for sentence in (*deleted, *foreign):
         print(sentence)

@@ -11,20 +11,18 @@ from fintrader.market.compare_bars import CompareSettings, compare_bars, open_si
 
 
 class CompareOptions(CompareSettings):
-    """How two sets of bars are compared, and where the comparison goes. Each is a configuration,
-    files, or a market."""
+    """Settings of a comparison of bars. Each side is a configuration, files, or a market."""
 
     as_json: bool = False
     """Print JSON."""
     out: Path = Path("comparison")
     """Folder that gets `comparison.json` and `comparison.html`."""
     cache: Path = Path("data/tensors")
-    """Cache of markets; beside it lie the bars that vendors sent."""
+    """Cache of markets; the folder next to it holds the bars of vendors."""
 
 
 def compare_data(argv: list[str]) -> None:
-    """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page
-    with a heat map."""
+    """Compare two sources of bars, cell by cell."""
     from fintrader.report.bar_comparison import describe, write_comparison
 
     sides = argv[:2]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fintrader.cli.options import take_options, with_options
+from fintrader.cli.options import parse_argument, take_options
 from fintrader.config import Settings
+
+if TYPE_CHECKING:
+    from fintrader.deploy.control import Request
 
 
 class PlaceOptions(Settings):
-    """Which deployment is meant."""
+    """Place of a deployment."""
 
     deployments_dir: str = "deployments"
     """Folder that holds the deployments."""
@@ -24,13 +28,12 @@ class PaperOptions(Settings):
 
 
 def paper(argv: list[str]) -> None:
-    """RUN [--freeze] [--feed F] [--broker B] [--speed S]: trade a run on, without keys as a replay;
-    then report how far it drifted from its backtest."""
+    """Trade a run on, or freeze its policy."""
     from fintrader.deploy import deployment
     from fintrader.deploy.settings import PaperSettings
 
     options, words = take_options(PaperOptions(), argv, "paper")
-    run, settings = with_options("paper", PaperSettings(), words)
+    run, settings = parse_argument("paper", PaperSettings(), words)
     if not options.freeze:
         deployment.run_paper(run, settings)
         return
@@ -43,11 +46,11 @@ def paper(argv: list[str]) -> None:
 
 
 def live(argv: list[str]) -> None:
-    """NAME: refused; real money is closed until a market-life simulator has passed on this code."""
+    """Refuse real money."""
     from fintrader.deploy import real_money
     from fintrader.deploy.settings import LiveSettings
 
-    name, settings = with_options("live", LiveSettings(), argv, "NAME")
+    name, settings = parse_argument("live", LiveSettings(), argv, "NAME")
     real_money.run_live(name, settings)
 
 
@@ -83,28 +86,26 @@ def promote(name: str, deployments_dir: str) -> None:
 
 
 def halt(argv: list[str]) -> None:
-    """NAME: order nothing more, at once; what is held stays."""
+    """Ask a deployment to order nothing more."""
     _request("halt", argv)
 
 
 def resume(argv: list[str]) -> None:
-    """NAME: let a halted deployment go on, but not before a flatten has ended."""
+    """Ask a halted deployment to go on."""
     _request("resume", argv)
 
 
 def flatten(argv: list[str]) -> None:
-    """NAME: halt, cancel its orders and sell everything; again and again until nothing is held."""
+    """Ask a deployment to sell everything."""
     _request("flatten", argv)
 
 
-def _request(kind: str, argv: list[str]) -> None:
+def _request(kind: Request, argv: list[str]) -> None:
     from fintrader.deploy import control, deployment
 
-    name, place = with_options(kind, PlaceOptions(), argv, "NAME")
+    name, place = parse_argument(kind, PlaceOptions(), argv, "NAME")
     home = deployment.find_deployment(name, place.deployments_dir)
-    for request in ("halt", "resume", "flatten"):
-        if request == kind:
-            control.ask(home, request)
+    control.ask(home, kind)
     print(
         f"{home.name}: asked to {kind}; a running deployment does so within two seconds, another"
         " one when it starts"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from fintrader.bars.sources.presets import Preset
-from fintrader.cli.options import with_options
+from fintrader.cli.options import parse_argument
 from fintrader.config import Settings
 from fintrader.errors import ConfigError
 
 
 class InitOptions(Settings):
-    """How files of bars are read, and where the configuration for them goes."""
+    """Reading of files of bars, and the configuration written for them."""
 
     preset: Preset | None = None
     """The vendor that they come from; found from the files by default."""
@@ -26,12 +26,11 @@ class InitOptions(Settings):
 
 
 def init(argv: list[str]) -> None:
-    """FILE|FOLDER [--preset VENDOR] [--out CONFIG] [--force] [--print]: find out how these bars are
-    to be read, and write a configuration that runs."""
+    """Find out how files of bars are read, and write a configuration that runs."""
     from fintrader.bars.detect import describe_detection, detect
     from fintrader.market.starter import config_path, write_config
 
-    bars, options = with_options("init", InitOptions(), argv, "FILE|FOLDER")
+    bars, options = parse_argument("init", InitOptions(), argv, "FILE|FOLDER")
     path = config_path(bars, options.out)
     if path.exists() and not (options.force or options.print_only):
         raise ConfigError(

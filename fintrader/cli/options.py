@@ -1,10 +1,10 @@
-"""Command-line words to settings: each settings model is its own list of options, and pydantic
+"""Settings from command-line words: the fields of a settings model are its options, and pydantic
 reads their values.
 
     fintrader run CONFIG --env.num-envs 64 --data.windows.fractions 0.6 0.2 0.2
     --backtest.null-model false
 
-What is wrong is one line that names the option as it was typed.
+A mistake is one line that names the option as it was typed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from fintrader.config import (
     SettingsT,
@@ -57,15 +56,15 @@ class Option(NamedTuple):
     annotation: Any
     """Its type, without `| None`."""
     optional: bool
-    """Whether it may be None."""
+    """True where it may be None."""
     default: Any
-    """What it is unless given."""
+    """Value where it is not given."""
     about: str
     """Its help text."""
 
     @property
     def name(self) -> str:
-        """As it is typed: `--env.num-envs`."""
+        """The typed name: `--env.num-envs`."""
         path = (_SHORT.get(self.path[0], self.path[0]), *self.path[1:])
         return "--" + ".".join(path).replace("_", "-")
 
@@ -74,7 +73,7 @@ class Option(NamedTuple):
         return self.annotation is bool
 
     def read(self, words: Sequence[str]) -> Any:
-        """The value that `words` say, for pydantic to convert and check. Raises ConfigError."""
+        """Read the value in `words`, for pydantic to convert and check. Raises ConfigError."""
         if self.is_flag:
             if not words:
                 return True
@@ -85,14 +84,15 @@ class Option(NamedTuple):
                 )
             return _TRUE_OR_FALSE[words[0].lower()]
         if not words:
-            raise ConfigError(f"{self.name} needs a value: {shape(self)}")
+            raise ConfigError(f"{self.name} needs a value: {describe_shape(self)}")
         if len(words) == 1 and self.optional and words[0] in ("None", "null"):
             return None
         if len(words) == 1 and words[0][:1] in ("[", "{") and _holds_several(self.annotation):
             return parse_yaml(words[0], self.name)
         if _is_mapping(self.annotation):
             pairs = [word.partition("=") for word in words]
-            if wrong := [name for name, equals, _ in pairs if not equals]:
+            wrong = [name for name, equals, _ in pairs if not equals]
+            if wrong:
                 raise ConfigError(f"{self.name}: expected NAME=VALUE, got {wrong[0]!r}")
             return {name: value for name, _, value in pairs}
         if _holds_several(self.annotation):
@@ -102,20 +102,17 @@ class Option(NamedTuple):
         return words[0]
 
 
-def options_of(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:
-    """Every setting of `model` and of the models that stand in it; which one of a union that is,
-    its values say."""
+def list_options(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:
+    """List every setting of `model` and of the models in its fields; of a union the one that stands
+    there."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
-            yield from options_of(value, (*path, name))
+            yield from list_options(value, (*path, name))
         elif not (len(list_models(field.annotation)) == 1 and isinstance(field.annotation, type)):
             annotation, optional = unwrap_annotation(field.annotation)
-            yield Option((*path, name), annotation, optional, value, _about(field))
-
-
-def _about(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split())
+            about = " ".join((field.description or "").split())
+            yield Option((*path, name), annotation, optional, value, about)
 
 
 def _holds_several(annotation: Any) -> bool:
@@ -131,12 +128,12 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def shape(option: Option) -> str:
-    """What an option's value looks like: `N`, `{a,b}`, `YYYY-MM-DD ...`; nothing for a flag."""
-    return "" if option.is_flag else _shape(option.annotation)
+def describe_shape(option: Option) -> str:
+    """Describe an option's value: `N`, `{a,b}`, `YYYY-MM-DD ...`; nothing for a flag."""
+    return "" if option.is_flag else _describe_type(option.annotation)
 
 
-def _shape(annotation: Any) -> str:
+def _describe_type(annotation: Any) -> str:
     annotation, _ = unwrap_annotation(annotation)
     origin = get_origin(annotation)
     inside = get_args(annotation)
@@ -145,9 +142,10 @@ def _shape(annotation: Any) -> str:
     if _is_mapping(annotation):
         return "NAME=VALUE ..."
     if origin is tuple:
-        return f"{_shape(inside[0])} ..." if Ellipsis in inside else " ".join(map(_shape, inside))
+        shapes = [_describe_type(kind) for kind in inside if kind is not Ellipsis]
+        return f"{shapes[0]} ..." if Ellipsis in inside else " ".join(shapes)
     if origin in (Union, UnionType) and not list_models(annotation):
-        return "|".join(dict.fromkeys(map(_shape, inside)))
+        return "|".join(dict.fromkeys(map(_describe_type, inside)))
     names = {
         "int": "N",
         "float": "X",
@@ -163,14 +161,14 @@ def _shape(annotation: Any) -> str:
 
 
 def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = ()) -> T:
-    """`default` with the options of `argv` over it. `extra` are option names that other parts of
-    the command know.
+    """Return `default` with the options of `argv` over it. An option of several values may be given
+    several times. `extra` are option names that other parts of the command know.
 
-    Raises ConfigError, one line that names what was typed.
+    Raises ConfigError, one line that names the typed option.
     """
-    known = {option.path: option for option in options_of(default)}
+    known = {option.path: option for option in list_options(default)}
     values = default.model_dump(mode="json")
-    typed = {}
+    typed: dict[str, str] = {}
     words = list(argv)
     while words:
         word, equals, value = words.pop(0).partition("=")
@@ -181,35 +179,38 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
         path = tuple(word[2:].replace("-", "_").split("."))
         path = (ALIASES.get(path[0], path[0]), *path[1:])
         if path not in known:
-            raise ConfigError(_unknown(word, default, extra))
+            raise ConfigError(_explain_unknown(word, default, extra))
         behind = [value] if equals else []
         while not equals and words and not words[0].startswith("--"):
             behind.append(words.pop(0))
         below = values
         for name in path[:-1]:
             below = below[name]
-        below[path[-1]] = known[path].read(behind)
-        typed[".".join(path)] = word
+        read = known[path].read(behind)
+        dotted = ".".join(path)
+        is_more = dotted in typed and isinstance(read, list)
+        below[path[-1]] = [*below[path[-1]], *read] if is_more else read
+        typed[dotted] = word
     if not typed:
         return default
     try:
         return type(default).model_validate(values)
     except ValidationError as error:
         raise ConfigError(
-            _as_typed(describe_problem(type(default), error, prefer=typed), typed)
+            _name_as_typed(describe_problem(type(default), error, prefer=typed), typed)
         ) from None
 
 
-def _as_typed(problem: str, typed: Mapping[str, str]) -> str:
-    """`env.num_envs: ...` as `--env.num-envs: ...`, where that was typed."""
-    field, colon, said = problem.partition(": ")
+def _name_as_typed(problem: str, typed: Mapping[str, str]) -> str:
+    """Name the typed option in a problem: `env.num_envs: ...` becomes `--env.num-envs: ...`."""
+    field, colon, rest = problem.partition(": ")
     found = max(
         (path for path in typed if f"{field}.".startswith(f"{path}.")), key=len, default=None
     )
-    return f"{typed[found]}{colon}{said}" if found else problem
+    return f"{typed[found]}{colon}{rest}" if found else problem
 
 
-def _unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
+def _explain_unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
     name = word.removeprefix("--").replace("_", "-")
     anywhere = {other.replace("_", "-") for other in list_settings(type(default))}
     if name in anywhere:
@@ -217,11 +218,12 @@ def _unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
         kind = {"agent": "agent.algo", "env": "env.kind"}.get(
             place.split(".")[0], "data.source.kind"
         )
-        return f"{word}: no setting of what stands in {place}; choose another --{kind} first"
-    known = [*(option.name[2:] for option in options_of(default)), *extra]
+        return f"{word}: no setting of the present {place}; choose another --{kind} first"
+    known = [*(option.name[2:] for option in list_options(default)), *extra]
     sections = {known_name.rpartition(".")[0] for known_name in known}
     if name in sections:
-        return f"{word}: a section of settings; give one of them, e.g. {_first_below(name, known)}"
+        first = next(f"--{below}" for below in known if below.startswith(f"{name}."))
+        return f"{word}: a section of settings; give one of them, e.g. {first}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     ends = [other for other in known if other.rpartition(".")[2] == name]
     if ends or close:
@@ -229,22 +231,18 @@ def _unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
     return f"{word}: unknown setting; `--help-all` lists the settings"
 
 
-def _first_below(section: str, known: Sequence[str]) -> str:
-    return next(f"--{name}" for name in known if name.startswith(f"{section}."))
-
-
 # --- configurations -------------------------------------------------------------------------------
 
 
-def positional(command: str, what: str, argv: list[str]) -> tuple[str, list[str]]:
-    """The first argument, which must be no option, and the rest. Raises ConfigError."""
+def take_argument(command: str, name: str, argv: list[str]) -> tuple[str, list[str]]:
+    """Split off the first argument, which must be no option. Raises ConfigError."""
     if not argv or argv[0].startswith("-") or not argv[0]:
-        raise ConfigError(f"`fintrader {command}` needs {what} as its first argument")
+        raise ConfigError(f"`fintrader {command}` needs {name} as its first argument")
     return argv[0], argv[1:]
 
 
 def parse_config(command: str, argv: list[str]) -> RunConfig:
-    """CONFIG and its overrides as a run's settings. Raises ConfigError."""
+    """Read CONFIG and its overrides as a run's settings. Raises ConfigError."""
     from fintrader.pipeline.config import CHOICES, load_config
 
     path, rest, chosen = _split(command, argv, CHOICES)
@@ -252,7 +250,7 @@ def parse_config(command: str, argv: list[str]) -> RunConfig:
 
 
 def parse_data_config(command: str, argv: list[str]) -> DataConfig:
-    """CONFIG and its overrides, as far as they concern bars. Raises ConfigError."""
+    """Read CONFIG and its overrides, as far as they concern bars. Raises ConfigError."""
     from fintrader.market.data_config import DATA_CHOICES, load_data_config
 
     path, rest, chosen = _split(command, argv, DATA_CHOICES)
@@ -262,14 +260,13 @@ def parse_data_config(command: str, argv: list[str]) -> DataConfig:
 def _split(
     command: str, argv: list[str], choices: Choices
 ) -> tuple[str, list[str], dict[str, str]]:
-    path, rest = positional(command, "CONFIG", argv)
+    path, rest = take_argument(command, "CONFIG", argv)
     rest, chosen = take_choices(rest, choices)
     return path, _without_dates(rest), chosen
 
 
 def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
-    """Split off options that choose *which* settings model stands in a place (they decide the other
-    options)."""
+    """Split off the options that choose the settings model in a place, and so the other options."""
     rest: list[str] = []
     chosen: dict[str, str] = {}
     words = iter(argv)
@@ -287,8 +284,7 @@ def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str
 
 
 def _without_dates(argv: list[str]) -> list[str]:
-    """Fractions that are asked for here stand in place of a file's dates, which would overrule
-    them."""
+    """Put fractions that are given here in place of a file's dates, which would overrule them."""
     given = {word.partition("=")[0] for word in argv}
     windows = [f"--data.windows.{name}" for name in ("train", "validation", "test")]
     if "--data.windows.fractions" not in given or given & set(windows):
@@ -297,8 +293,8 @@ def _without_dates(argv: list[str]) -> list[str]:
 
 
 def take_options(defaults: SettingsT, argv: list[str], command: str) -> tuple[SettingsT, list[str]]:
-    """Split off the options of `defaults`, which stand among those of a configuration; returns them
-    and the rest. A flag takes no value here."""
+    """Split off the options of `defaults`, which stand among those of a configuration. A flag takes
+    no value here."""
     own: list[str] = []
     rest: list[str] = []
     words = list(argv)
@@ -315,9 +311,9 @@ def take_options(defaults: SettingsT, argv: list[str], command: str) -> tuple[Se
     return parse(defaults, own, command), rest
 
 
-def with_options(
-    command: str, defaults: SettingsT, argv: list[str], of: str = "RUN_DIR"
+def parse_argument(
+    command: str, defaults: SettingsT, argv: list[str], name: str = "RUN_DIR"
 ) -> tuple[str, SettingsT]:
-    """The argument (`of`) and the options after it."""
-    folder, rest = positional(command, of, argv)
-    return folder, parse(defaults, rest, command)
+    """Read the argument called `name`, and the options after it."""
+    argument, rest = take_argument(command, name, argv)
+    return argument, parse(defaults, rest, command)

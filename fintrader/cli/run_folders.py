@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fintrader.cli.options import with_options
+from fintrader.cli.options import parse_argument
 from fintrader.config import Settings, is_url
 from fintrader.errors import ConfigError
 from fintrader.results.folders import RunsFolder
@@ -21,17 +21,16 @@ class RunsOptions(Settings):
     archived: bool | None = None
     """Put aside: the app's list leaves it out unless asked."""
     delete: bool = False
-    """Print what deleting the run would lose."""
+    """Print the loss that deleting the run would be."""
     yes: bool = False
     """With --delete: delete it."""
 
 
 def edit_run(argv: list[str]) -> None:
-    """RUN [--note TEXT] [--tags A B] [--archived] [--delete [--yes]]: show a run's note and tags,
-    write them, put it aside, or delete it."""
+    """Show or write a run's note and tags, put it aside, or delete it."""
     from fintrader.results.notes import read_notes, write_notes
 
-    word, options = with_options("runs", RunsOptions(), argv)
+    word, options = parse_argument("runs", RunsOptions(), argv)
     changes = options.model_dump(include={"note", "tags", "archived"}, exclude_none=True)
     if options.delete and changes:
         raise ConfigError(f"--delete: cannot stand with --{next(iter(changes))}; give one of them")

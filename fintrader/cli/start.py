@@ -15,7 +15,7 @@ from fintrader.errors import ConfigError
 
 
 class AppSettings(Settings):
-    """Where the app looks and listens."""
+    """Folder and address of the app."""
 
     runs_dir: str = "runs"
     """Folder that holds the runs, or the URL of a store (`s3://bucket/runs`), of which copies are
@@ -33,10 +33,8 @@ class AppSettings(Settings):
 
 
 def app(argv: list[str]) -> None:
-    """[--runs-dir DIR_OR_URL] [--port N]: serve the app, on loopback unless --host is given, and
-    print its address, which has a token in it."""
-    hosts, rest = _take_hosts(argv)
-    settings = parse(AppSettings(), rest, "app")
+    """Become the process that serves the app."""
+    settings = parse(AppSettings(), argv, "app")
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
         raise ConfigError(
@@ -50,33 +48,10 @@ def app(argv: list[str]) -> None:
     # -P: a folder called `fintrader_app` in the working directory must not shadow this package
     words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--runs-dir", settings.runs_dir]
     words += ["--port", str(settings.port), "--host", settings.host]
-    words += [f"--allow-host={host}" for host in hosts]
+    words += [f"--allow-host={host}" for host in settings.allow_host]
     if settings.no_token:
         words.append("--no-token")
     if settings.headless:
         words.append("--headless")
     sys.stdout.flush()
     os.execve(sys.executable, words, variables)
-
-
-def _take_hosts(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split off the values of `--allow-host`, which may be given several times.
-
-    Raises ConfigError where it stands without one.
-    """
-    hosts: list[str] = []
-    rest: list[str] = []
-    words = list(argv)
-    while words:
-        word, equals, value = words.pop(0).partition("=")
-        if word.replace("_", "-") != "--allow-host":
-            rest.append(word + equals + value)
-            continue
-        found = [value] if equals else []
-        while not equals and words and not words[0].startswith("--"):
-            found.append(words.pop(0))
-        if not found:
-            example = "a name or an address, like app.example.com"
-            raise ConfigError(f"--allow-host needs a value: {example}")
-        hosts += found
-    return hosts, rest

@@ -11,7 +11,7 @@ from pydantic import Field
 from rich.console import Console
 
 from fintrader.cli import deployments
-from fintrader.cli.options import with_options
+from fintrader.cli.options import parse_argument
 from fintrader.cli.run_arguments import folder_of
 from fintrader.cli.terminal_tables import shown, table_of
 from fintrader.config import Settings, is_url
@@ -40,7 +40,7 @@ class StatusOptions(Settings):
 
 
 class ExportOptions(Settings):
-    """What is exported, and where it goes."""
+    """Format and place of an export."""
 
     format: Literal["onnx", "tensorboard"] = "onnx"
     """`onnx`: a policy for programs without PyTorch, checked against the original; `tensorboard`:
@@ -53,9 +53,8 @@ class ExportOptions(Settings):
 
 
 def status(argv: list[str]) -> None:
-    """RUN|NAME [--json] [--lineage POD] [--workers N]: pods by state, time left, leaderboard, losses
-    and their reasons; of a deployment its state, and --drift or --promote."""
-    place, options = with_options("status", StatusOptions(), argv, "RUN|NAME")
+    """Show the state of a run or a deployment, or steer it."""
+    place, options = parse_argument("status", StatusOptions(), argv, "RUN|NAME")
     if options.drift or options.promote:
         if options.promote:
             deployments.promote(place, options.deployments_dir)
@@ -135,9 +134,8 @@ def _scale(place: str, pods: int | None) -> None:
 
 
 def export(argv: list[str]) -> None:
-    """RUN [--format onnx|tensorboard] [--out PATH]: a policy, or the training curves, for other
-    programs."""
-    place, options = with_options("export", ExportOptions(), argv)
+    """Export a policy, or the training curves, for other programs."""
+    place, options = parse_argument("export", ExportOptions(), argv)
     if options.format == "onnx":
         _export_onnx(place, options.policy or "ensemble", options.out or Path("policy.onnx"))
         return

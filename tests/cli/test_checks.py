@@ -44,9 +44,9 @@ def test_a_configuration_and_its_market_are_compared_with_their_hashes(config):
         assert done.status == 1
         assert f"WRONG  market {market.parent.name}: " in done.out
         assert "compared: the arrays with the hash in the file" in done.out
-        assert f"What to do: delete {market.parent}; `fintrader data build" in done.out
+        assert f"Remedy: delete {market.parent}; `fintrader data build" in done.out
     (market.parent / "mine.txt").write_text("not of the market")
-    assert f"What to do: delete {market}; `fintrader" in verify(market).out
+    assert f"Remedy: delete {market}; `fintrader" in verify(market).out
     chunk = next((config.parent / "cache" / "bars").rglob("*.parquet"))
     flip(chunk)
     done = verify(config)

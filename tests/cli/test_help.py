@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from fintrader.cli import _COMMANDS
-from fintrader.cli.help import GROUPS, SETTINGS, SHELLS
+from fintrader.cli.help import SHELLS
+from fintrader.cli.registry import COMMANDS, GROUPS
 from tests.engines.runs import fintrader
 
 LINES = 40
@@ -30,12 +30,13 @@ def test_the_overview_fits_a_screen_and_names_every_command_once(words):
     lines = helped(*words)
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS
-    named = [name for _, rows in GROUPS for names, _ in rows for name in names.split(", ")]
-    assert sorted(named) == sorted(_COMMANDS)
-    assert set(SETTINGS) <= set(_COMMANDS)
+    named = [name for names in GROUPS.values() for name in names]
+    assert sorted(named) == sorted(COMMANDS)
+    for name in COMMANDS:
+        assert sum(bool(re.match(rf"  {name}( |$)", line)) for line in lines) == 1
 
 
-@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_fits_a_screen(command):
     lines = helped(*command.split(), "--help")
     assert lines[0].startswith(f"usage: fintrader {command}")

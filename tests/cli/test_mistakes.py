@@ -40,7 +40,7 @@ run Q --env.participation often | --env.participation: expected a number, got 'o
 run Q --backtest.null-model perhaps | --backtest.null-model: expected true, false or nothing behind it
 run Q --agent.network.kind huge | --agent.network.kind: choose one of 'auto', 'market_once'
 run Q --agent.algo | --agent.algo needs a value: ppo, a2c
-run Q --agent.alpha 1 | --agent.alpha: no setting of what stands in agent; choose another --agent.algo first
+run Q --agent.alpha 1 | --agent.alpha: no setting of the present agent; choose another --agent.algo first
 run Q --data.source.label end | choose another --data.source.kind first
 run Q --num-envs 4 | --num-envs: unknown setting; did you mean --env.num-envs?
 run Q --data.universe.aliases FB | --data.universe.aliases: expected NAME=VALUE, got 'FB'
@@ -136,6 +136,12 @@ def test_a_mistake_is_one_sentence_that_names_it(line, tmp_path, monkeypatch):
 )
 def test_a_flag_needs_no_value_and_takes_one(words, expected):
     assert parse(AppSettings(), words, "app").headless is expected
+
+
+def test_an_option_of_several_values_may_be_given_several_times():
+    words = ["--allow-host", "a", "b", "--port", "8600", "--allow-host=c"]
+    assert parse(AppSettings(), words, "app").allow_host == ("a", "b", "c")
+    assert parse(AppSettings(), ["--port", "1", "--port", "2"], "app").port == 2
 
 
 def test_values_of_every_shape():

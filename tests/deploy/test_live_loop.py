@@ -207,8 +207,8 @@ def test_a_loss_halts_it_for_good(tmp_path):
     ],
 )
 def test_clock_changes_and_half_days(tmp_path, start, what):
-    source = {"kind": "synthetic", "seed": 3, "num_symbols": 4, "num_sessions": 60, "start": start}
-    bundle, market = frozen(tmp_path, settings(source=source), decision_interval=7)
+    source = {"kind": "synthetic", "seed": 3, "num_symbols": 4, "num_sessions": 60}
+    bundle, market = frozen(tmp_path, settings(source=source, start=start), decision_interval=7)
     lengths = set(np.bincount(market.session.numpy()).tolist())
     hours = {
         int(ts // (60 * MINUTE)) % 24
