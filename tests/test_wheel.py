@@ -76,6 +76,8 @@ def test_the_wheel_holds_two_packages_and_the_configurations(wheel):
     files = {
         "fintrader/configs/quickstart.yaml",
         "fintrader/py.typed",
+        "fintrader/report/page.css",
+        "fintrader/report/page.js",
         "fintrader/results/defaults.json",
     }
     assert {*files, "fintrader_app/views/backtest.py"} <= set(names)

@@ -12,9 +12,9 @@ import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
-from fintrader.results.figures.style import ON_DARK
+from fintrader.results.figures.style import ON_DARK, escape_label
 from fintrader.results.formatting import count
-from fintrader_app.shell import label
+from fintrader_app.shell import plain
 
 CONFIG = {
     "displaylogo": False,
@@ -35,11 +35,13 @@ def show(
     *,
     height: int | None = None,
     version: Hashable = None,
+    is_titled: bool = False,
 ) -> None:
     """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
 
     A function that makes the figure is called once for each `version` (of the files it is made
-    from, say). What a figure does not show it says in `layout.meta["note"]`.
+    from, say). What a figure does not show it says in `layout.meta["note"]`. With `is_titled` its
+    own title stands above it.
     """
     dark = bool(st.context.theme.type == "dark")
     if callable(figure):
@@ -54,10 +56,12 @@ def show(
             icon=":material/hide_image:",
         )
         return
-    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG)
     about = drawn.layout.meta or {}
+    if is_titled and about.get("title"):
+        st.markdown(f"**{plain(about['title'])}**")
+    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG)
     if "note" in about:
-        st.caption(about["note"])
+        st.caption(plain(about["note"]))
     if "shown" in about:
         st.caption(
             f"{count(about['shown'][0])} of {count(about['shown'][1])} points shown, evenly chosen."
@@ -78,8 +82,10 @@ def apply_style(figure: go.Figure, *, dark: bool, height: int | None = None) -> 
     the background."""
     decimation.fit(figure, decimation.MAX_CHART_BYTES - DRESS_BYTES)
     _spread_ticks(figure.layout.xaxis)
-    plain = figure.to_plotly_json()
-    layout = plain.get("layout", {})
+    plain_figure = figure.to_plotly_json()
+    layout = plain_figure.get("layout", {})
+    title = (layout.get("title") or {}).get("text")
+    layout["meta"] = {**(layout.get("meta") or {}), "title": title}
     for name in _BARE:
         layout.pop(name, None)
     layout["font"] = {"size": 12}
@@ -95,8 +101,8 @@ def apply_style(figure: go.Figure, *, dark: bool, height: int | None = None) -> 
                 axis["title"].pop("font", None)
             axis["automargin"] = True
     if dark:
-        plain = _replace_colour(plain)
-    return go.Figure(plain, skip_invalid=True)
+        plain_figure = _replace_colour(plain_figure)
+    return go.Figure(plain_figure, skip_invalid=True)
 
 
 def _spread_ticks(axis: Any) -> None:
@@ -145,7 +151,9 @@ def plot_lines(
             )
         mode = "lines+markers" if len(np.atleast_1d(y)) < 3 else "lines"
         figure.add_trace(
-            go.Scatter(x=x, y=y, name=label(name), mode=mode, line={"color": colour, "width": 2})
+            go.Scatter(
+                x=x, y=y, name=escape_label(name), mode=mode, line={"color": colour, "width": 2}
+            )
         )
     return framed(figure, **look)
 

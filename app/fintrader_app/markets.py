@@ -14,10 +14,8 @@ import numpy as np
 import pandas as pd
 
 from fintrader.errors import MarketError
-from fintrader.market.description import MarketDescription
 from fintrader.market.market_file import parse_header
 from fintrader.records import RecordError
-from fintrader.results.figures import known_timezone
 from fintrader.results.folders import (
     DamagedFileError,
     Folder,
@@ -25,6 +23,8 @@ from fintrader.results.folders import (
     Signature,
     UnsafePathError,
 )
+from fintrader.results.formatting import find_timezone
+from fintrader.results.market_description import MarketDescription
 
 MAX_HEADER_BYTES = 64 << 20
 _KINDS = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
@@ -70,7 +70,7 @@ class Market:
     @property
     def timezone(self) -> str:
         """The market's own time zone, an IANA name; UTC where its file names none."""
-        return known_timezone(self.description.provenance.timezone)
+        return find_timezone(self.description.provenance.timezone)
 
     def days(self) -> pd.Series[int]:
         """First bar of each session, indexed by the session's day in the market's own time zone."""

@@ -15,12 +15,13 @@ import plotly.graph_objects as go
 
 from fintrader.errors import FintraderError
 from fintrader.results.figures import PALETTE
+from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import count, number
 from fintrader.yaml_text import parse_yaml
 from fintrader_app.artifacts import to_numbers
 from fintrader_app.charts import GAIN, LOSS, framed
-from fintrader_app.shell import hide_secrets, human, label
+from fintrader_app.shell import hide_secrets, human
 from fintrader_app.tables import select_settings
 
 MANY = 500
@@ -125,7 +126,7 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
                 mode="markers",
                 name=human(origin),
                 marker={"size": 9 if len(shown) <= MANY else 5, "color": colour},
-                customdata=[label(pod) for pod in rows["pod"]],
+                customdata=[escape_label(pod) for pod in rows["pod"]],
                 hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
             )
     return framed(
@@ -167,12 +168,12 @@ def plot_curves(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
             x=line["share"],
             y=line[what],
             mode="lines+markers",
-            name=label(pod),
+            name=escape_label(pod),
             line={"color": colour, "width": 2},
             hovertemplate="%{y:"
             + (".2%" if what == "return" else ".3f")
             + "}<extra>"
-            + label(pod)
+            + escape_label(pod)
             + "</extra>",
         )
     title = "return" if what == "return" else "validation score"
@@ -200,14 +201,14 @@ def plot_drift(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Fi
         mode="markers",
         showlegend=False,
         marker={"size": 10 if shown.sum() <= MANY else 6, "line": line, **colours},
-        customdata=[label(pod) for pod in pods.loc[shown, "pod"]],
+        customdata=[escape_label(pod) for pod in pods.loc[shown, "pod"]],
         hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
     )
     inside = values[shown]
     wide = bool(len(inside) and inside.min() > 0 and inside.max() / inside.min() > 8)
     framed(
         figure,
-        y_title=label(human(name)),
+        y_title=escape_label(human(name)),
         x_title="pod number",
         log_y=wide,
         hover="closest",
@@ -280,7 +281,7 @@ def _describe_attempt(row: Mapping[Hashable, Any], started: float, finished: flo
     score = number(row["score"])
     device = row["device"]
     hover = (f"<br>score {score:.3f}" if score is not None else "") + (
-        f"<br>on {label(device)}" if device else ""
+        f"<br>on {escape_label(device)}" if device else ""
     )
     reason = str(row["reason"] or "")
     return Attempt(row["pod"], float(started), float(finished), str(row["state"]), reason, hover)
@@ -299,11 +300,11 @@ def list_lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
         if event.get("event") == "launched":
             since[pod] = moment
         elif event.get("event") == "lost":
-            hover = f"<br>attempt {label(event.get('attempt', ''))}"
+            hover = f"<br>attempt {escape_label(event.get('attempt', ''))}"
             for key in ("host", "slot"):
-                hover += f"<br>{key} {label(event[key])}" if event.get(key) else ""
+                hover += f"<br>{key} {escape_label(event[key])}" if event.get(key) else ""
             if detail := event.get("detail"):
-                hover += f"<br>{label(hide_secrets(str(detail)), 120)}"
+                hover += f"<br>{escape_label(hide_secrets(str(detail)), 120)}"
             begin = min(since.pop(pod, moment), moment)
             found.append(Attempt(pod, begin, moment, "lost", str(event.get("reason") or ""), hover))
     return found
@@ -321,8 +322,8 @@ def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
         if not len(part):
             continue
         hover = [
-            f"{label(row['pod'])} · {state}"
-            + (f" ({label(row['reason'])})" if row["reason"] else "")
+            f"{escape_label(row['pod'])} · {state}"
+            + (f" ({escape_label(row['reason'])})" if row["reason"] else "")
             + row["hover"]
             for row in part.to_dict("records")
         ]
@@ -340,7 +341,7 @@ def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
             width=0.36 if state == "lost" else 0.72,
             name=human(state),
             marker={"color": colour, "line": {"width": 1, "color": "rgba(128,128,128,0.5)"}},
-            text=[label(pod) for pod in part["pod"]] if len(rows) <= 60 else None,
+            text=[escape_label(pod) for pod in part["pod"]] if len(rows) <= 60 else None,
             **inside,
             customdata=hover,
             hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
@@ -472,9 +473,9 @@ def _draw_nodes(
     pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool
 ) -> go.Scatter:
     note = [
-        f"{label(row.pod)} · {label(row.origin)} · {label(row.state)}"
+        f"{escape_label(row.pod)} · {escape_label(row.origin)} · {escape_label(row.state)}"
         + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
-        + (f"<br>child of {label(row.parent)}" if isinstance(row.parent, str) else "")
+        + (f"<br>child of {escape_label(row.parent)}" if isinstance(row.parent, str) else "")
         for row in pods.itertuples()
     ]
     return go.Scatter(
@@ -486,7 +487,7 @@ def _draw_nodes(
             "line": {"width": 1, "color": "rgba(128,138,148,0.8)"},
             **marker,
         },
-        text=[label(pod) for pod in pods["pod"]] if few else None,
+        text=[escape_label(pod) for pod in pods["pod"]] if few else None,
         textposition="top center",
         textfont={"size": 10},
         customdata=note,

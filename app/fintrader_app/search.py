@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from fintrader.errors import FintraderError
 from fintrader.results.figures import PALETTE
+from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import chance, count, percent
 from fintrader.results.importance import ALGORITHM, Importance, importance, settings_of
 from fintrader_app import artifacts
 from fintrader_app.charts import framed
 from fintrader_app.race import GREY, MANY, ORIGINS
-from fintrader_app.shell import human, label
+from fintrader_app.shell import human
 
 MOST_LINES = 500
 MOST_AXES = 8
@@ -98,7 +99,7 @@ def plot_importance(found: Importance) -> go.Figure:
     figure = go.Figure()
     figure.add_bar(
         x=[max(0.0, one.share) for one in shares],
-        y=[label(name_of(one.setting), 30) for one in shares],
+        y=[escape_label(name_of(one.setting), 30) for one in shares],
         orientation="h",
         marker={"color": [PALETTE[0] if one.important else GREY for one in shares]},
         customdata=[chance(one.p_value) for one in shares],
@@ -158,7 +159,7 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
         if not rows.any():
             continue
         said = (
-            [label(row[name]) for row in settings_of(shown[rows])]
+            [escape_label(row[name]) for row in settings_of(shown[rows])]
             if axis.labels
             else axis.places[rows]
         )
@@ -170,19 +171,22 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
             mode="markers",
             name=human(origin),
             marker={"size": 8 if len(shown) <= MANY else 4, "color": fill, "line": line},
-            customdata=list(zip([label(pod) for pod in shown.loc[rows, "pod"]], said, strict=True)),
+            customdata=list(
+                zip([escape_label(pod) for pod in shown.loc[rows, "pod"]], said, strict=True)
+            ),
             hovertemplate="%{customdata[0]}: score %{y:.3f} at %{customdata[1]}<extra></extra>",
         )
     framed(
         figure,
         y_title="validation score",
-        x_title=label(name_of(name)),
+        x_title=escape_label(name_of(name)),
         hover="closest",
         height=300,
     )
     if axis.labels:
         return figure.update_xaxes(
-            tickvals=list(range(len(axis.labels))), ticktext=[label(one) for one in axis.labels]
+            tickvals=list(range(len(axis.labels))),
+            ticktext=[escape_label(one) for one in axis.labels],
         )
     if axis.log:
         figure.update_xaxes(
@@ -230,9 +234,9 @@ def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) ->
 
 
 def _describe_dimension(name: str, axis: Axis) -> dict[str, Any]:
-    title = label(name_of(name), 24)
+    title = escape_label(name_of(name), 24)
     if axis.labels:
-        texts = [label(one, 16) for one in axis.labels]
+        texts = [escape_label(one, 16) for one in axis.labels]
         return {
             "label": title,
             "values": axis.places,

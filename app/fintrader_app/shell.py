@@ -4,7 +4,6 @@ the run picker."""
 from __future__ import annotations
 
 import contextlib
-import html
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ import streamlit as st
 
 from fintrader.config import list_shipped_configs
 from fintrader.errors import FintraderError
+from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, when
 from fintrader.results.run import Summary
@@ -207,12 +207,6 @@ def format_code(text: Any, limit: int = 300) -> str:
     """Foreign text as a span of code, to be copied as it is; nothing in it can end the span."""
     shown = "".join(char if char.isprintable() and char != "`" else " " for char in str(text))
     return f"`{' '.join(shown.split())[:limit]}`"
-
-
-def label(text: Any, limit: int = 60) -> str:
-    """Foreign text made safe for plotly, which reads a little HTML in names and hover texts."""
-    shown = "".join(char if char.isprintable() else " " for char in str(text))
-    return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
 
 
 def _hide_match(match: re.Match[str]) -> str:
@@ -446,9 +440,9 @@ def render_stages(found: Sequence[Stage], *, alive: bool) -> str:
     items = []
     for number, stage in enumerate(found, 1):
         share = 0.0 if stage.share is None else stage.share
-        words = label(_describe_stage(stage, alive=alive), 80)
+        words = escape_label(_describe_stage(stage, alive=alive), 80)
         items.append(
-            f'<li class="{stage.state}"><b>{number} {label(human(stage.title), 30)}</b>'
+            f'<li class="{stage.state}"><b>{number} {escape_label(human(stage.title), 30)}</b>'
             f'<i style="--share:{share:.1%}"></i><small>{words}</small></li>'
         )
     return f'<ul class="ft-stages">{"".join(items)}</ul>'

@@ -8,21 +8,19 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from pandas.io.formats.style import Styler
 
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.catalogue import BY_KEY, CATALOGUE
+from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import (
-    ACTIVE_COLUMNS,
     DASH,
-    INTERVAL,
-    active_cells,
     count,
+    describe_standing,
+    explain_short_window,
+    format_metric,
+    is_omitted,
     is_result,
-    missing,
     number,
-    short_window,
-    shown,
-    standing,
     statistic,
 )
 from fintrader.results.settings import Setting, changed, differing, text_of
@@ -50,16 +48,6 @@ MOST_ROWS = 20
 """Of settings; more are scrolled."""
 
 
-def show_verdict(stored: StoredBacktest, run: str = "") -> None:
-    """The verdict that a page with a return opens with: what it is, why, and what would change
-    it."""
-    verdict = stored.opening
-    show = st.error if stored.changed else st.success if verdict.is_skill else st.warning
-    lines = [f"**{plain(f'{run}: {verdict.headline}' if run else verdict.headline)}**"]
-    lines += [f"**{question}.** {plain(said, 900)}" for question, said in verdict.sentences.items()]
-    show("\n\n".join(lines), icon=":material/gpp_bad:" if stored.changed else ":material/balance:")
-
-
 def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
     """A line of figures: title, value, and what to say when somebody points at it."""
     with st.container(horizontal=True, gap="small"):
@@ -68,15 +56,16 @@ def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> N
 
 
 def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", **how: Any) -> None:
-    """A table over the whole width (`rows`: whatever makes a frame); columns of text to the
-    `right`, one `pinned`."""
+    """Draw a table over the whole width; columns of text to the `right`, one `pinned`. `rows` is a
+    styled frame or the argument of one."""
     config: dict[str, Any] = {
         name: st.column_config.TextColumn(alignment="right") for name in right
     }
     if pinned:
         config[pinned] = st.column_config.TextColumn(pinned=True)
     how.setdefault("column_config", config)
-    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, **how)
+    shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows)
+    st.dataframe(shown, hide_index=True, width="stretch", key=key, **how)
 
 
 def find_title(key: str) -> str:
@@ -92,7 +81,7 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
     """
     metrics, index = (stored.metrics.get(one, NO_METRICS) for one in (name, "benchmark"))
     coloured = stored.opening.is_skill and is_result(name)
-    short = missing("annual_return", metrics)
+    short = is_omitted("annual_return", metrics)
     with st.container(horizontal=True, gap="small"):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
             mine = number(metrics[key])
@@ -107,7 +96,7 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
             )
             st.metric(
                 title,
-                count(mine) if key == "sessions" else shown(key, metrics),
+                count(mine) if key == "sessions" else format_metric(key, metrics),
                 difference,
                 delta_color=tone,
                 delta_arrow="auto" if coloured else "off",
@@ -116,7 +105,7 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
                 height="stretch",
                 border=True,
             )
-    if stands := standing(stored.metrics, stored.context):
+    if stands := describe_standing(stored.metrics, stored.context):
         st.markdown(plain(stands, 600))
     explain_dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")
 
@@ -124,38 +113,9 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
 def explain_dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None:
     """Below figures of short windows: why some are dashes, with what to say `before` it; nothing
     for long ones."""
-    if why := short_window(metrics):
+    why = explain_short_window(metrics)
+    if why:
         st.caption(f":material/warning: {before} {why}")
-
-
-def show_paper_table(
-    metrics: Mapping[str, StrategyMetrics], key: str, portfolio: str | None = None
-) -> None:
-    """One row a strategy: the paper's columns, and what it did otherwise than the benchmark
-    portfolio."""
-    titles = [title for _, title in (*HEADLINE, *ACTIVE_COLUMNS)] + [INTERVAL]
-    rows = []
-    for name, values in metrics.items():
-        cells = [*(shown(metric, values) for metric, _ in HEADLINE), *active_cells(values)]
-        rows.append({"Strategy": human(name), **dict(zip(titles, cells, strict=True))})
-    table(rows, key, right=titles, pinned="Strategy")
-    explain_dashes(metrics.values())
-    if portfolio is not None:
-        st.caption(
-            f"Active figures: against {plain(human(portfolio).lower())} (`env.benchmark`), net of"
-            " costs."
-        )
-
-
-def show_full_table(metrics: Mapping[str, StrategyMetrics], key: str) -> None:
-    """Every stored metric: one row a metric, one column a strategy, with formula and source."""
-    rows = []
-    for known in CATALOGUE:
-        row = {"Metric": known.title}
-        row |= {human(strategy): shown(known.key, values) for strategy, values in metrics.items()}
-        rows.append(row | {"Formula": known.formula, "Source": known.source})
-    table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
-    explain_dashes(metrics.values())
 
 
 def select_settings(pods: pd.DataFrame) -> pd.DataFrame:

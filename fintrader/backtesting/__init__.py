@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fintrader.backtesting.writer import write_backtest
     from fintrader.results.backtest_files import StoredBacktest, read_backtest
     from fintrader.results.context import BacktestContext
-    from fintrader.results.formatting import metrics_table
     from fintrader.verdict.sharpe import expected_best_sharpe
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "assess",
     "expected_best_sharpe",
     "information_free",
-    "metrics_table",
     "read_backtest",
     "simulate",
     "simulate_all_baselines",
@@ -40,7 +38,6 @@ _HOMES = {
     "assess": "backtesting.assessment",
     "expected_best_sharpe": "verdict.sharpe",
     "information_free": "backtesting.null_models",
-    "metrics_table": "results.formatting",
     "read_backtest": "results.backtest_files",
     "simulate": "backtesting.simulation",
     "simulate_all_baselines": "backtesting.all_baselines",

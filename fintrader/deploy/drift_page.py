@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from fintrader.deploy.drift import ALARM, PSI_NOTABLE, summarise
 from fintrader.files import write_text
-from fintrader.report.page import Page, note, number, table
+from fintrader.report.page import Page
 from fintrader.results.figures.shortfall import (
     SHORTFALL,
     difference_figure,
@@ -19,6 +19,9 @@ from fintrader.results.figures.shortfall import (
     shortfall_figure,
 )
 from fintrader.results.figures.skill import betting_figure
+from fintrader.results.sections import Chart, Section
+from fintrader.results.sections.section import Tone
+from fintrader.results.table import Table, list_facts
 
 _SHOWN = 20
 
@@ -29,8 +32,8 @@ def write_drift(path: Path, report: Mapping[str, Any]) -> Path:
     return path
 
 
-def write_heading(report: Mapping[str, Any]) -> tuple[str, str]:
-    """The finding in a sentence, and its tone."""
+def find_heading(report: Mapping[str, Any]) -> tuple[str, Tone]:
+    """State the finding in a sentence, and its tone."""
     if report["surprise"]["alarm"]:
         return "It earns less than its backtest: stop it and find out why.", "doubt"
     if report["halts"]:
@@ -47,136 +50,117 @@ def write_heading(report: Mapping[str, Any]) -> tuple[str, str]:
 def render_drift(report: Mapping[str, Any]) -> str:
     """The page. Equal reports give equal bytes."""
     page = Page(f"Drift of {report['deployment']}")
-    finding, tone = write_heading(report)
+    finding, tone = find_heading(report)
     about = (
         f"Bundle {report['bundle']} of the run {report['run']}; {report['from']} to {report['to']}."
     )
-    page.header("From backtest to paper", finding, summarise(report), about, tone=tone)
-    if report["verdict"]:
-        page.told({"The backtest it comes from": report["verdict"]})
-    page.contents()
-    daily = report["daily"]
-    equity = report["equity"]
-    rows = [
-        (
-            "",
-            [
-                "Account",
-                number(f"{equity['account_usd']:,.2f}"),
-                number(f"{equity['return']:+.2%}"),
-            ],
+    origin = list_facts({"The backtest it comes from": report["verdict"] or ""})
+    page.add_header(
+        "From backtest to paper",
+        Section(
+            key="finding",
+            title=finding,
+            headline=summarise(report),
+            tables=(origin,) if origin.rows else (),
+            notes=(about,),
+            tone=tone,
         ),
-        (
-            "",
-            ["Twin", number(f"{equity['twin_usd']:,.2f}"), number(f"{equity['twin_return']:+.2%}")],
-        ),
-    ]
-    page.section(
-        "Account and twin",
-        page.chart("drift", drift_figure(daily)),
-        page.chart("difference", difference_figure(daily)),
-        table(["", "Equity, USD", "Return"], rows),
-        note(
-            "The twin is the same policy under the same limits in the ledger of the backtest, over"
-            " the bars that were recorded. The band is where nine in ten accounts lie that draw"
-            " their days from the backtest's."
-        ),
-        link="Account",
     )
-    _write_surprise(page, report)
-    shortfall = report["shortfall"]
-    cells = [
-        (
-            "",
-            [
-                SHORTFALL[key],
-                number(f"{shortfall['usd'][key]:+,.2f}"),
-                number(f"{shortfall['bps'][key]:+.2f}"),
-            ],
-        )
-        for key in SHORTFALL
-    ]
-    page.section(
-        "What the orders cost",
-        page.chart("shortfall", shortfall_figure(shortfall)),
-        table(["Against the price at the decision", "USD", "bps"], cells),
-        note(
-            f"{shortfall['fills']:,} of {shortfall['orders']:,} orders filled,"
-            f" {shortfall['ordered_usd']:,.0f} USD in all. Above zero is a cost."
-        ),
-        link="Shortfall",
-    )
-    features = [
-        (
-            "",
-            [
-                html.escape(row["name"]),
-                number(f"{row['psi']:.3f}"),
-                "shifted" if row["psi"] > PSI_NOTABLE else "",
-            ],
-        )
-        for row in report["features"][:_SHOWN]
-    ]
-    page.section(
-        "What it saw",
-        table(["Feature", "Population stability index", ""], features),
-        note(
-            f"Between the backtest's rows and those decided upon; above {PSI_NOTABLE:g} is usually"
-            " called a shift."
-        ),
-        link="Features",
-    )
-    page.section("Limits and news", _write_limits(report), *_list_news(report), link="News")
+    page.add(_present_account(report))
+    page.add(_present_alarm(report))
+    page.add(_present_shortfall(report))
+    page.add(_present_features(report))
+    page.add(_present_news(report))
     return page.render()
 
 
-def _write_surprise(page: Page, report: Mapping[str, Any]) -> None:
+def _present_account(report: Mapping[str, Any]) -> Section:
+    daily = report["daily"]
+    equity = report["equity"]
+    rows = [
+        ("Account", f"{equity['account_usd']:,.2f}", f"{equity['return']:+.2%}"),
+        ("Twin", f"{equity['twin_usd']:,.2f}", f"{equity['twin_return']:+.2%}"),
+    ]
+    note = (
+        "The twin is the same policy under the same limits in the ledger of the backtest, over the"
+        " bars that were recorded. The band is where nine in ten accounts lie that draw their days"
+        " from the backtest's."
+    )
+    return Section(
+        key="account",
+        title="Account and twin",
+        figures=(
+            Chart("drift", partial(drift_figure, daily)),
+            Chart("difference", partial(difference_figure, daily)),
+        ),
+        tables=(Table.of(("", "Equity, USD", "Return"), rows),),
+        notes=(note,),
+    )
+
+
+def _present_alarm(report: Mapping[str, Any]) -> Section:
     surprise = report["surprise"]
+    title = "Is it surprising?"
     if surprise["value"] is None:
-        page.section(
-            "Is it surprising?",
-            note("The backtest has too few sessions to say what is usual."),
-            link="Alarm",
-        )
-        return
-    figure = betting_figure(surprise["path"], pd.DatetimeIndex(report["daily"]["date"]))
-    text = (
+        few = "The backtest has too few sessions to say what is usual."
+        return Section("alarm", title, notes=(few,))
+    draw = partial(betting_figure, surprise["path"], pd.DatetimeIndex(report["daily"]["date"]))
+    note = (
         "What 1 became for a bettor who holds that the account earns less than its backtest did."
         f" Above {ALARM:g} he has a point: that happens to one in twenty deployments without drift,"
         " however long they run. The first twenty sessions teach him how much days vary."
     )
-    page.section("Is it surprising?", page.chart("surprise", figure), note(text), link="Alarm")
+    return Section("alarm", title, figures=(Chart("surprise", draw),), notes=(note,))
 
 
-def _write_limits(report: Mapping[str, Any]) -> str:
-    limits = report["limits"]
-    names = sorted({*limits["account"], *limits["twin"]})
-    if not names:
-        return note("No limit bound any order.")
+def _present_shortfall(report: Mapping[str, Any]) -> Section:
+    shortfall = report["shortfall"]
     rows = [
-        (
-            "",
-            [
-                name,
-                number(str(limits["account"].get(name, 0))),
-                number(str(limits["twin"].get(name, 0))),
-            ],
-        )
-        for name in names
+        (title, f"{shortfall['usd'][key]:+,.2f}", f"{shortfall['bps'][key]:+.2f}")
+        for key, title in SHORTFALL.items()
     ]
-    return table(["Decisions cut by", "Account", "Twin"], rows)
-
-
-def _list_news(report: Mapping[str, Any]) -> list[str]:
-    said = (
-        [note(f"{report['late_bars']:,} bars came late and were not acted on.")]
-        if report["late_bars"]
-        else []
+    note = (
+        f"{shortfall['fills']:,} of {shortfall['orders']:,} orders filled,"
+        f" {shortfall['ordered_usd']:,.0f} USD in all. Above zero is a cost."
     )
-    if report["alerts"]:
-        rows = [
-            ("", [one["time"], one["kind"], html.escape(one["text"])])
-            for one in report["alerts"][-_SHOWN:]
-        ]
-        said.append(table(["When", "What", ""], rows))
-    return said
+    return Section(
+        key="shortfall",
+        title="Cost of the orders",
+        figures=(Chart("shortfall", partial(shortfall_figure, shortfall)),),
+        tables=(Table.of(("Against the price at the decision", "USD", "bps"), rows),),
+        notes=(note,),
+    )
+
+
+def _present_features(report: Mapping[str, Any]) -> Section:
+    rows = [
+        (row["name"], f"{row['psi']:.3f}", "shifted" if row["psi"] > PSI_NOTABLE else "")
+        for row in report["features"][:_SHOWN]
+    ]
+    note = (
+        f"Between the backtest's rows and those decided upon; above {PSI_NOTABLE:g} is usually"
+        " called a shift."
+    )
+    columns = ("Feature", "Population stability index", "")
+    return Section("features", "What it saw", tables=(Table.of(columns, rows),), notes=(note,))
+
+
+def _present_news(report: Mapping[str, Any]) -> Section:
+    limits = report["limits"]
+    notes = []
+    tables = []
+    cuts = [
+        (name, *(str(limits[side].get(name, 0)) for side in ("account", "twin")))
+        for name in sorted({*limits["account"], *limits["twin"]})
+    ]
+    if cuts:
+        tables.append(Table.of(("Decisions cut by", "Account", "Twin"), cuts))
+    else:
+        notes.append("No limit bound any order.")
+    if report["late_bars"]:
+        notes.append(f"{report['late_bars']:,} bars came late and were not acted on.")
+    alerts = [(alert["time"], alert["kind"], alert["text"]) for alert in report["alerts"]]
+    if alerts:
+        columns = ("When", "Alert", "Details")
+        tables.append(Table.of(columns, alerts[-_SHOWN:], words=columns))
+    return Section("news", "Limits and news", tables=tuple(tables), notes=tuple(notes))

@@ -36,14 +36,6 @@ from fintrader.files import seal
 from fintrader.market import features as ft
 from fintrader.market.bar_source import open_feed
 from fintrader.market.columns import ColumnStore, Sheet
-from fintrader.market.description import (
-    BuildRecord,
-    MarketDescription,
-    MarketSource,
-    Normalisation,
-    Provenance,
-    SourceFile,
-)
 from fintrader.market.draft import Draft, Scaling
 from fintrader.market.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.market.market_file import stored_hash
@@ -62,6 +54,14 @@ from fintrader.market.universe import (
 )
 from fintrader.progress import Progress
 from fintrader.records import to_json
+from fintrader.results.market_description import (
+    BuildRecord,
+    MarketDescription,
+    MarketSource,
+    Normalisation,
+    Provenance,
+    SourceFile,
+)
 from fintrader.storage.mirror import Markets
 from fintrader.storage.objects import ObjectStore, read_whole
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.market.columns import ColumnStore, Sheet
-from fintrader.market.description import MarketDescription, Normalisation
 from fintrader.market.market_file import (
     ARRAYS,
     EVENT,
@@ -23,6 +22,7 @@ from fintrader.market.market_file import (
     write_market,
 )
 from fintrader.market.scaling import apply_scale, cross_section, match_scales, scale, stack_scales
+from fintrader.results.market_description import MarketDescription, Normalisation
 
 if TYPE_CHECKING:
     from fintrader.market.features import FeatureSettings

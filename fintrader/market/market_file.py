@@ -22,8 +22,8 @@ import numpy as np
 from fintrader.bars.bars import Array
 from fintrader.errors import MarketError
 from fintrader.files import atomic_file
-from fintrader.market.description import MarketDescription
 from fintrader.records import RecordError, from_json, to_json
+from fintrader.results.market_description import MarketDescription
 from fintrader.system import read_at, write_at
 
 FORMAT = "fintrader-market-3"

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from fintrader.bars.bars import Array
 from fintrader.errors import DataError
-from fintrader.market.description import PlantedDrift
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.market_description import PlantedDrift
 
 NONE = 0
 UP = 1

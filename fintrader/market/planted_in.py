@@ -23,9 +23,9 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import Windows
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
-from fintrader.market.description import PlantedSignal
 from fintrader.market.scaling import FEWEST, relative
 from fintrader.market.synthetic import SIGNAL
+from fintrader.results.market_description import PlantedSignal
 from fintrader.seeding import create_numpy_generator
 
 CLIP = 3.0

@@ -17,9 +17,9 @@ from fintrader.bars.bars import Array
 from fintrader.errors import DataError
 from fintrader.files import unseal
 from fintrader.market.columns import Sheet
-from fintrader.market.description import BuildRecord, ColumnScale, Normalisation
 from fintrader.market.market_file import read_description
 from fintrader.records import RecordError, from_json
+from fintrader.results.market_description import BuildRecord, ColumnScale, Normalisation
 from fintrader.storage.objects import read_whole
 
 _BLOCK = 4096

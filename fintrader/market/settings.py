@@ -21,12 +21,12 @@ from fintrader.bars.sources.vendor_settings import (
 )
 from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
 from fintrader.errors import ConfigError
-from fintrader.market.description import PlantedDrift
 from fintrader.market.features import FeatureSettings
 from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import UniverseSettings
+from fintrader.results.market_description import PlantedDrift
 
 SourceSettings = Annotated[
     FilesSettings

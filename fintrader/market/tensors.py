@@ -21,7 +21,6 @@ from fintrader.bars.calendar import Windows as Windows
 from fintrader.bars.corporate_actions import is_possible, refuse_event
 from fintrader.errors import MarketError
 from fintrader.market import market_file
-from fintrader.market.description import MarketDescription, Normalisation, Provenance
 from fintrader.market.market_file import (
     EVENT,
     StoredArray,
@@ -29,6 +28,7 @@ from fintrader.market.market_file import (
     read_description,
     write_market,
 )
+from fintrader.results.market_description import MarketDescription, Normalisation, Provenance
 
 _KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
 _OPTIONAL = frozenset({"shares_outstanding"})

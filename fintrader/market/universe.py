@@ -19,8 +19,8 @@ from fintrader.bars.bars import Array
 from fintrader.bars.companies import Interval, index_companies, overlaps
 from fintrader.config import PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
-from fintrader.market.description import MOST_ABSENT, Survivorship
 from fintrader.metrics import TRADING_DAYS
+from fintrader.results.market_description import MOST_ABSENT, Survivorship
 from fintrader.storage.objects import read_csv
 
 INDICES = ("nasdaq100", "sp500", "dow30")

@@ -143,7 +143,7 @@ def add_data(
     return replace(
         context,
         data=summary,
-        market=to_json(market),
+        market=market,
         quality=read_json(quality)["kinds"] if quality.is_file() else {},
     )
 

@@ -33,15 +33,10 @@ from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 from fintrader.results.formatting import (
-    active_table,
-    in_order,
-    limits_words,
-    metrics_table,
-    planted_words,
-    standing,
     window_words,
 )
 from fintrader.results.looks import Ledger
+from fintrader.results.sections import BacktestView, present_baselines, present_verdict
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror, find_mirror
@@ -480,37 +475,21 @@ def conclude(config: RunConfig, manifest: Manifest) -> Path:
     return config.folder.root
 
 
-def wide_console() -> Console:
-    """Standard output; a log file has room, and a table cut to 80 columns would hide its
-    figures."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
-
-
 def _print_outcome(
     config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest
 ) -> None:
-    """The paper's table, what it was chosen from, and where everything lies."""
+    """Print the paper's table, the verdict, and the files' places."""
     folder = evaluation.window_folder(config.folder, window)
-    console = wide_console()
     context = stored.context
+    view = BacktestView.of(stored)
     title = f"{config.name}: {window_words(str(context.window))}, net of {context.costs}"
-    shown = {name: stored.metrics[name] for name in in_order(stored.metrics)}
-    console.print(metrics_table(shown, title=title))
-    console.print(active_table(shown, stored.portfolio))
-    if stands := standing(stored.metrics, context):
-        console.print(stands, highlight=False)
-    for name, said in context.changed.items():
-        console.print(f"Not as trained: {name.replace('_', ' ')} {said}.", highlight=False)
-    console.print(
+    print(title, *present_baselines(view).tables, present_verdict(view), sep="\n")
+    for name, change in context.changed.items():
+        print(f"Not as trained: {name.replace('_', ' ')} {change}.")
+    print(
         f"Chosen from {manifest.values['trials']} trials by their validation"
         f" {config.tournament.metric}."
     )
-    if planted := planted_words(context):
-        console.print(planted)
-    if limited := limits_words(context.within_limits):
-        console.print(f"{limited[:1].upper()}{limited[1:]}.")
-    console.print(stored.conclusion)
     for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):
         if (folder / name).exists():
-            console.print(f"  {folder / name}", highlight=False)
+            print(f"  {folder / name}")

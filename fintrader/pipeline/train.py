@@ -17,11 +17,12 @@ from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run_stages import claim, wide_console
+from fintrader.pipeline.run_stages import claim
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
 from fintrader.results.context import BacktestContext
-from fintrader.results.formatting import active_table, metrics_table, standing
+from fintrader.results.formatting import describe_standing
+from fintrader.results.table import active_table, paper_table
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.warm_start import check_unused
 
@@ -74,15 +75,11 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
         home / "validation.json", {"metrics": numbers, "env_steps": trained.env_steps, "trials": 1}
     )
     algo = config.only_agent.algo
+    portfolio = baselines.portfolio.name
     title = f"{config.name}: {algo}, validation window, net of {settings.cost_bps:g} bps a trade"
-    wide_console().print(metrics_table(metrics, title=title))
-    wide_console().print(active_table(metrics, baselines.portfolio.name))
-    print(
-        standing(
-            metrics,
-            BacktestContext(portfolio=baselines.portfolio.name, left_out=dict(baselines.left_out)),
-        )
-    )
+    print(paper_table(metrics, title=title), active_table(metrics, portfolio), sep="\n")
+    context = BacktestContext(portfolio=portfolio, left_out=dict(baselines.left_out))
+    print(describe_standing(metrics, context))
 
 
 def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from fintrader.backtesting.all_baselines import Baselines, simulate_all_baselines
@@ -29,15 +28,14 @@ from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Split
-from fintrader.records import to_json
 from fintrader.report.html import write_report
-from fintrader.report.luck import luck_rows
 from fintrader.report.recipe import made_by
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.context import BacktestContext
-from fintrader.results.formatting import is_result, plain_text, table_html, table_text
+from fintrader.results.formatting import is_result
 from fintrader.results.looks import Ledger
+from fintrader.results.sections import evidence_table, search_table
 from fintrader.verdict.verdict import Verdict
 
 
@@ -213,7 +211,7 @@ class Backtests(Mapping[str, BacktestResult]):
             run=self.name.replace("_", " ").capitalize(),
             trials=trials,
             recipe=made_by(),
-            market=to_json(self.market.provenance),
+            market=self.market.provenance,
         )
         found = analyse(self._results, self.market)
         return write_report(
@@ -221,10 +219,10 @@ class Backtests(Mapping[str, BacktestResult]):
         )
 
     def __repr__(self) -> str:
-        return f"{self._title()}\n{table_text(self.tables.metrics, self.tables.portfolio)}"
+        return f"{self._title()}\n{self.tables!r}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._title()}</p>{table_html(self.tables.metrics, self.tables.portfolio)}"
+        return f"<p>{self._title()}</p>{self.tables._repr_html_()}"
 
     def _title(self) -> str:
         result = self[self.name]
@@ -243,10 +241,7 @@ class PrintedVerdict(Verdict):
     """A verdict that prints its sentences and the numbers behind them."""
 
     def __repr__(self) -> str:
-        table = Table(show_header=False)
-        for question, answer, _ in luck_rows(self):
-            table.add_row(question, answer.replace("\u00a0", " "))
-        return f"{self.text}\n{plain_text(table)}"
+        return f"{self.text}\n{evidence_table(self)}\n{search_table(self.selection)}"
 
 
 # --- what was given -------------------------------------------------------------------------------

@@ -3,9 +3,9 @@ with a heat map."""
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ import plotly.graph_objects as go
 
 from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.files import write_json, write_text
-from fintrader.report.page import Page, note, table
+from fintrader.report.page import Page
 from fintrader.results.figures.style import layout
 from fintrader.results.formatting import DASH, count
+from fintrader.results.sections import Chart, Section
+from fintrader.results.table import Table
 
 SHADES = (
     (0.0, "#eef4fb"),
@@ -99,10 +101,44 @@ def _lead(report: Mapping[str, Any]) -> str:
 
 
 def render_comparison(report: Mapping[str, Any]) -> str:
-    """The report as one HTML page that needs nothing else."""
-    a = report["a"]
-    b = report["b"]
-    page = Page(f"{a['name']} against {b['name']}")
+    """Render the report as one HTML page that needs nothing else."""
+    page = Page(f"{report['a']['name']} against {report['b']['name']}")
+    page.add_header("Two sources of bars", _present_finding(report))
+    page.add(_present_columns(report))
+    page.add(_present_suspicions(report))
+    heat = partial(
+        heat_map, report, _find_worst(report), "Largest price difference of each day, bps"
+    )
+    page.add(
+        Section(
+            key="heat-map",
+            title="By symbol and day",
+            figures=(Chart("prices", heat),),
+            notes=("Blank where the two have no bar in common.",),
+        )
+    )
+    if report["only_a"] or report["only_b"]:
+        alone = Chart("alone", partial(_draw_alone, report))
+        page.add(Section("only-one", "Bars that only one has", figures=(alone,)))
+    page.add(_present_symbols(report))
+    details = tuple(
+        Chart(
+            name,
+            partial(
+                heat_map,
+                report,
+                report["days"][name],
+                f"{name.capitalize()}: largest difference, bps",
+            ),
+        )
+        for name in COLUMNS
+        if report["columns"][name]["cells"]
+    )
+    page.add(Section("details", "By column, symbol and day", figures=details))
+    return page.render()
+
+
+def _present_finding(report: Mapping[str, Any]) -> Section:
     bars = report["both"] + report["only_a"] + report["only_b"]
     share = report["agree"] / bars if bars else 0.0
     about = "; ".join(
@@ -110,53 +146,23 @@ def render_comparison(report: Mapping[str, Any]) -> str:
         f"{count(report[side]['repeated'])} of them repeated"
         for side in "ab"
     )
-    tone = "good" if share > 0.99 else "doubt"
-    page.header(
-        "Two sources of bars",
-        f"{share:.1%} of the bars agree.",
-        f"{_lead(report)}.",
-        about,
-        tone=tone,
+    return Section(
+        key="finding",
+        title=f"{share:.1%} of the bars agree.",
+        headline=f"{_lead(report)}.",
+        notes=(about,),
+        tone="good" if share > 0.99 else "doubt",
     )
-    page.contents()
-    rows = [
-        ("", [html.escape(name), *_cells(column)]) for name, column in report["columns"].items()
-    ]
-    head = ["Column", "Cells", "Agree", *NUMBERS.values()]
-    text = (
+
+
+def _present_columns(report: Mapping[str, Any]) -> Section:
+    rows = [(name, *_cells(column)) for name, column in report["columns"].items()]
+    note = (
         "Prices: 10,000 (B / A - 1); volume: 10,000 (B - A) / the larger. Median, 99 % and largest"
         f" are of the absolute difference. A cell agrees within {report['tolerance_bps']:g} bps."
     )
-    page.section("By column", table(head, rows), note(text), link="Columns")
-    page.section("What would explain it", _suspicions(report), link="Explanations")
-    worst = page.chart(
-        "prices", heat_map(report, _worst(report), "Largest price difference of each day, bps")
-    )
-    page.section(
-        "By symbol and day",
-        worst,
-        note("Blank where the two have no bar in common."),
-        link="Heat map",
-    )
-    if report["only_a"] or report["only_b"]:
-        page.section("Bars that only one has", page.chart("alone", _alone(report)), link="Only one")
-    lacking = [report[f"symbols_only_{side}"] for side in "ab"]
-    said = [
-        note(f"Only in {side}: {', '.join(names)}.")
-        for side, names in zip("AB", lacking, strict=True)
-        if names
-    ]
-    page.section("By symbol", *said, _by_symbol(report), link="Symbols")
-    details = [
-        page.chart(
-            name,
-            heat_map(report, report["days"][name], f"{name.capitalize()}: largest difference, bps"),
-        )
-        for name in COLUMNS
-        if report["columns"][name]["cells"]
-    ]
-    page.section("By column, symbol and day", *details, link="Details")
-    return page.render()
+    table = Table.of(("Column", "Cells", "Agree", *NUMBERS.values()), rows, notes=[note])
+    return Section("columns", "By column", tables=(table,))
 
 
 def write_comparison(report: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
@@ -189,7 +195,7 @@ def heat_map(
     )
 
 
-def _alone(report: Mapping[str, Any]) -> go.Figure:
+def _draw_alone(report: Mapping[str, Any]) -> go.Figure:
     """Bars that one side lacks: how many more B has than A."""
     days = report["days"]
     alone = np.array(days["only_b"], dtype=np.float64) - np.array(days["only_a"], dtype=np.float64)
@@ -223,7 +229,7 @@ def _map(
     return figure.update_xaxes(type="category", nticks=10, tickangle=0)
 
 
-def _worst(report: Mapping[str, Any]) -> list[list[float | None]]:
+def _find_worst(report: Mapping[str, Any]) -> list[list[float | None]]:
     """The largest difference of any price, by symbol and session."""
     tables = [report["days"][name] for name in PRICES]
     return [
@@ -245,47 +251,51 @@ def _cells(column: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _suspicions(report: Mapping[str, Any]) -> str:
+def _present_suspicions(report: Mapping[str, Any]) -> Section:
+    key = "explanations"
+    title = "Possible explanations"
     found = merged_suspicions(report)
     if not found:
-        return note("Neither a scale nor a shift in time that would explain differences.")
-    rows = []
-    for one in found:
-        words = (
+        none = "Neither a scale nor a shift in time that would explain differences."
+        return Section(key, title, notes=(none,))
+    rows = [
+        (
             KINDS[one["kind"]].capitalize(),
             one["detail"],
             _some(one["symbols"]),
             one["first"],
             one["last"],
+            count(one["symbol_days"]),
         )
-        rows.append(("", [*map(html.escape, words), count(one["symbol_days"])]))
-    return table(
-        ["What", "How", "Symbols", "First day", "Last day", "Symbol-days"], rows, css="left dense"
-    )
+        for one in found
+    ]
+    words = ("Kind", "Detail", "Symbols", "First day", "Last day")
+    return Section(key, title, tables=(Table.of((*words, "Symbol-days"), rows, words=words),))
 
 
-def _by_symbol(report: Mapping[str, Any]) -> str:
-    head = [
+def _present_symbols(report: Mapping[str, Any]) -> Section:
+    columns = (
         "Symbol",
         "Bars of both",
         "Agree",
         "Only A",
         "Only B",
         *(f"{name.capitalize()}, median" for name in COLUMNS),
-    ]
+    )
     rows = []
     for row in report["by_symbol"]:
         medians = [row["columns"][name]["median_bps"] for name in COLUMNS]
-        share = f"{row['agree'] / row['both']:.1%}" if row["both"] else DASH
-        cells = [
-            html.escape(row["symbol"]),
+        cells = (
+            row["symbol"],
             count(row["both"]),
-            share,
+            f"{row['agree'] / row['both']:.1%}" if row["both"] else DASH,
             count(row["only_a"]),
             count(row["only_b"]),
-        ]
-        rows.append(("", cells + [DASH if value is None else f"{value:,.2f}" for value in medians]))
-    return table(head, rows, css="dense")
+        )
+        rows.append((*cells, *(DASH if value is None else f"{value:,.2f}" for value in medians)))
+    lacking = {side: report[f"symbols_only_{side.lower()}"] for side in "AB"}
+    notes = [f"Only in {side}: {', '.join(names)}." for side, names in lacking.items() if names]
+    return Section("symbols", "By symbol", tables=(Table.of(columns, rows),), notes=tuple(notes))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from fintrader import runs
 from fintrader.errors import ReportError
 from fintrader.files import read_bytes
+from fintrader.records import to_json
 from fintrader.reproducible import code_paths
 from fintrader.results.context import BacktestContext
 
@@ -52,7 +53,8 @@ def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
 def record_of(context: BacktestContext, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Make the record that the page carries: the recipe, and every metric unrounded."""
     names = ("run", "trials", "seed", "look", "data_hash", "settings_hash", "market")
-    known = {name: getattr(context, name) for name in names}
+    stored = to_json(context)
+    known = {name: stored[name] for name in names}
     return {
         "format": FORMAT,
         "metrics": metrics,

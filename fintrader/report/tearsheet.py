@@ -121,7 +121,7 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     benchmark = inputs["benchmark_rets"] if strategy != "benchmark" else None
     window = figures.rolling_sessions(len(returns)) or LEAST_SESSIONS
     held = bool(positions.drop(columns="cash").to_numpy().any())
-    zone = figures.known_timezone(stored.context.timezone)
+    zone = stored.market_timezone
 
     def beta(ax: Any) -> None:
         timeseries.rolling_beta(returns, benchmark, rolling_window=window).plot(ax=ax)

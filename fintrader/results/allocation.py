@@ -4,7 +4,7 @@ portfolio's."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -75,28 +75,44 @@ def pnl_by_month(profit: pd.DataFrame, timezone: str) -> pd.DataFrame:
     )
 
 
-def trips(trades: pd.DataFrame) -> list[dict[str, Any]]:
-    """Closed lots (first in, first out) of `trades`: all of them, those with a gain, and those
-    without."""
+@dataclass(frozen=True)
+class TripSummary:
+    """Closed lots of one kind."""
+
+    name: str
+    lots: int
+    profit_usd: float
+    mean_usd: float | None
+    median_usd: float | None
+    best_usd: float | None
+    worst_usd: float | None
+    mean_minutes: float | None
+    longs: int
+
+
+def summarise_trips(trades: pd.DataFrame) -> list[TripSummary]:
+    """Summarise the closed lots (first in, first out) of `trades`: all of them, those with a gain,
+    and those without; empty where none was closed."""
     closed = round_trips(trades)
     profit = closed["profit_usd"]
     groups = {"All": closed, "With a gain": closed[profit > 0], "Without": closed[profit <= 0]}
-    return [{"which": name, **_trips(part)} for name, part in groups.items()] if len(closed) else []
+    return [_summarise(name, part) for name, part in groups.items()] if len(closed) else []
 
 
-def _trips(closed: pd.DataFrame) -> dict[str, Any]:
+def _summarise(name: str, closed: pd.DataFrame) -> TripSummary:
     profit = closed["profit_usd"]
-    some = len(closed) > 0
-    return {
-        "lots": len(closed),
-        "profit_usd": float(profit.sum()),
-        "mean_usd": float(profit.mean()) if some else None,
-        "median_usd": float(profit.median()) if some else None,
-        "best_usd": float(profit.max()) if some else None,
-        "worst_usd": float(profit.min()) if some else None,
-        "mean_minutes": float(closed["minutes"].mean()) if some else None,
-        "longs": int((closed["shares"] > 0).sum()),
-    }
+    has_lots = len(closed) > 0
+    return TripSummary(
+        name=name,
+        lots=len(closed),
+        profit_usd=float(profit.sum()),
+        mean_usd=float(profit.mean()) if has_lots else None,
+        median_usd=float(profit.median()) if has_lots else None,
+        best_usd=float(profit.max()) if has_lots else None,
+        worst_usd=float(profit.min()) if has_lots else None,
+        mean_minutes=float(closed["minutes"].mean()) if has_lots else None,
+        longs=int((closed["shares"] > 0).sum()),
+    )
 
 
 def active_shares(stored: StoredBacktest, strategy: str, portfolio: str | None) -> pd.DataFrame:

@@ -38,8 +38,9 @@ from fintrader.results.folders import (
     NotThereError,
     Signature,
 )
-from fintrader.results.formatting import Opening, opening_of, table_html, table_text
+from fintrader.results.formatting import Opening, find_timezone, in_order, opening_of
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
+from fintrader.results.table import Table, active_table, paper_table
 from fintrader.verdict.verdict import Verdict
 
 T = TypeVar("T")
@@ -240,11 +241,22 @@ class StoredBacktest:
         """By which its rates are those of a year."""
         return next(iter(self.metrics.values()), NO_METRICS).annual_sessions
 
+    @property
+    def market_timezone(self) -> str:
+        """The market's own time zone."""
+        return find_timezone(self.context.timezone)
+
+    @property
+    def summary(self) -> tuple[Table, Table]:
+        """The paper's table, and the differences from the benchmark portfolio; results first."""
+        metrics = {name: self.metrics[name] for name in in_order(self.metrics)}
+        return paper_table(metrics), active_table(metrics, self.portfolio)
+
     def __repr__(self) -> str:
-        return table_text(self.metrics, self.portfolio)
+        return "\n".join(map(str, self.summary))
 
     def _repr_html_(self) -> str:
-        return table_html(self.metrics, self.portfolio)
+        return "".join(table._repr_html_() for table in self.summary)
 
     def weights(self, strategy: str) -> pd.DataFrame:
         """Wide: index `minute` of each session's last bar, one column a symbol ever held at a

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fintrader.records import JsonValue
+from fintrader.results.market_description import Provenance
 from fintrader.results.strategy_metrics import StrategyMetrics
 
 
@@ -91,8 +92,8 @@ class BacktestContext:
     versions: dict[str, str] = field(default_factory=dict)
     recipe: dict[str, JsonValue] = field(default_factory=dict)
     """Configuration, code and machine (`report.recipe`)."""
-    market: dict[str, JsonValue] = field(default_factory=dict)
-    """The market's `Provenance`, as JSON."""
+    market: Provenance = field(default_factory=Provenance)
+    """Source of the bars, and what their build did."""
     data: dict[str, JsonValue] = field(default_factory=dict)
     """Facts about the window's bars, by label."""
     quality: dict[str, JsonValue] = field(default_factory=dict)

@@ -1,21 +1,17 @@
-"""How results are written, the same in report, app, notebook and terminal: numbers, tables,
-strategies in order.
+"""Numbers, names and sentences as every screen writes them.
 
 A missing number is a dash, never a zero.
 """
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Real
 from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
+from zoneinfo import ZoneInfo
 
 from fintrader import progress
 from fintrader.metrics import TRADING_DAYS, min_sessions
@@ -109,7 +105,7 @@ def p_equals(value: Any) -> str:
     return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
-def interval(low: Any, high: Any) -> str:
+def format_interval(low: Any, high: Any) -> str:
     """Two ratios as `-0.12 to 1.34`; a dash where either is missing."""
     return DASH if number(low) is None or number(high) is None else f"{ratio(low)} to {ratio(high)}"
 
@@ -167,11 +163,9 @@ def statistic(key: str, value: Any, *, signed: bool = False) -> str:
     return ratio(value, signed=signed)
 
 
-def missing(key: str, values: StrategyMetrics) -> str:
-    """Why a strategy has a dash for this metric although it can be computed; empty where it has
-    none."""
-    short = of_a_year(key) and is_short(values.sessions, values.annual_sessions)
-    return f"under {min_sessions(values.annual_sessions)} sessions" if short else ""
+def is_omitted(key: str, values: StrategyMetrics) -> bool:
+    """Tell whether an annual figure of a strategy is left out because its window is short."""
+    return of_a_year(key) and is_short(values.sessions, values.annual_sessions)
 
 
 def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
@@ -196,17 +190,20 @@ def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str
     )
 
 
-def shown(key: str, values: StrategyMetrics, *, signed: bool = False) -> str:
-    """A strategy's metric as text; a dash where it is not known, or is one of a year and the window
-    is `missing` it."""
-    return DASH if missing(key, values) else statistic(key, values[key], signed=signed)
+def format_metric(key: str, values: StrategyMetrics) -> str:
+    """Write a strategy's metric; a dash where it is not known, or is omitted."""
+    return DASH if is_omitted(key, values) else statistic(key, values[key])
 
 
-def short_window(metrics: Iterable[StrategyMetrics]) -> str:
-    """A line below a table of such metrics: why yearly figures are dashes. Empty for windows long
-    enough."""
-    why = next((why for values in metrics if (why := missing("annual_return", values))), "")
-    return f"Figures of a year: {DASH} {why}; so few say nothing of a year." if why else ""
+def explain_short_window(metrics: Iterable[StrategyMetrics]) -> str:
+    """Say why annual figures of these metrics are dashes; empty for windows long enough."""
+    limits = (
+        min_sessions(values.annual_sessions)
+        for values in metrics
+        if is_omitted("annual_return", values)
+    )
+    least = next(limits, None)
+    return "" if least is None else f"Annualised figures are omitted below {least} sessions."
 
 
 def duration(seconds: Any) -> str:
@@ -238,32 +235,27 @@ def window_words(window: str) -> str:
     return window if window.startswith("walk-forward") else f"{window} window"
 
 
-def planted_words(context: BacktestContext) -> str:
-    """Describe the ensemble's use of a planted signal; empty without one."""
+def describe_planted(context: BacktestContext) -> str:
+    """State the ensemble's share of a planted signal; empty without one."""
     share = context.share_of_oracle.get("ensemble")
     if share is None:
         return ""
-    told = (
-        "of the log growth of an oracle, which knows the signal's states and maximises expected"
-        " wealth"
-    )
     return (
-        f"Planted signal: the ensemble made {percent(share, 0)} {told}, in the same window at the"
+        f"Planted signal: the ensemble made {percent(share, 0)} of the log growth of an oracle,"
+        " which knows the signal's states and maximises expected wealth, in the same window at the"
         " same costs."
     )
 
 
-def limits_words(found: LimitedOutcome | None) -> str:
-    """Describe the result within a deployment's limits; empty where it was not simulated."""
-    if found is None:
+def describe_limits(outcome: LimitedOutcome | None) -> str:
+    """State the result within a deployment's limits; empty where it was not simulated."""
+    if outcome is None:
         return ""
-    by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(found.cut.items()))
-    text = (
-        "within a deployment's limits the ensemble made"
-        f" {percent(found.cumulative_return, signed=True)}"
-    )
-    text += f" (orders cut by {by})" if by else " (none of them bound)"
-    return text + (f", halted: {found.halted}" if found.halted else "")
+    by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(outcome.cut.items()))
+    orders = f"orders cut by {by}" if by else "none of them bound"
+    halted = f", halted: {outcome.halted}" if outcome.halted else ""
+    returned = percent(outcome.cumulative_return, signed=True)
+    return f"Within a deployment's limits the ensemble made {returned} ({orders}){halted}."
 
 
 def verdict_words(text: str | None) -> str:
@@ -313,6 +305,19 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
 # --- strategies -----------------------------------------------------------------------------------
 
 
+def title_of(strategy: str) -> str:
+    """`equal_weight` as people read it: `Equal weight`."""
+    return strategy.replace("_", " ").capitalize()
+
+
+def find_timezone(name: str) -> str:
+    """Return a stored time zone (an IANA name); UTC where it is none."""
+    try:
+        return ZoneInfo(name).key
+    except (KeyError, ValueError, OSError):  # unknown, no plain name, a folder of zones
+        return "UTC"
+
+
 def is_baseline(name: str) -> bool:
     """Whether a strategy stands beside the results for comparison."""
     return name in BASELINES
@@ -335,99 +340,10 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))
 
 
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def paper_cells(values: StrategyMetrics) -> list[str]:
-    """A strategy's PAPER_COLUMNS as text."""
-    return [shown(key, values) for key, _ in PAPER_COLUMNS]
-
-
-def active_cells(values: StrategyMetrics) -> list[str]:
-    """A strategy's ACTIVE_COLUMNS and the interval, as text."""
-    band = interval(values.information_ratio_low, values.information_ratio_high)
-    return [*(shown(key, values) for key, _ in ACTIVE_COLUMNS), band]
-
-
-def active_headings(portfolio: Any) -> list[str]:
-    """Headings of the strategies' names and of those cells; `portfolio`: what `env.benchmark`
-    names."""
-    against = portfolio.replace("_", " ") if isinstance(portfolio, str) else "the portfolio"
-    return [f"Against {against}", *(heading for _, heading in ACTIVE_COLUMNS), INTERVAL]
-
-
-def metrics_table(metrics: Mapping[str, StrategyMetrics], *, title: str | None = None) -> Table:
-    """One row a strategy, with the paper's columns."""
-    table = _table(
-        _PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title
-    )
-    table.caption = short_window(metrics.values()) or None
-    table.caption_justify = "left"
-    return table
-
-
-def active_table(metrics: Mapping[str, StrategyMetrics], portfolio: Any = None) -> Table:
-    """One row a strategy, with what it did otherwise than `portfolio`."""
-    return _table(
-        active_headings(portfolio), {name: active_cells(values) for name, values in metrics.items()}
-    )
-
-
-_PAPER_HEADINGS = ["Strategy", *(heading for _, heading in PAPER_COLUMNS)]
-
-
-def _table(
-    headings: Sequence[str], rows: Mapping[str, Sequence[str]], title: str | None = None
-) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    table.add_column(headings[0], no_wrap=True)
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    for name, cells in rows.items():
-        table.add_row(name.replace("_", " "), *cells)
-    return table
-
-
-def plain_text(table: Table) -> str:
-    """A table without a frame, equal wherever it is printed."""
-    table.box = None
-    table.pad_edge = False
-    table.padding = (0, 2, 0, 0)
-    console = Console(width=100, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
-
-
-def table_text(metrics: Mapping[str, StrategyMetrics], portfolio: Any = None) -> str:
-    """`metrics_table` and `active_table` as plain text, ours before the baselines."""
-    rows = {name: metrics[name] for name in in_order(metrics)}
-    return f"{plain_text(metrics_table(rows))}\n{plain_text(active_table(rows, portfolio))}"
-
-
-def table_html(metrics: Mapping[str, StrategyMetrics], portfolio: Any = None) -> str:
-    """The same tables for a notebook."""
-    names = in_order(metrics)
-    paper = _html_table(_PAPER_HEADINGS, {name: paper_cells(metrics[name]) for name in names})
-    paper += f"<p>{why}</p>" if (why := short_window(metrics.values())) else ""
-    return paper + _html_table(
-        active_headings(portfolio), {name: active_cells(metrics[name]) for name in names}
-    )
-
-
-def _html_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    body = ""
-    for name, cells in rows.items():
-        values = "".join(f"<td>{cell}</td>" for cell in cells)
-        body += f"<tr><th>{html.escape(name.replace('_', ' '))}</th>{values}</tr>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
 # --- where a result stands ------------------------------------------------------------------------
 
 
-def standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -> str:
+def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -> str:
     """Compare the main strategy with ridge and with its benchmark portfolio, and say whether the
     difference could be chance.
 
@@ -442,16 +358,15 @@ def standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -
     rivals = {f"its benchmark portfolio, {portfolio.replace('_', ' ')}": metrics.get(portfolio)}
     if portfolio == "cash":  # which has no row of its own everywhere
         rivals = {"its benchmark portfolio, cash": StrategyMetrics(cumulative_return=0.0)}
-    said = []
+    sides = []
     for rival, values in {"ridge": metrics.get("ridge"), **rivals}.items():
         theirs = number((values or NO_METRICS).cumulative_return)
         if theirs is not None:
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
-            said.append(f"{side} {rival} ({percent(theirs, signed=True)})")
-    title = name.replace("_", " ").capitalize()
+            sides.append(f"{side} {rival} ({percent(theirs, signed=True)})")
     text = (
-        f"Net of costs, {title} ({percent(returned, signed=True)}) is {' and '.join(said)}."
-        if said
+        f"Net of costs, {title_of(name)} ({percent(returned, signed=True)}) is {' and '.join(sides)}."
+        if sides
         else ""
     )
     low = number(own.information_ratio_low)
@@ -469,7 +384,7 @@ def standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -
         active = None if active is None else active * scale
         text += f" Active return {percent(active, signed=True)} {over}, "
         text += f"information ratio {ratio(own.information_ratio)}"
-        text += f" ({INTERVAL} {interval(low, high)}): {worth}."
+        text += f" ({INTERVAL} {format_interval(low, high)}): {worth}."
     if "ridge" not in metrics and "ridge" in context.left_out:
         text += f" Without ridge: {context.left_out['ridge']}."
     return text.strip()

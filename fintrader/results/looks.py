@@ -452,8 +452,6 @@ def note_shown(stored: StoredBacktest, command: str) -> bool:
         return False
     symbols = tuple(sorted(map(str, stored.prices["symbol"].unique())))
     first, last = stored.minutes[[0, -1]].strftime("%Y-%m-%d")
-    source = known.market.get("source")
-    is_made_up = isinstance(source, Mapping) and source.get("kind") == "synthetic"
     look = Look(
         kind="compare",
         run=str(known.run),
@@ -461,7 +459,7 @@ def note_shown(stored: StoredBacktest, command: str) -> bool:
         folder=stored.folder.relative_to(ledger.path.parent).parts[0],
         seed=known.seed,
         window=known.window if known.window in ("train", "validation") else "test",
-        bars=Window(key, symbols, first, last, made_up=is_made_up),
+        bars=Window(key, symbols, first, last, made_up=known.market.is_synthetic),
         strategies=tuple(name for name in CHOSEN if name in stored.strategies),
         result=result,
         trials=known.trials,

@@ -37,8 +37,6 @@ from fintrader.results.formatting import (
     main_strategy,
     moment,
     number,
-    table_html,
-    table_text,
     when,
     window_words,
 )
@@ -246,14 +244,12 @@ class Run:
     def __repr__(self) -> str:
         lines = self._told()
         stored = self._readable()
-        return "\n".join(
-            lines if stored is None else [*lines, table_text(stored.metrics, stored.portfolio)]
-        )
+        return "\n".join(lines if stored is None else [*lines, repr(stored)])
 
     def _repr_html_(self) -> str:
         told = "".join(f"<p>{html.escape(line.strip())}</p>" for line in self._told())
         stored = self._readable()
-        return told if stored is None else told + table_html(stored.metrics, stored.portfolio)
+        return told if stored is None else told + stored._repr_html_()
 
 
 def ranked(rows: list[dict[str, Any]]) -> pd.DataFrame:

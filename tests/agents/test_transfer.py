@@ -18,7 +18,7 @@ from fintrader.agents import (
 )
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, CheckpointError, ConfigError
-from fintrader.market.description import ColumnScale, Normalisation
+from fintrader.results.market_description import ColumnScale, Normalisation
 from tests.factories import pick_assets, planted_market
 
 

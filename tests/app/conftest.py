@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("streamlit")
@@ -121,6 +122,14 @@ def cards(test):
     return {metric.label: metric.value.replace("\\", "") for metric in test.metric}
 
 
-def table_with(test, column):
-    """The first table that has such a column."""
-    return next(frame.value for frame in test.dataframe if column in frame.value)
+def texts_of(table):
+    """The cells of a table as a reader sees them."""
+    styler = table.proto.arrow_data.styler
+    if not styler.display_values:
+        return table.value.astype(str)
+    return pa.ipc.open_stream(styler.display_values).read_pandas()
+
+
+def table_with(test, column, read=lambda table: table.value):
+    """The first table that has such a column: its values, or what `read` makes of it."""
+    return next(read(table) for table in test.dataframe if column in table.value)

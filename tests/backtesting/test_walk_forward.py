@@ -11,9 +11,9 @@ from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.market.description import Provenance
 from fintrader.report.html import write_report
 from fintrader.results.context import BacktestContext
+from fintrader.results.market_description import Provenance
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 

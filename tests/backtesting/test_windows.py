@@ -13,10 +13,10 @@ from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
-from fintrader.market.description import Provenance
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.context import BacktestContext
 from fintrader.results.looks import Ledger
+from fintrader.results.market_description import Provenance
 from tests.factories import planted_market
 
 SESSIONS = 240

@@ -6,7 +6,7 @@ import pytest
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.drift_page import render_drift, write_heading
+from fintrader.deploy.drift_page import find_heading, render_drift
 from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
@@ -43,7 +43,7 @@ def test_a_replay_does_not_drift(made):
     assert report["shortfall"]["bps"]["fees"] == pytest.approx(bundle.env.cost_bps, rel=1e-2)
     assert report["shortfall"]["fills"] == report["shortfall"]["orders"] > 50
     assert max(row["psi"] for row in report["features"]) < 0.1
-    assert write_heading(report)[1] == "good"
+    assert find_heading(report)[1] == "good"
     page = render_drift(report)
     assert "to the last bit" in page
     assert render_drift(report) == page

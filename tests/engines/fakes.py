@@ -19,10 +19,10 @@ from fintrader.backtesting.explain import OWN
 from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
-from fintrader.market.description import Provenance
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import ExplainedDecision, Explanation
+from fintrader.results.market_description import Provenance
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.results.tournament_events import LaunchEvent, LossEvent, ProposalEvent, StartEvent
 from fintrader.runs import Manifest, RunFolder

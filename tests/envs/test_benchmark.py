@@ -6,7 +6,7 @@ import torch
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.errors import EnvError
-from fintrader.market.description import MarketSource, Provenance
+from fintrader.results.market_description import MarketSource, Provenance
 from tests.factories import make_market
 
 MARKET = make_market(60, 4)

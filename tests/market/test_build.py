@@ -16,12 +16,12 @@ from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.build import assemble, build_market, make_market
-from fintrader.market.description import ColumnScale
 from fintrader.market.features import PAPER_FEATURES
 from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.inspect import quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.market_description import ColumnScale
 from tests.bars.tables import (
     PLAIN,
     SHORT_WINDOWS,

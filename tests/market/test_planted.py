@@ -10,11 +10,11 @@ from fintrader.config import validate
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import DataError
 from fintrader.market.build import make_market
-from fintrader.market.description import PlantedDrift
 from fintrader.market.inspect import quality_report
 from fintrader.market.planted import oracle_policy, planted_optimum
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import drift_states
+from fintrader.results.market_description import PlantedDrift
 
 
 def synthetic(**source):

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from fintrader.errors import MarketError
-from fintrader.market.description import ColumnScale, Normalisation, Provenance
 from fintrader.market.tensors import MarketTensors, Windows
+from fintrader.results.market_description import ColumnScale, Normalisation, Provenance
 from tests.bars.tables import assert_same_market
 from tests.factories import make_market
 

@@ -12,7 +12,7 @@ from fintrader.config import validate
 from fintrader.errors import BacktestError, ConfigError, DataError, MarketError, RunError
 from fintrader.market.build import build_market
 from fintrader.market.settings import DataSettings
-from fintrader.results.formatting import opening_of
+from fintrader.results.formatting import opening_of, title_of
 from fintrader.results.looks import Ledger
 from tests.engines.runs import TINY
 from tests.factories import make_market
@@ -83,19 +83,19 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests, market):
     assert "net of 20 bps a trade" in lines[0]
     assert lines[1].split("  ")[0] == "Strategy"
     paper, (short, heading, *active) = lines[2 : 2 + len(tests)], lines[2 + len(tests) :]
-    assert "under 63 sessions" in short
+    assert "below 63 sessions" in short
     assert heading.startswith("Against cash ")
     for name, line, beside in zip(tests, paper, active, strict=True):
         returned, share = (
             tests[name].metrics[key] for key in ("cumulative_return", "invested_share")
         )
-        assert line.startswith(name.replace("_", " "))
+        assert line.startswith(title_of(name))
         assert f"{returned:.2%}".replace("%", " %") in line
-        assert beside.startswith(name.replace("_", " "))
+        assert beside.startswith(title_of(name))
         assert share is None or f"{share:.2%}".replace("%", " %") in beside
     assert max(map(len, lines)) <= 100
     html = tests._repr_html_()
-    assert all(name.replace("_", " ") in html for name in tests)
+    assert all(title_of(name) in html for name in tests)
     again = simulate(equal, market.split().test, EnvSettings(), name="equal")
     assert (again.equity == tests["equal"].equity).all()
     with pytest.raises(KeyError, match="there are equal, buy_and_hold"):
@@ -192,7 +192,7 @@ def test_an_agents_settings_are_enough_to_train_and_to_be_judged(market, tmp_pat
     result = fintrader.train(TINY_PPO, env, env_steps=64, seed=3)
     assert result.env_steps >= 64
     tests = fintrader.backtest(result.policy, market.split().test, env.settings)
-    assert "policy" in str(tests)
+    assert "Policy" in str(tests)
     own = agents.make_agent(TINY_PPO, env.layout, seed=3)
     again = fintrader.train(own, TradingEnv(market.split().train, num_envs=4), env_steps=64)
     obs = env.reset(seed=0)[0]

@@ -5,7 +5,7 @@ import pytest
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.pipeline.evaluation import _within_limits
-from fintrader.results.formatting import limits_words
+from fintrader.results.formatting import describe_limits
 from tests.engines.deployments import frozen
 
 
@@ -19,8 +19,8 @@ def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory):
     grown = [result.equity[-1] / result.equity[0] for result, _ in apart]
     assert found.cumulative_return == pytest.approx(grown[0] * grown[1] - 1)
     assert found.cut["order"] == sum(noted.counts["order"] for _, noted in apart) > 0
-    said = limits_words(found)
+    said = describe_limits(found)
     assert "order" in said
     assert "halted" not in said
     assert _within_limits([], [], env, LimitSettings(enforced=False), None) is None
-    assert limits_words(None) == ""
+    assert describe_limits(None) == ""

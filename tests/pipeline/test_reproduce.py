@@ -39,7 +39,8 @@ def changed(report, **values):
     text = report.read_text()
     new = element(record)
     return _written(
-        report, re.sub(r'<script type="application/json".*?</script>', lambda _: new, text)
+        report,
+        re.sub(r'<script type="application/json" id="record".*?</script>', lambda _: new, text),
     )
 
 

@@ -240,7 +240,7 @@ def test_runs_are_compared_on_one_page(undisturbed, tmp_path):
     places = (folder, tmp_path / "other", tmp_path / "elsewhere" / "tiny")
     done = fintrader("compare", *map(str, places), "--out", str(out))
     assert done.status == 0, done.err
-    together = "3 trials in all of them together; 1 different result looked at on these bars"
+    together = "3 trials in all of these runs together; 1 different result looked at on these bars"
     assert together in out.read_text(), "three copies of one search are one search"
     assert "elsewhere/tiny" in out.read_text()
     assert fintrader("compare", str(folder), str(tmp_path / "nowhere")).status == 2

@@ -9,22 +9,26 @@ from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
-from fintrader.market.description import (
-    MarketSource,
-    PlantedDrift,
-    PlantedSignal,
-    Provenance,
-    Survivorship,
-)
-from fintrader.records import from_json, to_json
+from fintrader.records import from_json
 from fintrader.report.html import render_report
-from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.recipe import read_record
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.analysis import Variation
 from fintrader.results.context import BacktestContext
 from fintrader.results.figures import deepest_drawdowns
 from fintrader.results.formatting import percent, ratio, usd
+from fintrader.results.market_description import (
+    MarketSource,
+    PlantedDrift,
+    PlantedSignal,
+    Provenance,
+    Survivorship,
+)
+from fintrader.results.sections.opening import (
+    describe_costs,
+    describe_market,
+    describe_survivorship,
+)
 from fintrader.results.strategy_metrics import StrategyMetrics
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
@@ -51,7 +55,7 @@ def stored(market):
         Variation("capital_usd", f"{usd}", usd == 1_000_000, 0.01 / usd, 1e6 / usd, -0.1)
         for usd in (10_000_000, 1_000_000)
     ]
-    context = BacktestContext(trading=settings.terms(), market=to_json(MADE_UP))
+    context = BacktestContext(trading=settings.terms(), market=MADE_UP)
     return tabulate(results, context, sensitivity=more, analysis=analyse(results, market))
 
 
@@ -81,17 +85,17 @@ def row(text, first):
 
 
 def test_a_made_up_market_is_the_first_thing_said(page, stored):
-    notice = market_notice(stored.context.market)
+    notice = describe_market(stored.context.market)
     assert notice.startswith("Synthetic market with a planted signal")
     body = page[page.index("<body>") :]
     assert re.sub("<[^>]+>", "", body).strip().startswith(notice)
     assert body.index("Survivorship") < body.index("Costs") < body.index("<nav>")
-    assert market_notice(to_json(Provenance(MarketSource("files")))) == market_notice({}) == ""
-    assert "no signal in them" in market_notice(to_json(Provenance(MarketSource("synthetic"))))
+    assert describe_market(Provenance(MarketSource("files"))) == describe_market(Provenance()) == ""
+    assert "no signal in them" in describe_market(Provenance(MarketSource("synthetic")))
     for ic, words in ((0.1, "Real bars with a planted signal"), (0.0, "Real bars and noise")):
         signal = PlantedSignal("signal", ic, {}, horizon=20, persistence=0.95, seed=0)
         planted = Provenance(MarketSource("planted_in"), planted_signal=signal)
-        assert market_notice(to_json(planted)).startswith(f"{words}: the feature signal ")
+        assert describe_market(planted).startswith(f"{words}: the feature signal ")
     assert notice in render_comparison({"one": stored, "two": stored})
 
 
@@ -109,15 +113,15 @@ def test_survivorship_and_costs_in_words(stored):
         bias_per_year=0.021,
     )
     real = Provenance(MarketSource("files"), survivorship=measured)
-    words = survivorship_words(to_json(real))
+    words = describe_survivorship(real)
     assert words.startswith("5 symbols end or leave the universe in 250 sessions")
     assert "+2.1 % a year" in words
     suspect = replace(measured, ended=0, left_the_list=0, survivors_only=True)
-    words = survivorship_words(to_json(replace(real, survivorship=suspect)))
+    words = describe_survivorship(replace(real, survivorship=suspect))
     assert "nobody leaves in 250 sessions" in words
-    assert survivorship_words({}).startswith("not known")
+    assert describe_survivorship(Provenance()).startswith("not known")
     own = stored.metrics["ensemble"]
-    words = cost_words(stored, "ensemble")
+    words = describe_costs(stored, "ensemble")
     assert words.startswith(
         f"{usd(own['cost_usd'])} paid, {percent(own['cost_share'])} of the capital (5 bps a trade)"
     )
@@ -155,15 +159,18 @@ def test_every_section_says_its_numbers(page, stored):
     own = stored.metrics["ensemble"]
     analysis = stored.analysis
     assert row(section(page, "round-trips"), "All")[0] == f"{own['round_trips']:,.0f}"
-    held = section(page, "exposure")
+    held = section(page, "trading")
     closes = [stored.weights("ensemble").sum(axis=1), stored.weights("ensemble").ne(0).sum(axis=1)]
     assert row(held, "Invested")[0] == percent(closes[0].mean())
     assert row(held, "Names held")[0] == ratio(closes[1].mean(), 1)
     assert "Active share against equal weight" in held
     execution = section(page, "execution")
     assert row(execution, "All")[0] == f"{analysis.execution.total.fills:,}"
-    assert [cells[0] for cells in rows(execution)][-2:] == ["$1,000,000", "$10,000,000"]
-    assert "at most 10% of a bar&#x27;s volume" in execution
+    assert [cells[0] for cells in rows(section(page, "capacity"))][-2:] == [
+        "$1,000,000",
+        "$10,000,000",
+    ]
+    assert "at most 10% of a bar&#x27;s volume" in section(page, "capacity")
     factors = section(page, "factors")
     assert row(factors, "Market")[0] == ratio(analysis.factors["ensemble"].betas[0].beta)
     assert "not those of Fama and French" in factors
@@ -173,7 +180,7 @@ def test_every_section_says_its_numbers(page, stored):
     )
     worst = stored.daily_returns().sort_values("benchmark").head(10)
     assert row(states, "Mean")[-1] == percent(worst["benchmark"].mean())
-    periods = section(page, "periods")
+    periods = section(page, "equity")
     depths = [cells[3] for cells in rows(periods) if re.fullmatch(r"\d\d \w{3} \d{4}", cells[0])]
     assert depths[0] == percent(own["max_drawdown"])
     deepest = deepest_drawdowns(stored.daily_with_start()["ensemble"])["Depth"]
@@ -187,7 +194,7 @@ def test_what_cannot_be_said_is_not_said(market):
         tabulate({"ensemble": simulate(noisy_policy(9), short, settings, name="ensemble")})
     )
     assert "this backtest was written without its market" in section(page, "attribution")
-    assert "Capacity: not simulated" in section(page, "execution")
+    assert "Not simulated" in section(page, "capacity")
     idle = render_report(
         tabulate({"ensemble": simulate(idle_policy, make_market(60, 3), settings)})
     )

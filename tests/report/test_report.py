@@ -29,7 +29,7 @@ from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
 from fintrader.results.context import BacktestContext, FoldReturns
 from fintrader.results.figures import holdings
-from fintrader.results.formatting import interval, percent, standing
+from fintrader.results.formatting import describe_standing, format_interval, percent
 from fintrader.verdict import sharpe as significance
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
@@ -194,8 +194,8 @@ def test_comparison_has_every_run_and_its_verdict(runs, tmp_path):
     path = write_comparison(tmp_path / "comparison.html", runs)
     page = path.read_text()
     assert page == render_comparison(runs)
-    assert "14 trials in all of them together" in page
-    assert "the same window" in page
+    assert "14 trials in all of these runs together" in page
+    assert "cover the same window" in page
     for name, stored in runs.items():
         assert name not in page  # escaped
         assert name.replace("<", "&lt;").replace(">", "&gt;") in page
@@ -263,7 +263,7 @@ def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfol
             render_report(stored).count("Net of costs") == 0
         )  # nobody said what it is measured against
     stored = tabulate(results)
-    said = standing(dict(sorted(stored.metrics.items())), stored.context)
+    said = describe_standing(dict(sorted(stored.metrics.items())), stored.context)
     returned = {name: result.metrics["cumulative_return"] for name, result in results.items()}
     for rival, words in (
         ("ridge", "ridge"),
@@ -272,7 +272,7 @@ def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfol
         side = "below" if returned["ensemble"] < returned[rival] else "above"
         assert f"{side} {words} ({percent(returned[rival], signed=True)})" in said
     assert said.startswith(f"Net of costs, Ensemble ({percent(returned['ensemble'], signed=True)})")
-    band = interval(
+    band = format_interval(
         *(results["ensemble"].metrics[f"information_ratio_{end}"] for end in ("low", "high"))
     )
     page = render_report(stored)

@@ -13,8 +13,8 @@ from fintrader.results.allocation import (
     at_other_capital,
     pnl_by_month,
     pnl_table,
+    summarise_trips,
     symbol_pnl,
-    trips,
 )
 from fintrader.results.analysis import Variation
 from tests.engines.policies import noisy_policy
@@ -104,17 +104,19 @@ def test_round_trips_by_hand():
         return {**rest, "shares": shares, "price_usd": price, "cost_usd": cost}
 
     bought = [fill(0, 10, 100, 1.0), fill(5, 10, 110, 1.0)]
-    rows = trips(pd.DataFrame([*bought, fill(10, -10, 120, 1.0), fill(20, -10, 105, 1.0)]))
+    rows = summarise_trips(
+        pd.DataFrame([*bought, fill(10, -10, 120, 1.0), fill(20, -10, 105, 1.0)])
+    )
     everything, gains, losses = rows
-    assert [row["lots"] for row in rows] == [2, 1, 1]
-    assert (gains["profit_usd"], losses["profit_usd"]) == (pytest.approx(198), pytest.approx(-52))
-    assert everything["profit_usd"] == pytest.approx(146)
-    assert everything["mean_minutes"] == pytest.approx(12.5)
-    assert (everything["best_usd"], everything["worst_usd"]) == (
+    assert [row.lots for row in rows] == [2, 1, 1]
+    assert (gains.profit_usd, losses.profit_usd) == (pytest.approx(198), pytest.approx(-52))
+    assert everything.profit_usd == pytest.approx(146)
+    assert everything.mean_minutes == pytest.approx(12.5)
+    assert (everything.best_usd, everything.worst_usd) == (
         pytest.approx(198),
         pytest.approx(-52),
     )
-    assert trips(pd.DataFrame(bought)) == []
+    assert summarise_trips(pd.DataFrame(bought)) == []
 
 
 def test_active_share_by_hand():

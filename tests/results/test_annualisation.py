@@ -14,12 +14,12 @@ from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.simulation import simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
-from fintrader.market.description import Provenance
 from fintrader.metrics import COMPOUNDED, min_sessions
 from fintrader.report.html import render_report
 from fintrader.results import figures, periods
 from fintrader.results.context import BacktestContext
-from fintrader.results.formatting import standing
+from fintrader.results.formatting import describe_standing
+from fintrader.results.market_description import Provenance
 from fintrader.results.strategy_metrics import KEYS
 from fintrader.tournament.evaluator import evaluate, score
 from fintrader.verdict import alpha as ev
@@ -167,7 +167,7 @@ def test_report_and_figures_say_which_year(both):
             * returns["ensemble"][periods.regimes(returns, "equal_weight")["calm third"]].mean()
         )
         own = replace(stored.metrics["ensemble"], sessions=40.0, active_return=year / 1000)
-        said = standing(
+        said = describe_standing(
             {"ensemble": own, "equal_weight": own}, BacktestContext(portfolio="equal_weight")
         )
         assert "Active return +4.00 % in the window" in said

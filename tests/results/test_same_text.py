@@ -1,3 +1,5 @@
+"""One content, three screens: terminal, report and app show the same sections of a backtest."""
+
 import html
 import re
 
@@ -8,13 +10,13 @@ pytest.importorskip("streamlit")
 from fintrader import cli
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
-from fintrader.results.catalogue import CATALOGUE
-from fintrader.results.figures import title_of
-from fintrader.results.formatting import ACTIVE_COLUMNS, DASH, PAPER_COLUMNS, statistic
+from fintrader.results.formatting import PAPER_COLUMNS, statistic, title_of
 from fintrader.results.run import Run
+from fintrader.results.sections import BacktestView, present_backtest, present_periods
 from fintrader_app import tables
-from fintrader_app.shell import human
-from tests.app.conftest import Open, cards, healthy, open_page, said, table_with  # noqa: F401
+from fintrader_app.shell import plain
+from fintrader_app.views.backtest import TABS
+from tests.app.conftest import cards, healthy, open_page, said, texts_of  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -22,128 +24,92 @@ def stored(template):
     return Run(template / "runs" / "demo").backtest()
 
 
-def rows_of(page):
-    """First cell of each table row -> the other cells, as text; of equal first cells the first."""
-    found = {}
-    for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.S):
-        row = re.sub(r'<span class="note">.*?</span>', "", row, flags=re.S)
-        first, *rest = [
-            html.unescape(re.sub("<[^>]*>", "", c))
-            for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
-        ]
-        found.setdefault(first, rest)
-    return found
-
-
-def lines_of(text):
-    """The same of a printed table."""
-    found = {}
-    for line in text.splitlines():
-        if len(cells := re.split(r"\s{2,}", line)) > 1:
-            found.setdefault(cells[0], cells[1:])
-    return found
-
-
 @pytest.fixture(scope="module")
-def report(stored):
-    return rows_of(render_report(stored))
+def sections(stored):
+    return present_backtest(BacktestView.of(stored.on_clock(stored.market_timezone)))
 
 
-def test_every_metric_in_report_and_app(template, stored, report, open_page):
-    beside = ",".join(name for name in stored.strategies if name != "ensemble")
-    test = open_page(
-        template, "backtest", run="demo", part="metrics", strategy="ensemble", beside=beside
-    )
-    healthy(test)
-    table = table_with(test, "Formula").set_index("Metric")
-    titles = [title_of(name) for name in stored.strategies]
-    heads = [rest for first, rest in report.items() if first == "Return"]
-    assert heads[0] == titles
-    compared = 0
-    for metric in CATALOGUE:
-        for name, text in zip(stored.strategies, report[metric.title], strict=True):
-            assert table.loc[metric.title, human(name)] == text, (metric.key, name)
-            compared += 1
-    assert compared == len(CATALOGUE) * len(stored.strategies)
-    for key, title in tables.SHORT_HEADLINE[:-1]:  # ten sessions: nothing of a year, on either page
-        assert (
-            cards(test)[title]
-            == statistic(key, stored.metrics["ensemble"][key])
-            == report[_title(key)][0]
-        )
-    of_a_year = [
-        metric for metric in CATALOGUE if metric.unit.endswith("a year") or "annual" in metric.key
-    ]
-    assert len(of_a_year) > 8
-    for metric in of_a_year:
-        assert set(report[metric.title][: len(stored.strategies)]) == {DASH}, metric.key
+def squeeze(text):
+    """Drop blanks, which a screen may break anywhere."""
+    return re.sub(r"\s+", "", text)
 
 
-def _title(key):
-    return next(metric.title for metric in CATALOGUE if metric.key == key)
+def words_of(section):
+    yield from (section.title, section.headline, section.warning, *section.notes)
+    for table in section.tables:
+        yield from (table.title, *table.columns, *table.notes)
+        for row in table.rows:
+            yield from (*row.cells, row.note)
 
 
-def test_the_papers_table_in_report_terminal_and_notebook(template, stored, report):
+def test_the_report_says_every_word_of_every_section(stored, sections):
+    page = squeeze(html.unescape(re.sub("<[^>]*>", "", render_report(stored))))
+    assert len(sections) > 15
+    for section in sections:
+        for words in words_of(section):
+            assert squeeze(words.replace("`", "")) in page.replace("`", ""), (section.key, words)
+
+
+def test_the_terminal_prints_every_cell(sections):
+    for section in sections:
+        for table in section.tables:
+            printed = squeeze(str(table))
+            if not any(len(cell) > 30 for row in table.rows for cell in row.cells):
+                for row in table.rows:
+                    assert squeeze("".join(row.cells)) in printed, (section.key, row)
+            for note in table.notes:
+                assert squeeze(note) in printed
+
+
+def test_a_run_prints_the_papers_table_of_the_report(template, stored, sections):
     run = Run(template / "runs" / "demo")
-    page = render_report(stored)
-    printed = repr(run)
+    paper = next(section for section in sections if section.key == "baselines").tables[0]
+    rows = {row.cells[0]: row.cells[1:] for row in paper.rows}
+    assert list(rows) == [title_of(name) for name in stored.strategies]
+    printed = {
+        cells[0]: tuple(cells[1:])
+        for line in repr(run).split("Against")[0].splitlines()
+        if len(cells := re.split(r"\s{2,}", line)) == len(PAPER_COLUMNS) + 1
+    }
     notebook = run._repr_html_()
+    for name, cells in rows.items():
+        assert printed[name] == cells
+        assert all(f">{html.escape(cell)}</td>" in notebook for cell in cells)
     other = render_comparison({"one": stored, "two": stored})
-    paper = [lines_of(printed), rows_of(notebook), report]
-    where = "Against cash"
-    active = [
-        lines_of(printed[printed.index(where) :]),
-        *(rows_of(t[t.index(where) :]) for t in (notebook, page)),
-    ]
-    for (terminal, html_, shown), count in (
-        (paper, len(PAPER_COLUMNS)),
-        (active, len(ACTIVE_COLUMNS) + 1),
-    ):
-        for name in stored.strategies:
-            cells = terminal[name.replace("_", " ")]
-            assert len(cells) == count
-            assert cells == html_[name.replace("_", " ")] == shown[title_of(name)][:count]
-    other = other[other.index("<h2>Runs") :]  # the verdicts come first
-    assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]
+    row = re.search(r"<tr[^>]*><t[hd][^>]*>one<.*?</tr>", other[other.index("<h2>Runs") :], re.S)
+    shown = re.findall(r"<td[^>]*>(.*?)</td>", row[0])
+    assert tuple(shown[: len(PAPER_COLUMNS)]) == rows["Ensemble"]
 
 
-def test_the_evidence_in_report_and_app(template, stored, report, open_page):
-    test = open_page(template, "honesty", run="demo")
-    healthy(test)
-    assert cards(test)["Look"] == report["Look at this window"][0] == "2"
-    assert cards(test)["p-value"] == DASH, "ten sessions have no test"
-    assert "p-value" not in report
-    assert report["E-value"][0].startswith(f"{cards(test)['E-value']}, most ")
-    bands = table_with(test, "Estimate").set_index("Metric")
-    assert set(bands.index) == {"Sharpe ratio", "Max drawdown, sessions"}, (
-        "thirty sessions have no annual return"
-    )
-    low, high = bands.loc["Max drawdown, sessions", ["Low", "High"]]
-    assert f"{low} to {high}" == report["Max drawdown, sessions, 95 % interval"][0]
-    rivals = table_with(test, "Against").set_index("Against")
-    page = render_report(stored)
-    excess = rows_of(page[page.index("Excess over") :])
-    for name, row in rivals.iterrows():
-        band = f"{row['Low']} to {row['High']}"
-        assert excess[str(name)] == [row["Excess in the window"], band, row["p, paired bootstrap"]]
-    above = stored.verdict.random_portfolios.share_above.cumulative_return
-    assert (
-        report["Random static portfolios"][0]
-        == f"{statistic('cumulative_return', above)} did better"
-    )
-    assert f"cumulative return {statistic('cumulative_return', above)}" in said(test)
-    choices = table_with(test, "Choice")
-    changed = rows_of(page[page.index("<h2>What if one choice") :])
-    for setting, returned, sharpe in zip(
-        choices["Setting"], choices["Return"], choices["Sharpe"], strict=True
-    ):
-        plain = setting.removesuffix(" (as run)").replace("_", " ")
-        row = next(
-            cells
-            for first, cells in changed.items()
-            if first.endswith(f": {plain}") and cells[0] == returned
-        )
-        assert row[1] == sharpe
+def test_the_app_shows_the_sections_of_the_report(template, stored, sections, open_page):
+    view = BacktestView.of(stored)
+    choice = {"run": "demo", "strategy": view.main, "beside": ",".join(view.others)}
+    tests = [open_page(template, "backtest", part=part, **choice) for part in TABS]
+    tests.append(open_page(template, "honesty", run="demo"))
+    frames = []
+    for test in tests:
+        healthy(test)
+        frames += map(texts_of, test.dataframe)
+    text = " ".join(map(said, tests))
+    compared = 0
+    own = {"fills", "data", "provenance"}  # the app has candles, a market page and a settings page
+    periods = present_periods(view)  # the report keeps to the closest rivals, for want of width
+    sections = [periods if section.key == periods.key else section for section in sections]
+    for section in sections:
+        if section.key in own:
+            continue
+        assert section.tone is not None or plain(section.title) in text, section.key
+        for table in section.tables:
+            if table.has_heading:
+                rows = [row.cells for row in table.rows]
+                assert any(
+                    [tuple(map(str, row))[: len(table.columns)] for row in frame.to_numpy()] == rows
+                    for frame in frames
+                ), (section.key, table.columns)
+                compared += len(rows)
+    assert compared > 100
+    for key, title in tables.SHORT_HEADLINE[:-1]:  # ten sessions: nothing of a year
+        assert cards(tests[0])[title] == statistic(key, stored.metrics["ensemble"][key])
 
 
 def test_scores_in_terminal_and_app(site, open_page, capsys):

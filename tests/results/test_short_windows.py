@@ -19,11 +19,9 @@ from fintrader.results.figures import excess_figure
 from fintrader.results.formatting import (
     DASH,
     chance,
+    describe_standing,
+    explain_short_window,
     p_equals,
-    short_window,
-    standing,
-    table_html,
-    table_text,
 )
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.bootstrap import intervals
@@ -32,7 +30,7 @@ from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 BARS = 5
-WHY = f"under {FEWEST_SESSIONS} sessions"
+WHY = f"omitted below {FEWEST_SESSIONS} sessions"
 
 
 def traded(sessions):
@@ -88,24 +86,25 @@ def test_terminal_notebook_report_and_comparison_say_why(short, enough, tmp_path
         write_backtest(tmp_path / name, results)
         for name, results in (("short", short), ("enough", enough))
     )
-    line = short_window(stored.metrics.values())
+    line = explain_short_window(stored.metrics.values())
     assert WHY in line
 
     def shown(one):
         pages = [
             render_report(one),
             render_comparison({"one": one, "two": one}),
-            table_html(one.metrics),
+            one._repr_html_(),
         ]
-        return [" ".join(html.unescape(page).split()) for page in [table_text(one.metrics), *pages]]
+        return [" ".join(html.unescape(page).split()) for page in [repr(one), *pages]]
 
     assert [line in page for page in shown(stored)] == [True] * 4
     assert [WHY in page for page in shown(longer)] == [False] * 4
-    assert shown(stored)[1].count(f'<span title="{WHY}">{DASH}</span>') >= len(COMPOUNDED) * len(
-        stored.strategies
-    )
-    assert "Annual return, 95 % interval" not in shown(stored)[1]
-    assert "Annual return, 95 % interval" in shown(longer)[1]
+    dashes = shown(stored)[1].count(f">{DASH}</td>")
+    assert dashes >= len(COMPOUNDED) * len(stored.strategies)
+    bands = [page[page.index("95 % interval") :] for page in (shown(stored)[1], shown(longer)[1])]
+    row = '<th scope="row">Annual return</th>'
+    assert row not in bands[0][: bands[0].index("</table>")]
+    assert row in bands[1][: bands[1].index("</table>")]
 
 
 def test_a_p_value_is_never_nothing():
@@ -119,7 +118,7 @@ def test_an_active_return_is_the_windows_there():
     own = StrategyMetrics(cumulative_return=0.02, active_return=0.252, information_ratio=2.0)
     own = replace(own, information_ratio_low=0.5, information_ratio_high=3.5)
     said = {
-        sessions: standing(
+        sessions: describe_standing(
             {"ensemble": replace(own, sessions=sessions)}, BacktestContext(portfolio="cash")
         )
         for sessions in (FEWEST_SESSIONS - 13, FEWEST_SESSIONS)

@@ -1,30 +1,47 @@
-"""Backtest: the report's content, to play with."""
+"""Backtest: the sections of the report, to play with."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
-from fintrader.results import figures, periods
+from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.explanation import METHOD
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
+from fintrader.results.formatting import count, duration, percent, usd
+from fintrader.results.history import round_trips
 from fintrader.results.run import Summary
-from fintrader.results.strategy_metrics import NO_METRICS
+from fintrader.results.sections import (
+    BacktestView,
+    present_attribution,
+    present_baselines,
+    present_capacity,
+    present_curves,
+    present_decisions,
+    present_execution,
+    present_factors,
+    present_folds,
+    present_metrics,
+    present_periods,
+    present_positions,
+    present_profit,
+    present_regimes,
+    present_returns,
+    present_rolling,
+    present_trips,
+    present_verdict,
+)
 from fintrader_app import artifacts, charts, markets, tables
 from fintrader_app.local_time import pick_clock
-from fintrader_app.profit import show_profit
+from fintrader_app.sections import show
 from fintrader_app.shell import (
     choose,
     choose_part,
     find_runs_folder,
     guarded,
     human,
-    label,
     link_choices,
     list_market_folders,
     page,
@@ -49,37 +66,68 @@ FIRST = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
 WHOLE = "whole window"
 MOST_ROWS = 2000
 MOST_CANDLES = 900
-MOST_PERIODS = 12  # rows of years or months above which their table is scrolled
 
 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
-    tables.show_verdict(stored)
     main, others = pick_strategies(stored)
-    stored = context_line(stored, folder)
+    offer_report(folder)
+    stored = stored.on_clock(pick_clock(stored.market_timezone))
+    view = BacktestView(stored, main, tuple(others))
+    version = artifacts.backtest_version(folder)
+    show(present_verdict, view, version)
     tables.show_cards(stored, main)
     tab = choose_part(TABS, "part")
     with guarded():
-        shown = [main, *others]
-        match tab:
-            case "curves":
-                curves(stored, shown, (artifacts.backtest_version(folder), stored.timezone, *shown))
-            case "risk":
-                rolling(stored, shown)
-            case "calendar":
-                calendar(stored, shown)
-            case "weights":
-                weights(stored, main)
-            case "profit":
-                show_profit(stored, artifacts.backtest_version(folder), main)
-            case "trades":
-                trades(stored, run, main)
-            case "decisions":
-                decisions(stored)
-            case "metrics":
-                metrics = {name: stored.metrics.get(name, NO_METRICS) for name in shown}
-                tables.show_full_table(metrics, "backtest_metrics")
+        draw_part(tab, view, version, run)
+
+
+def draw_part(tab: str, view: BacktestView, version: Hashable, run: Summary) -> None:
+    """Draw the sections of one part of the page, below what a reader can choose of them."""
+    match tab:
+        case "curves":
+            scales = ["USD", "Relative", "Log"]
+            scale = st.segmented_control("Scale", scales, default="USD", key="curves_scale")
+            show(present_curves, view, version, scale=scale or "USD")
+        case "risk":
+            show(present_rolling, view, version, window=pick_window(view))
+        case "calendar":
+            slot = st.segmented_control(
+                "Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots"
+            )
+            show(present_returns, view, version, slot_minutes=slot or 30)
+            show(present_periods, view, version)
+            show(present_regimes, view, version)
+        case "weights":
+            apart = st.slider("Symbols shown apart", 3, 12, figures.APART, key="weights_top")
+            show(present_positions, view, version, apart=apart)
+            show(present_execution, view, version)
+            show(present_capacity, view, version)
+        case "profit":
+            show(present_profit, view, version, most=None)
+            show(present_attribution, view, version)
+            show(present_trips, view, version)
+            list_lots(view, version)
+            show(present_factors, view, version)
+        case "trades":
+            trades(view.stored, run, view.main)
+        case "decisions":
+            show(present_decisions, view, version)
+            explore_decision(view.stored)
+        case "metrics":
+            show(present_baselines, view, version)
+            show(present_folds, view, version)
+            show(present_metrics, view, version)
+
+
+def pick_window(view: BacktestView) -> int | None:
+    """Pick the sessions that rolling figures look back over; None where there are too few."""
+    sessions = len(view.stored.ends)
+    usual = figures.rolling_sessions(sessions)
+    if usual is None:
+        return None
+    return st.slider("Window, sessions", 5, sessions // 2, usual, key=f"rolling_{sessions}")
 
 
 def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
@@ -98,209 +146,56 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
     return main, others
 
 
-def context_line(stored: StoredBacktest, folder: Folder) -> StoredBacktest:
-    """What window this is, what it was chosen from, the report to take away, and the clock: the
-    backtest upon it."""
-    context = stored.context
-    own = figures.known_timezone(context.timezone)
-    times = stored.on_clock(own).minutes  # days are the market's, whatever the clock
-    facts = [
-        plain(window_words(context.window)) if context.window else None,
-        f"{times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}",
-        f"{count(len(times))} bars in {count(len(stored.ends))} sessions",
-        f"chosen from {count(context.trials)} trials" if context.trials is not None else None,
-        (
-            f"net of {context.costs}, returns daily-resampled"
-            f" ({stored.sessions_a_year} days, risk-free rate 0)"
-        ),
-        looked_at(context.look),
-    ]
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.caption(" · ".join(part for part in facts if part), width="stretch")
-        if folder.exists("backtest", "report.html"):
-            with st.popover("Report", icon=":material/description:"), guarded():
-                st.caption("One self-contained HTML file with all of this.")
-                st.download_button(
-                    "Download report.html",
-                    lambda: folder.read("backtest", "report.html", limit=REPORT_LIMIT),
-                    file_name="report.html",
-                    mime="text/html",
-                    icon=":material/download:",
-                    on_click="ignore",
-                )
-    if planted := planted_words(context):
-        st.caption(planted)
-    return stored.on_clock(pick_clock(own))
-
-
-def looked_at(looks: object) -> str | None:
-    """Which result on these bars this is, of all runs: after the first they are less of a test each
-    time."""
-    times = number(looks)
-    if times is None:
-        return None
-    return "first look at this window" if times <= 1 else f"look {count(times)} at this window"
-
-
-def curves(stored: StoredBacktest, shown: list[str], version: Hashable) -> None:
-    left, middle, _ = st.columns([2, 2, 3])
-    with left:
-        scale = st.segmented_control(
-            "Scale", ["USD", "Relative", "Log"], default="USD", key="curves_scale"
-        )
-    with middle:
-        grain = st.segmented_control(
-            "Drawdown from",
-            ["session closes", "every bar"],
-            default="session closes",
-            key="curves_grain",
-        )
-    by_bar = grain == "every bar"
-
-    def equity() -> pd.DataFrame:
-        return stored.curve()[shown].rename(columns=label)
-
-    def wealth() -> go.Figure:
-        figure = figures.equity_figure(equity(), relative=scale == "Relative")
-        if scale == "Log":
-            figure.update_yaxes(type="log", tickformat="~s")
-        return figure
-
-    def drawdown() -> go.Figure:
-        return figures.drawdown_figure(equity(), session=None if by_bar else stored.session)
-
-    st.subheader("Equity", anchor=False)
-    charts.show(wealth, "backtest_equity", height=420, version=(version, scale))
-    st.subheader("Drawdown", anchor=False)
-    charts.show(drawdown, "backtest_drawdown", height=300, version=(version, by_bar))
-    key = "minute_max_drawdown" if by_bar else "max_drawdown"
-    deepest = ", ".join(
-        f"{human(name)} {percent(stored.metrics.get(name, NO_METRICS)[key])}" for name in shown
-    )
-    st.caption(
-        f"Deepest: {deepest}. As stored in metrics.json"
-        f" ({'every bar' if by_bar else 'session closes'})."
-    )
-    st.subheader(f"Deepest drawdowns: {human(shown[0])}", anchor=False)
-    rows = figures.deepest_drawdowns(stored.daily_with_start()[shown[0]])
-    if rows.empty:
-        st.info("No session closed below an earlier one.", icon=":material/check_circle:")
+def offer_report(folder: Folder) -> None:
+    """Offer the report to take away."""
+    if not folder.exists("backtest", "report.html"):
         return
-    for column in ("Peak", "Trough", "Recovered"):
-        rows[column] = [
-            ("not yet" if pd.isna(time) else f"{time:%Y-%m-%d}") for time in rows[column]
-        ]
-    rows["Depth"] = [percent(depth) for depth in rows["Depth"]]
-    table(rows, "backtest_depths", right=["Depth"])
-
-
-def rolling(stored: StoredBacktest, shown: list[str]) -> None:
-    returns = stored.daily_returns()
-    sessions = len(returns)
-    usual = figures.rolling_sessions(sessions)
-    if usual is None:
-        st.info(
-            f"{sessions} sessions are too few for rolling figures.",
-            icon=":material/hourglass_empty:",
+    with st.popover("Report", icon=":material/description:"), guarded():
+        st.caption("One self-contained HTML file with all of this.")
+        st.download_button(
+            "Download report.html",
+            lambda: folder.read("backtest", "report.html", limit=REPORT_LIMIT),
+            file_name="report.html",
+            mime="text/html",
+            icon=":material/download:",
+            on_click="ignore",
         )
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def find_lots(version: Hashable, main: str, _stored: StoredBacktest) -> pd.DataFrame:
+    """Find the closed lots of a strategy, the newest first."""
+    return round_trips(_stored.trades[_stored.trades["strategy"] == main]).iloc[::-1]
+
+
+def list_lots(view: BacktestView, version: Hashable) -> None:
+    """List the closed lots, to sort and search."""
+    state = (version, view.stored.timezone)
+    lots = find_lots(state, view.main, view.stored)
+    if lots.empty:
         return
-    window = st.slider("Window, sessions", 5, sessions // 2, usual, key=f"rolling_{sessions}")
-    for kind in ("sharpe", "volatility"):
-        drawn = returns[shown].rename(columns=label)
-        year = stored.sessions_a_year
-        figure = figures.rolling_figure(
-            drawn, kind, main=shown[0], window=window, sessions_a_year=year
-        )
-        title = str(figure.layout.yaxis.title.text)
-        st.subheader(title[:1].upper() + title[1:], anchor=False)
-        charts.show(figure, f"rolling_{kind}", height=270)
-    if "benchmark" in returns and shown != ["benchmark"]:
-        st.subheader("Beta to the index", anchor=False)
-        columns = returns[list(dict.fromkeys([*shown, "benchmark"]))].rename(columns=label)
-        charts.show(
-            figures.rolling_figure(columns, "beta", main=shown[0], window=window),
-            "rolling_beta",
-            height=270,
-        )
-    st.caption(
-        f"Each point looks back over {window} sessions; there is none before the first full window."
+    money = {name: lots[name].round(2) + 0.0 for name in ("profit_usd",)}  # no cent is no loss
+    times = {name: lots[name].dt.tz_localize(None) for name in ("opened", "closed")}
+    frame = lots.assign(
+        **times, **money, symbol=lots["symbol"].astype(str), held=lots["minutes"].map(format_held)
     )
-
-
-def calendar(stored: StoredBacktest, shown: list[str]) -> None:
-    returns = stored.daily_returns()
-    timezone = stored.timezone
-    main = shown[0]
-    st.subheader("Return of each month", anchor=False)
-    charts.show(figures.monthly_figure(returns[main], timezone), "calendar_months")
-    st.caption(f"By calendar month ({timezone}); the first and the last may be partial.")
-    left, right = st.columns(2)
-    with left:
-        st.subheader("Years", anchor=False)
-        returns_table("Year", periods.yearly(returns[shown], timezone))
-    with right:
-        st.subheader("Months", anchor=False)
-        returns_table("Month", periods.monthly(returns[shown], timezone))
-    st.subheader("Mean return by weekday and time of day, basis points", anchor=False)
-    slot = st.segmented_control(
-        "Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots"
-    )
-    charts.show(
-        figures.intraday_figure(stored.curve()[main], stored.session, timezone, slot or 30),
-        "calendar_slots",
-    )
-    st.caption(
-        f"Simple returns; times are of {timezone}. From one session's close to the close of the"
-        " next one's first bar stands apart as “overnight”."
-    )
-    st.subheader("Distribution of daily returns", anchor=False)
-    both = returns.rename(columns=label)
-    charts.show(figures.distribution_figure(both, main=label(main)), "calendar_distribution")
-
-
-def returns_table(what: str, found: pd.DataFrame) -> None:
-    """The compound returns of `periods`, a row a year or month, the first column a name."""
-    rows = pd.DataFrame({what: [str(name) for name in found.index]})
-    names = [str(name) for name in found.columns if name != "sessions"]
-    for name in names:
-        rows[human(name)] = [percent(value) for value in found[name]]
-    rows["Sessions"] = found["sessions"].to_numpy()
-    height = "content" if len(rows) <= MOST_PERIODS else 38 + 35 * MOST_PERIODS
-    table(rows, f"returns_{what}", right=map(human, names), pinned=what, height=height)
-
-
-def weights(stored: StoredBacktest, main: str) -> None:
-    wide = stored.weights(main)
-    if not len(wide.columns):
-        st.info(f"{human(main)} held nothing at any session's close.", icon=":material/inbox:")
-    else:
-        st.subheader("Weights at each session's close", anchor=False)
-        usual = figures.APART
-        top = (
-            st.slider("Symbols shown apart", 3, 12, usual, key="weights_top")
-            if len(wide.columns) > 3
-            else usual
-        )
-        charts.show(
-            figures.weights_figure(wide.rename(columns=label), top=top), "weights", height=400
-        )
-    bars = {
-        name: stored.curve(name)[[main]].rename(columns=label) for name in ("exposure", "cost_usd")
+    date = st.column_config.DatetimeColumn
+    config = {
+        "symbol": st.column_config.TextColumn("Symbol", pinned=True),
+        "opened": date("Opened", format="YYYY-MM-DD HH:mm"),
+        "closed": date("Closed", format="YYYY-MM-DD HH:mm"),
+        "shares": "Shares",
+        "profit_usd": st.column_config.NumberColumn("Profit, net", format="dollar"),
+        "held": "Held",
     }
-    st.subheader("Exposure", anchor=False)
-    charts.show(figures.exposure_figure(bars["exposure"]), "exposure", height=240)
-    left, right = st.columns(2)
-    with left:
-        st.subheader("Turnover of each session", anchor=False)
-        turnover, equity = (stored.curve(name)[main] for name in ("turnover_usd", "equity_usd"))
-        charts.show(
-            figures.turnover_figure(turnover, equity, stored.session, name=label(main)),
-            "turnover",
-            height=240,
-        )
-    with right:
-        st.subheader("Costs so far", anchor=False)
-        charts.show(figures.paid_figure(bars["cost_usd"], stored.session), "costs", height=240)
+    table(frame[list(config)].head(MOST_ROWS), "profit_lots", height=458, column_config=config)
+    if len(lots) > MOST_ROWS:
+        st.caption(f"The last {count(MOST_ROWS)} of {count(len(lots))}.")
+
+
+def format_held(minutes: float) -> str:
+    """Write the time that a lot was held."""
+    return duration(60 * minutes)
 
 
 def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
@@ -310,7 +205,7 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         return
     counts = mine["symbol"].value_counts()
     symbols = [str(symbol) for symbol in counts.index if counts[symbol] > 0]
-    local = mine["fill_time"].dt.tz_convert(figures.known_timezone(stored.context.timezone))
+    local = mine["fill_time"].dt.tz_convert(stored.market_timezone)
     left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
     with left:
         symbol = choose(
@@ -341,19 +236,11 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
     trade_table(shown, stored.timezone)
 
 
-def decisions(stored: StoredBacktest) -> None:
+def explore_decision(stored: StoredBacktest) -> None:
+    """Draw one decision, picked by its time."""
     found = stored.explanation
     if found is None:
-        st.info(
-            "Nobody looked at what moves this policy's decisions: an earlier version wrote this"
-            " backtest, or it sees observations in parts. `fintrader backtest` on the run writes it"
-            " again.",
-            icon=":material/psychology:",
-        )
         return
-    st.subheader(f"What moved the decisions: {human(found.strategy)}", anchor=False)
-    st.caption(plain(found.sentence(), 400))
-    charts.show(figures.importance_figure(found), "decisions_importance")
     zone = stored.timezone
     names = [
         f"{time:%Y-%m-%d %H:%M}" for time in found.times
@@ -373,7 +260,6 @@ def decisions(stored: StoredBacktest) -> None:
             " brackets the weight aimed at; blue raised it, red lowered it."
         )
     charts.show(figures.decision_figure(found, k), "decisions_one")
-    st.caption(METHOD)
 
 
 def price_chart(

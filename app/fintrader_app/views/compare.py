@@ -12,14 +12,16 @@ import streamlit as st
 from fintrader.errors import FintraderError
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, chance, count, number, shown, statistic
-from fintrader.results.looks import union_of_looks
+from fintrader.results.formatting import DASH, format_metric, number, statistic
+from fintrader.results.sections import BacktestView
+from fintrader.results.sections.comparison import present_comparison
 from fintrader.results.strategy_metrics import NO_METRICS
-from fintrader.verdict import LEVEL
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import load_summaries
-from fintrader_app.shell import choose_several, guarded, label, page, plain
+from fintrader_app.sections import draw, draw_verdict
+from fintrader_app.shell import choose_several, guarded, page, plain
 from fintrader_app.tables import table
 
 MOST = 8
@@ -68,17 +70,9 @@ def render(runs: RunsFolder) -> None:
     chosen_lines = {line: stored[run_of(line)] for line in lines}
     with guarded():
         backtests = {run_of(line): backtest for line, backtest in chosen_lines.items()}
-        both = union_of_looks(backtests)
-        looks = f"{count(both.looks)} different results looked at on their bars"
-        st.caption(f"{count(both.trials)} trials in all of these runs together; {looks}")
+        draw(present_comparison(backtests), ())
         for run, backtest in backtests.items():
-            tables.show_verdict(backtest, run)
-        if both.looks > 1:
-            least = chance(LEVEL / both.looks)
-            st.caption(
-                f"Whoever picks one of {count(both.looks)} results is held to p {least}"
-                " (Bonferroni)."
-            )
+            draw_verdict(BacktestView.of(backtest), run)
     overlay(
         chosen_lines,
         tuple((line, artifacts.backtest_version(runs.run(run_of(line)))) for line in lines),
@@ -114,8 +108,7 @@ def overlay(chosen: dict[str, StoredBacktest], version: Hashable) -> None:
 
     def figure(**look: Any) -> go.Figure:
         daily = {
-            label(line): backtest.daily_returns()[strategy_of(line)]
-            for line, backtest in chosen.items()
+            line: backtest.daily_returns()[strategy_of(line)] for line, backtest in chosen.items()
         }
         return figures.growth_figure(daily, **look)
 
@@ -143,12 +136,14 @@ def differences(chosen: dict[str, StoredBacktest]) -> None:
         zero = number(values[base][key])
         for line in lines:
             own = number(values[line][key])
-            text = shown(key, values[line])
+            text = format_metric(key, values[line])
             if line != base and text != DASH and own is not None and zero is not None:
                 text += f"  ({statistic(key, own - zero, signed=True)})"
             row[line] = text
         rows.append(row)
-    config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}
+    config = {
+        line: st.column_config.TextColumn(escape_label(line), alignment="right") for line in lines
+    }
     config["Metric"] = st.column_config.TextColumn(pinned=True)
     table(rows, "compare_table", height="content", column_config=config)
     tables.explain_dashes(values.values())

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.results import figures
+from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
@@ -21,7 +22,6 @@ from fintrader_app.shell import (
     choose_part,
     guarded,
     human,
-    label,
     list_market_folders,
     page,
     pick_run,
@@ -222,7 +222,7 @@ def plot_shares(
     )
     height = min(900, 120 + 14 * max(8, assets))
     across = [days[k] for k in starts]
-    names = [label(symbol) for symbol in symbols]
+    names = [escape_label(symbol) for symbol in symbols]
     return plot_heatmap(
         shown.astype(float), across, names, ".1%", height, 10, "of bars", zmin=0, colorscale=colours
     )
@@ -308,7 +308,7 @@ def show_findings(market: Market) -> None:
         st.success("No fault was found in the bars.")
         return
     figure = go.Figure(
-        go.Bar(x=list(kinds.values()), y=[label(human(n)) for n in kinds], orientation="h")
+        go.Bar(x=list(kinds.values()), y=[escape_label(human(n)) for n in kinds], orientation="h")
     )
     charts.framed(figure, x_title="faults", hover="closest", height=90 + 26 * len(kinds))
     charts.show(figure, "market_kinds")
@@ -334,7 +334,7 @@ def show_correlations(market: Market) -> None:
     if not np.isfinite(off).any():
         st.info("Too few sessions or symbols for correlations.", icon=":material/hourglass_empty:")
         return
-    names = [label(symbol) for symbol in symbols]
+    names = [escape_label(symbol) for symbol in symbols]
     height = min(860, 160 + 14 * max(14, len(symbols)))
     charts.show(
         plot_heatmap(

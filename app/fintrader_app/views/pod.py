@@ -10,7 +10,7 @@ import streamlit as st
 
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, count, duration, score, shown
+from fintrader.results.formatting import DASH, count, duration, format_metric, score
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (
@@ -250,7 +250,7 @@ def show_validation(rows: pd.DataFrame) -> None:
     )
     listed = []
     for metric in CATALOGUE:
-        each = {pod: shown(metric.key, values) for pod, values in columns.items()}
+        each = {pod: format_metric(metric.key, values) for pod, values in columns.items()}
         listed.append({"Metric": metric.title, **each})
     table(listed, "pod_metrics", right=columns, height=360)
     tables.explain_dashes(columns.values())

@@ -9,12 +9,15 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results import figures
+from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, duration, moment, number, verdict_words
 from fintrader.results.run import Summary
+from fintrader.results.sections import BacktestView, present_baselines
 from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader_app import artifacts, charts, keeping, tables
 from fintrader_app.artifacts import load_summaries
+from fintrader_app.sections import draw, draw_verdict
 from fintrader_app.shell import (
     STATUS,
     afterwards,
@@ -22,7 +25,6 @@ from fintrader_app.shell import (
     go,
     guarded,
     hide_secrets,
-    label,
     link_choice,
     page,
     plain,
@@ -155,7 +157,7 @@ def render_glance(found: list[Summary]) -> str:
         verdict = verdict_words(run.verdict.text if run.verdict else None)
         cells = [run.name, MARK[run.status], verdict]
         cells += ["–" if value is None else f"{value:.2%}" for value in returns]
-        rows.append("".join(f"<td>{label(cell)}</td>" for cell in cells))
+        rows.append("".join(f"<td>{escape_label(cell)}</td>" for cell in cells))
     heads = "".join(f"<th>{head}</th>" for head in ("Run", "Status", "Verdict", "Return", "Index"))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'<table class="ft-runs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
@@ -263,14 +265,15 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         if run.status not in ("broken", "failed"):
             st.info(describe_error(waiting), icon=":material/hourglass_empty:")
     else:
-        tables.show_verdict(stored)
+        view = BacktestView.of(stored)
+        draw_verdict(view)
         tables.show_cards(stored, stored.strategies[0])
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)
         with left:
             st.caption("Equity, USD")
             version = artifacts.backtest_version(folder)
-            equity = stored.curve()[drawn].rename(columns=label)
+            equity = stored.curve()[drawn]
             charts.show(
                 partial(figures.equity_figure, equity),
                 "preview_equity",
@@ -281,8 +284,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
             st.caption("Drawdown, from session closes")
             drawdown = partial(figures.drawdown_figure, equity, session=stored.session)
             charts.show(drawdown, "preview_drawdown", height=300, version=version)
-        metrics = {name: stored.metrics.get(name, NO_METRICS) for name in stored.strategies}
-        tables.show_paper_table(metrics, "preview_table", stored.portfolio)
+        draw(present_baselines(view), version)
     with guarded():
         show_leaders(folder)
     if run.command:

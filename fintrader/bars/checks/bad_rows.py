@@ -9,7 +9,7 @@ import numpy as np
 
 from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid, exchange_days
-from fintrader.bars.checks.kinds import Fault
+from fintrader.results.market_description import Fault
 
 
 def find_row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:

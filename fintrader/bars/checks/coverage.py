@@ -9,7 +9,8 @@ import numpy as np
 
 from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import Fault, runs
+from fintrader.bars.checks.kinds import runs
+from fintrader.results.market_description import Fault
 
 MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03-18")
 """Days of market-wide circuit breakers in New York

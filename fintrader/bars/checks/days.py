@@ -14,7 +14,8 @@ import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import Fault, runs
+from fintrader.bars.checks.kinds import runs
+from fintrader.results.market_description import Fault
 
 _HALF_HOUR = 30 * MINUTE_NS
 _FEW = 5

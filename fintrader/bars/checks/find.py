@@ -18,9 +18,9 @@ from fintrader.bars.checks.bad_rows import (
 )
 from fintrader.bars.checks.coverage import find_coverage_faults
 from fintrader.bars.checks.days import Days, check_days
-from fintrader.bars.checks.kinds import Fault
 from fintrader.bars.checks.nights import Declared, compare_days
 from fintrader.bars.checks.prices import find_price_faults
+from fintrader.results.market_description import Fault
 
 
 def find_faults(

@@ -18,10 +18,11 @@ import numpy as np
 from fintrader.bars.bars import COLUMNS, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.days import Days, check_days
-from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING, Fault
+from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.bars.checks.nights import compare_days
 from fintrader.bars.corporate_actions import Action, place_by_session
 from fintrader.errors import BarError
+from fintrader.results.market_description import Fault
 
 log = logging.getLogger("fintrader.bars")
 

@@ -3,8 +3,6 @@ is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fintrader.bars.bars import Array
@@ -98,19 +96,6 @@ STOPPING = tuple(kind for kind, meaning in KINDS.items() if "stops the build" in
 """Kinds that no market produces: a build goes on only where `data.waive` names them."""
 DOUBTFUL = ("small_split", "quiet_jump")
 """Kinds that a market rarely produces: a build names them and goes on."""
-
-
-@dataclass(frozen=True, order=True)
-class Fault:
-    """One fault of one symbol on one day (symbol "" stands for the whole market)."""
-
-    kind: str
-    symbol: str
-    day: str
-    """Exchange's date, like 2016-01-04."""
-    count: int
-    """Bars concerned."""
-    detail: str = ""
 
 
 def runs(mask: Array) -> list[list[int]]:

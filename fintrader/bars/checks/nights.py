@@ -13,7 +13,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.checks.days import SCALE, Days
-from fintrader.bars.checks.kinds import Fault
+from fintrader.results.market_description import Fault
 
 Declared = Mapping[int, tuple[float, float]]
 """Session -> split and dividend of a symbol that are known."""

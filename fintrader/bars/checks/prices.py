@@ -10,7 +10,8 @@ import numpy as np
 from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.days import SCALE
-from fintrader.bars.checks.kinds import Fault, runs
+from fintrader.bars.checks.kinds import runs
+from fintrader.results.market_description import Fault
 
 _EXCURSION_BARS = 30
 

@@ -55,9 +55,8 @@ from fintrader.results.figures.style import (
     DASHES,
     PALETTE,
     colour_of,
-    known_timezone,
-    title_of,
 )
+from fintrader.results.formatting import title_of
 
 __all__ = [
     "APART",

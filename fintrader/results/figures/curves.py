@@ -22,6 +22,7 @@ from fintrader.results.figures.style import (
     MOST_LINES,
     PALETTE,
     ZERO,
+    escape_label,
     layout,
     lines,
     say_left_out,
@@ -124,13 +125,13 @@ def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> 
             go.Scatter(
                 x=np.arange(len(values)),
                 y=values,
-                name=name,
+                name=escape_label(name),
                 mode="lines",
                 line={"color": PALETTE[position % len(PALETTE)], "width": 2},
                 customdata=["start", *times.strftime("%d %b %Y")],
                 hovertemplate="%{customdata}: "
                 + ("%{y:.2%}" if drawdown else "%{y:.3f}")
-                + f"<extra>{name}</extra>",
+                + f"<extra>{escape_label(name)}</extra>",
             )
         )
     title = "Drawdown, from session closes" if drawdown else "Growth of 1, from session closes"

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from fintrader.results.explanation import Explanation
 from fintrader.results.figures.returns import SCALE
-from fintrader.results.figures.style import colour_of, layout, title_of
+from fintrader.results.figures.style import colour_of, escape_label, layout
+from fintrader.results.formatting import title_of
 
 MOST_INPUTS = 15
 """Bars of the importance chart; of more inputs the rest stand together in one."""
@@ -22,7 +23,7 @@ def importance_figure(found: Explanation) -> go.Figure:
     figure = go.Figure(
         go.Bar(
             x=shown.to_numpy()[::-1],
-            y=[title_of(str(name)) for name in shown.index][::-1],
+            y=[escape_label(title_of(str(name))) for name in shown.index][::-1],
             orientation="h",
             marker_color=colour_of(found.strategy, 0),
             hovertemplate="%{y}: %{x:.2%} of the account<extra></extra>",
@@ -57,9 +58,9 @@ def decision_figure(found: Explanation, k: int) -> go.Figure:
     order = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:MOST_COLUMNS]
     points = 100.0 * raised[:, order]
     reach = float(np.abs(points).max()) if points.size else 0.0
-    names = [title_of(found.inputs[column]) for column in order]
+    names = [escape_label(title_of(found.inputs[column])) for column in order]
     named = zip(decision.symbols, decision.weights, strict=True)
-    rows = [f"{symbol} ({weight:.1%})" for symbol, weight in named]
+    rows = [f"{escape_label(symbol)} ({weight:.1%})" for symbol, weight in named]
     figure = go.Figure(
         go.Heatmap(
             x=names,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,14 +19,15 @@ from fintrader.results.figures.style import (
     MUTED,
     ZERO,
     colour_of,
+    escape_label,
     layout,
     lines,
     most_telling,
     say_left_out,
     stamps,
     time_axis,
-    title_of,
 )
+from fintrader.results.formatting import title_of
 
 BUY = "#0b6e99"
 SELL = "#b42318"
@@ -57,11 +57,11 @@ def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
             go.Scatter(
                 x=steps,
                 y=shown[name].to_numpy(),
-                name=str(name),
+                name=escape_label(name),
                 mode="lines",
                 line={"width": 1.2 if mixed else 0.4, "color": SHADES[position % len(SHADES)]},
                 stackgroup=None if mixed else "weights",
-                hovertemplate="%{y:.1%}<extra>" + str(name) + "</extra>",
+                hovertemplate="%{y:.1%}<extra>" + escape_label(name) + "</extra>",
             )
         )
     if len(shown):
@@ -91,7 +91,9 @@ def turnover_figure(
             y=share,
             marker={"color": colour_of(name, 0)},
             customdata=list(times.strftime("%d %b %Y")),
-            hovertemplate="%{customdata}: %{y:.1%}<extra>" + title_of(name) + "</extra>",
+            hovertemplate="%{customdata}: %{y:.1%}<extra>"
+            + escape_label(title_of(name))
+            + "</extra>",
         )
     )
     time_axis(figure, times)
@@ -113,12 +115,12 @@ def pnl_figure(profit: pd.DataFrame) -> go.Figure:
             go.Scatter(
                 x=np.arange(len(shown)),
                 y=shown[name].cumsum().to_numpy(),
-                name=html.escape(str(name)),
+                name=escape_label(str(name)),
                 mode="lines",
                 line={"width": 1.6, "color": SHADES[position % len(SHADES)]},
                 customdata=list(times.strftime("%d %b %Y")),
                 hovertemplate="%{customdata}: %{y:$,.0f}<extra>"
-                + html.escape(str(name))
+                + escape_label(str(name))
                 + "</extra>",
             )
         )
@@ -186,7 +188,7 @@ def candles_figure(
             high=bars["high"],
             low=bars["low"],
             close=bars["close"],
-            name=html.escape(symbol),
+            name=escape_label(symbol),
             increasing={"line": {"color": "#2a9d8f", "width": 1}},
             decreasing={"line": {"color": SELL, "width": 1}},
             showlegend=False,
@@ -222,7 +224,7 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
     """Buys and sells as triangles at their prices, their times in `zone`. `x`: the place of each
     row."""
     shares = fills["shares"].to_numpy()
-    for label, rows, colour, mark in (
+    for side, rows, colour, mark in (
         ("bought", shares > 0, BUY, "triangle-up"),
         ("sold", shares < 0, SELL, "triangle-down"),
     ):
@@ -232,7 +234,7 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
             go.Scatter(
                 x=x[rows],
                 y=part["price_usd"].to_numpy(),
-                name=label,
+                name=side,
                 mode="markers",
                 marker={
                     "color": colour,
@@ -321,14 +323,16 @@ def first_order_cost_figure(
             go.Scatter(
                 x=steps,
                 y=(profit - traded * steps / 1e4) / curve[0],
-                name=title_of(str(name)),
+                name=escape_label(title_of(str(name))),
                 mode="lines",
                 line={
                     "color": colour_of(str(name), position),
                     "width": 2,
                     "dash": DASHES.get(str(name), "solid"),
                 },
-                hovertemplate="%{x:.0f} bps: %{y:.2%}<extra>" + title_of(str(name)) + "</extra>",
+                hovertemplate="%{x:.0f} bps: %{y:.2%}<extra>"
+                + escape_label(title_of(str(name)))
+                + "</extra>",
             )
         )
     return _over_costs(figure)
@@ -354,7 +358,7 @@ def without_figure(rows: Sequence[Variation], returned: float | None) -> go.Figu
     figure = go.Figure(
         go.Bar(
             x=[pair[1] for pair in ranked],
-            y=[pair[0] for pair in ranked],
+            y=[escape_label(pair[0]) for pair in ranked],
             orientation="h",
             marker={"color": [SELL if pair[1] < 0 else BUY for pair in ranked]},
             hovertemplate="without %{y}: %{x:+.2%}<extra></extra>",

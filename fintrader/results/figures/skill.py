@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.results.figures.style import INK, ZERO, colour_of, histogram, layout, title_of
-from fintrader.results.formatting import p_equals
+from fintrader.results.figures.style import INK, ZERO, colour_of, escape_label, histogram, layout
+from fintrader.results.formatting import p_equals, title_of
 from fintrader.verdict.verdict import (
     AlphaTest,
     Excess,
@@ -175,7 +175,7 @@ def excess_figure(
         marker = {"size": 11, "color": colour_of(name, position)}
         hover = f"excess %{{x:+.1%}} {over}, {p_equals(row.p_value)}"
         ends = scale * row.low, scale * row.high
-        _point(figure, scale * row.excess, title_of(name), marker, hover, ends)
+        _point(figure, scale * row.excess, escape_label(title_of(name)), marker, hover, ends)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Excess return {over} over each baseline, 95 % interval"
     layout(figure, title, "", height=130 + 34 * len(found), hovermode="closest", showlegend=False)
@@ -200,7 +200,7 @@ def trials_figure(scores: pd.Series) -> go.Figure:
     }
     if len(ranked) <= MOST_BARS:
         figure.add_bar(
-            x=[str(name) for name in ranked.index],
+            x=[escape_label(name) for name in ranked.index],
             y=ranked.to_numpy(),
             marker={"color": [_OURS, *[_OTHERS] * (len(ranked) - 1)]},
             hovertemplate="%{x}: %{y:.3f}<extra></extra>",

@@ -8,9 +8,9 @@ stretch kept exactly.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.results.figures.downsample import keep
-from fintrader.results.formatting import BASELINES, in_order
+from fintrader.results.formatting import BASELINES, in_order, title_of
 
 MOST_LINES = 8
 """Most curves in a chart: more than there are colours to tell apart help nobody."""
@@ -60,17 +60,10 @@ DASHES = {"oracle": "dashdot"} | {
 }
 
 
-def known_timezone(name: object) -> str:
-    """Return a stored time zone (an IANA name); UTC where it is none."""
-    try:
-        return ZoneInfo(name).key if isinstance(name, str) else "UTC"
-    except (KeyError, ValueError, OSError):  # unknown, no plain name, a folder of zones
-        return "UTC"
-
-
-def title_of(strategy: str) -> str:
-    """`equal_weight` as people read it: `Equal weight`."""
-    return strategy.replace("_", " ").capitalize()
+def escape_label(text: object, limit: int = 60) -> str:
+    """Make foreign text safe for plotly, which reads a little HTML in names and hover texts."""
+    shown = "".join(char if char.isprintable() else " " for char in str(text))
+    return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
 
 
 def colour_of(strategy: str, position: int) -> str:
@@ -178,7 +171,7 @@ def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None 
             go.Scatter(
                 x=at,
                 y=values[at],
-                name=title_of(str(name)),
+                name=escape_label(title_of(str(name))),
                 mode="lines",
                 line={
                     "color": colour_of(str(name), position),
@@ -186,7 +179,7 @@ def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None 
                     "dash": DASHES.get(str(name), "solid"),
                 },
                 customdata=stamps(times[at]),
-                hovertemplate=f"{hover}  %{{customdata}}<extra>{title_of(str(name))}</extra>",
+                hovertemplate=f"{hover}  %{{customdata}}<extra>{escape_label(title_of(str(name)))}</extra>",
             )
         )
     time_axis(figure, times)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fintrader.bars.checks.kinds import Fault
 from fintrader.metrics import TRADING_DAYS
 from fintrader.records import JsonValue, to_json
 
@@ -17,6 +16,19 @@ Range = tuple[int, int]
 MOST_ABSENT = 0.05
 """Share of member-days without bars above which a universe is suspect, and its members by date
 unmeasurable."""
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One fault of one symbol on one day (symbol "" stands for the whole market)."""
+
+    kind: str
+    symbol: str
+    day: str
+    """Exchange's date, like 2016-01-04."""
+    count: int
+    """Bars concerned."""
+    detail: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,161 @@
+"""Sections of a backtest (`fintrader.results.sections`) as widgets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+import pandas as pd
+import streamlit as st
+
+from fintrader.results.formatting import DASH
+from fintrader.results.sections import BacktestView, Chart, Section, present_verdict
+from fintrader.results.table import Table
+from fintrader_app import charts, tables
+from fintrader_app.shell import hide_secrets, is_secret, plain
+
+MOST_ROWS = 20
+"""Rows above which a table is scrolled."""
+LONGEST = 1_500
+"""Characters of a sentence that are shown."""
+Present = Callable[..., Section | None]
+Part = TypeVar("Part", Chart, Table)
+_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<currency>\$?)(?P<digits>[\d,]*\.?\d+)(?P<unit>\s?%?)")
+_BOXES = {
+    "good": (st.success, ":material/balance:"),
+    "doubt": (st.warning, ":material/balance:"),
+    "alarm": (st.error, ":material/gpp_bad:"),
+}
+
+
+def show(present: Present, view: BacktestView, version: Hashable, **choices: Hashable) -> None:
+    """Draw the section that `present` makes of a backtest; it is made once for each `version` of
+    the files and for each choice."""
+    state = (version, view.main, view.others, view.stored.timezone, *choices.items())
+    section = _make(present.__name__, state, lambda: present(view, **choices))
+    if section is not None:
+        draw(section, state)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _make(
+    name: str, state: Hashable, _make_section: Callable[[], Section | None]
+) -> Section | None:
+    """Make a section; sessions share it, since nothing changes it."""
+    return _make_section()
+
+
+def draw(section: Section, state: Hashable, key: str = "") -> None:
+    """Draw a section. `state` changes when its figures do; `key` tells it from others of its kind."""
+    if section.warning:
+        st.error(plain(section.warning, LONGEST), icon=":material/warning:")
+    shown = section.tables
+    if section.tone is not None:
+        finding, *rest = (*shown, Table((), ()))
+        shown = tuple(rest)
+        box, icon = _BOXES[section.tone]
+        box(
+            "\n\n".join([f"**{plain(section.title, LONGEST)}**", *_write_facts(finding)]), icon=icon
+        )
+    elif section.title:
+        st.subheader(plain(section.title), anchor=False)
+    if section.headline:
+        st.markdown(plain(section.headline, LONGEST))
+    name = f"{key}{section.key}"
+    for chart in _lay_out(section.figures):
+        charts.show(chart.draw, f"{name}_{chart.key}", version=state, is_titled=True)
+        draw_notes([chart.note])
+    for place, table in enumerate(_lay_out(shown)):
+        draw_table(table, f"{name}_{place}")
+    draw_notes(section.notes)
+
+
+def draw_verdict(view: BacktestView, run: str = "") -> None:
+    """Draw the finding about a backtest alone: the verdict, its reason, and what would change it."""
+    verdict = present_verdict(view)
+    title = f"{run}: {verdict.title}" if run else verdict.title
+    finding = Section(verdict.key, title, tables=verdict.tables[:1], tone=verdict.tone)
+    draw(finding, (run, title))
+
+
+def _lay_out(parts: Iterable[Part]) -> Iterable[Part]:
+    """Give one part after another, with neighbours that are narrow enough in two columns."""
+    for is_half, group in groupby(parts, key=lambda part: part.is_half):
+        row = list(group)
+        columns = st.columns(2) if is_half and len(row) > 1 else [st.container()]
+        for place, part in enumerate(row):
+            with columns[place % len(columns)]:
+                yield part
+
+
+def draw_table(table: Table, key: str) -> None:
+    """Draw a table, the small print of its rows as a last column."""
+    if not table.has_heading:
+        for fact in _write_facts(table):
+            st.caption(fact)
+        return
+    names = [column or " " * (place + 1) for place, column in enumerate(table.columns)]
+    rows = [
+        {
+            name: _hide_secrets(row.cells[0], cell) if column in table.words else cell
+            for name, column, cell in zip(names, table.columns, row.cells, strict=True)
+        }
+        for row in table.rows
+    ]
+    shown = pd.DataFrame(rows, columns=names)
+    numbers = {name: read_numbers(list(shown[name])) for name in names if name not in table.words}
+    read = {name: values for name, values in numbers.items() if values is not None}
+    frame = shown.assign(**read)
+    if any(row.note for row in table.rows):
+        frame["About"] = [row.note for row in table.rows]
+    title = table.title or table.columns[0]
+    home = st.expander(plain(title)) if table.is_folded else st.container()
+    with home:
+        if table.title and not table.is_folded:
+            st.markdown(f"**{plain(title)}**")
+        right = [name for name in names[1:] if name not in (*table.words, *read)]
+        height = "content" if len(frame) <= MOST_ROWS else 38 + 35 * MOST_ROWS
+        styled = frame.style
+        for name, values in read.items():
+            texts: dict[object, str] = dict(zip(values, shown[name], strict=True))
+            styled = styled.format(texts.__getitem__, [name], na_rep=DASH)
+        tables.table(styled, key, right=right, pinned=names[0], height=height)
+        draw_notes(table.notes)
+
+
+def read_numbers(cells: Sequence[str]) -> list[float] | None:
+    """Read the numbers of a column, NaN for a dash, so that it sorts by number; None where its cells
+    are no numbers of one unit."""
+    numbers = []
+    units = set()
+    for cell in cells:
+        found = _NUMBER.fullmatch(cell)
+        if found is not None:
+            units.add((found["currency"], found["unit"]))
+            numbers.append(float(found["sign"] + found["digits"].replace(",", "")))
+        elif cell == DASH:
+            numbers.append(math.nan)
+        else:
+            return None
+    return numbers if len(units) == 1 else None
+
+
+def _hide_secrets(name: str, text: str) -> str:
+    return "(hidden)" if is_secret(name) else hide_secrets(text)
+
+
+def _write_facts(table: Table) -> list[str]:
+    return [
+        f"**{plain(name)}.** {plain(text, LONGEST)}"
+        for name, text in (row.cells for row in table.rows)
+    ]
+
+
+def draw_notes(notes: Iterable[str]) -> None:
+    """Draw lines of small print, empty ones left out."""
+    for note in notes:
+        if note:
+            st.caption(plain(note, LONGEST))

@@ -1,0 +1,55 @@
+"""The finding of a comparison: several results, each held to its part of the error rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.formatting import chance, count
+from fintrader.results.looks import union_of_looks
+from fintrader.results.sections.opening import describe_market
+from fintrader.results.sections.section import Section
+from fintrader.verdict import LEVEL
+
+
+def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
+    """Present which of several results stand as one of all the results looked at."""
+    both = union_of_looks(runs)
+    skilled = [name for name, stored in runs.items() if is_skill_among(stored, both.looks)]
+    among = f"among {both.looks:,} results looked at"
+    if skilled:
+        title = (
+            f"{len(skilled)} of {len(runs)} runs unlikely to be luck {among}: {', '.join(skilled)}."
+        )
+    else:
+        title = f"None of {len(runs)} runs can be told from luck {among}."
+    windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
+    is_same = len(windows) == 1
+    bars = "these bars" if is_same else "the bars of these windows"
+    results = f"{both.looks:,} different result{'s' * (both.looks != 1)} looked at on {bars}"
+    notes = [
+        "The runs cover the same window."
+        if is_same
+        else f"The runs cover {len(windows)} different windows: compare with care."
+    ]
+    if both.looks > 1:
+        notes.append(
+            f"One picked from {count(both.looks)} results must have p {chance(LEVEL / both.looks)}"
+            " or less (Bonferroni)."
+        )
+    notices = {name: describe_market(stored.context.market) for name, stored in runs.items()}
+    return Section(
+        key="comparison",
+        title=title,
+        headline=f"{both.trials:,} trials in all of these runs together; {results}.",
+        notes=tuple(notes),
+        warning=" ".join(f"{name}: {notice}" for name, notice in notices.items() if notice),
+        tone="good" if skilled else "doubt",
+    )
+
+
+def is_skill_among(stored: StoredBacktest, looks: int) -> bool:
+    """Tell whether a backtest is likely skill by itself, and still is as one of `looks` results
+    (Bonferroni)."""
+    alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
+    return stored.opening.is_skill and alpha is not None and alpha.p_value <= LEVEL / max(looks, 1)

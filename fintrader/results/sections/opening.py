@@ -1,0 +1,177 @@
+"""The first section of every page about a backtest: the verdict, and what a reader must know before
+any number."""
+
+from __future__ import annotations
+
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.formatting import (
+    DASH,
+    count,
+    describe_limits,
+    describe_planted,
+    describe_standing,
+    is_omitted,
+    percent,
+    ratio,
+    statistic,
+    usd,
+    window_words,
+)
+from fintrader.results.market_description import Provenance
+from fintrader.results.sections.section import BacktestView, Section
+from fintrader.results.strategy_metrics import NO_METRICS
+from fintrader.results.table import list_facts
+
+_NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any market."
+_RATES = {
+    "cost_bps": "a trade",
+    "half_spread_bps": "half-spread",
+    "impact_bps": "impact at full volume",
+}
+
+
+def present_verdict(view: BacktestView) -> Section:
+    """Present the verdict, the plain numbers behind it, and how the backtest was made."""
+    stored = view.stored
+    opening = stored.opening
+    plain = (
+        summarise(view),
+        describe_standing(stored.metrics, stored.context),
+        describe_planted(stored.context),
+    )
+    facts = {
+        "Survivorship": describe_survivorship(stored.context.market),
+        "Costs": describe_costs(stored, view.main),
+        "Limits": describe_limits(stored.context.within_limits),
+        "Simulated": describe_simulation(stored),
+    }
+    return Section(
+        key="verdict",
+        title=opening.headline,
+        headline=" ".join(filter(None, plain)),
+        tables=(list_facts(opening.sentences), list_facts(facts)),
+        warning=describe_market(stored.context.market),
+        tone="alarm" if stored.changed else "good" if opening.is_skill else "doubt",
+    )
+
+
+def summarise(view: BacktestView) -> str:
+    """State return and Sharpe ratio, those of the simplest baselines, and the number of trials."""
+    stored = view.stored
+    own = stored.metrics.get(view.main, NO_METRICS)
+    text = f"{view.title} returned {percent(own.cumulative_return, signed=True)}"
+    text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.sharpe)})"
+    for rival, title in (("equal_weight", "equal weight"), ("benchmark", "the index")):
+        if rival in stored.metrics and rival != view.main:
+            returned = percent(stored.metrics[rival].cumulative_return, signed=True)
+            text += f", {title} {returned}"
+    trials = stored.context.trials
+    chosen = count(trials) if trials else "an unknown number of"
+    return f"{text}. It was chosen from {chosen} trials."
+
+
+def describe_simulation(stored: StoredBacktest) -> str:
+    """State the window, the bars, and how orders were carried out."""
+    context = stored.context
+    days = stored.on_clock(stored.market_timezone).minutes  # whatever clock the page is on
+    parts = [
+        window_words(context.window) if context.window else "",
+        f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
+        f"{count(len(days))} bars in {count(len(stored.ends))} sessions",
+        _describe_look(context.look),
+    ]
+    text = ", ".join(filter(None, parts))
+    trading = context.trading
+    if trading is None:
+        return f"{text}."
+    bars = trading.decision_interval
+    every = "every bar" if bars == 1 else f"every {bars} bars"
+    spread = f" and a half-spread of {trading.half_spread_bps:g}" if trading.half_spread_bps else ""
+    fill = trading.fill.replace("_", " ")
+    share = trading.participation
+    volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
+    pays = f"pays {trading.cost_bps:g}{spread} basis points a trade"
+    return f"{text}; decides {every}, fills at the {fill}, {volume}, {pays}."
+
+
+def _describe_look(look: int | None) -> str:
+    """State the number of this look at the window: each further one makes it less of a test."""
+    if look is None:
+        return ""
+    return "first look at this window" if look <= 1 else f"look {count(look)} at this window"
+
+
+def describe_market(market: Provenance) -> str:
+    """State that a market is made up, wholly or in part; empty for real bars and where nothing is
+    known."""
+    signal = market.planted_signal
+    drift = market.planted_drift
+    if signal is not None and signal.ic == 0:
+        return f"Real bars and noise: {signal.statement}."
+    if signal is not None:
+        return f"Real bars with a planted signal: {signal.statement}. {_NO_SUCH_MARKET}"
+    if drift is not None:
+        return (
+            "Synthetic market with a planted signal: the prices are random numbers, and the feature"
+            f" {drift.feature} says which way each one drifts (by {ratio(drift.drift_bps, 1)} bps a"
+            f" bar). {_NO_SUCH_MARKET}"
+        )
+    if market.is_synthetic:
+        return (
+            "Synthetic market: the prices are random numbers, with no signal in them."
+            f" {_NO_SUCH_MARKET}"
+        )
+    return ""
+
+
+def describe_survivorship(market: Provenance) -> str:
+    """State whether the universe is one of survivors."""
+    survivorship = market.survivorship
+    if market.is_synthetic:
+        return "none: the symbols are made up, and none was chosen by its returns."
+    if survivorship is None:
+        return "not known: no record says which other symbols could have been in this universe."
+    details = survivorship.describe()
+    if survivorship.survivors_only:
+        return details
+    more = f" {details}." if details else ""
+    gone = survivorship.ended + survivorship.left_the_list
+    if not gone:
+        return (
+            "too few symbols or sessions to tell: no symbol leaves, and none may have been left"
+            f" out.{more}"
+        )
+    bias = survivorship.bias_per_year
+    size = (
+        ""
+        if bias is None
+        else f"; to know the survivors would have been worth {percent(bias, 1, signed=True)} a year"
+    )
+    return (
+        f"{gone} symbols end or leave the universe in {survivorship.sessions} sessions and stay in"
+        f" until then{size}.{more}"
+    )
+
+
+def describe_costs(stored: StoredBacktest, main: str) -> str:
+    """State the costs paid, their rates, and the result without them."""
+    own = stored.metrics.get(main, NO_METRICS)
+    trading = stored.context.trading
+    if own.cost_usd is None or own.cost_share is None:
+        return "not known."
+    rates = [
+        f"{rate:g} bps {of}" for key, of in _RATES.items() if (rate := getattr(trading, key, 0.0))
+    ]
+    charged = f" ({', '.join(rates)})" if rates else ""
+    if not rates and not own.cost_usd:
+        text = "none charged: every trade was free of commission, spread and impact"
+    else:
+        text = f"{usd(own.cost_usd)} paid, {percent(own.cost_share)} of the capital{charged}"
+        returned = own.cumulative_return
+        if returned is not None:
+            before = percent(returned + own.cost_share, signed=True)
+            text += f"; before costs {before}, after costs {percent(returned, signed=True)}"
+    if not is_omitted("turnover", own):
+        text += f"; turnover {ratio(own.turnover, 1)} × equity a year"
+    even = statistic("break_even_cost_bps", own.break_even_cost_bps)
+    return text + ("." if even == DASH else f", nothing left at {even} a traded dollar.")

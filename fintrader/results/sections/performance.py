@@ -1,0 +1,260 @@
+"""Returns in tables and curves: against the baselines, over time, by calendar and by market."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Literal, TypeAlias
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from fintrader.metrics import min_sessions
+from fintrader.results import figures, periods
+from fintrader.results.formatting import (
+    count,
+    is_baseline,
+    percent,
+    ratio,
+    statistic,
+    title_of,
+)
+from fintrader.results.sections.section import BacktestView, Chart, Section
+from fintrader.results.strategy_metrics import NO_METRICS
+from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
+
+Scale: TypeAlias = Literal["USD", "Relative", "Log"]
+
+
+def present_baselines(view: BacktestView) -> Section:
+    """Present the paper's table and the differences from the benchmark portfolio."""
+    stored = view.stored
+    context = stored.context
+    metrics = {name: stored.metrics.get(name, NO_METRICS) for name in view.names}
+    paper = paper_table(metrics, main=view.main, about=context.strategies)
+    notes = (
+        *paper.notes,
+        f"Daily returns, {stored.sessions_a_year} sessions a year, risk-free rate 0; Calmar = annual"
+        " return / |max drawdown|. An annual return of less than a year is an extrapolation.",
+    )
+    tables = [replace(paper, notes=notes)]
+    if stored.portfolio is not None:
+        reasons = "; ".join(f"{name}: {why}" for name, why in context.left_out.items())
+        notes = (
+            f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')}"
+            " (env.benchmark), which pays the same costs; the index pays none. The interval is the"
+            " information ratio's, by resampling blocks of the same days of both; one that holds 0"
+            " says that chance could have done it.",
+            *([f"Left out: {reasons}."] if reasons else []),
+        )
+        tables.append(replace(active_table(metrics, stored.portfolio, main=view.main), notes=notes))
+    return Section("baselines", "Against the baselines", tables=tuple(tables))
+
+
+def present_metrics(view: BacktestView) -> Section:
+    """Present every metric of every strategy, with its formula and source."""
+    metrics = {name: view.stored.metrics.get(name, NO_METRICS) for name in view.names}
+    return Section("metrics", "Every number", tables=metrics_tables(metrics))
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
+    """Present wealth and drawdown over time, and the deepest drawdowns."""
+    stored = view.stored
+    session = stored.session
+    measured = {"max_drawdown": "between session closes", "minute_max_drawdown": "at every bar"}
+    depths = [
+        f"{title_of(name)} "
+        + ", ".join(
+            f"{statistic(key, stored.metrics.get(name, NO_METRICS)[key])} {when}"
+            for key, when in measured.items()
+        )
+        for name in view.names
+    ]
+    return Section(
+        key="equity",
+        title="Wealth and drawdown",
+        figures=(
+            Chart("equity", partial(_draw_equity, view, scale)),
+            Chart(
+                "drawdown",
+                lambda: figures.drawdown_figure(stored.curve()[view.names], session=session),
+            ),
+            Chart(
+                "drawdown-bars",
+                lambda: figures.drawdown_figure(stored.curve()[view.closest]),
+                note=f"Deepest: {'; '.join(depths)}.",
+            ),
+        ),
+        tables=(_drawdowns_table(view),),
+    )
+
+
+def _draw_equity(view: BacktestView, scale: Scale) -> go.Figure:
+    curves = view.stored.curve()[view.names]
+    figure = figures.equity_figure(curves, relative=scale == "Relative")
+    return figure.update_yaxes(type="log", tickformat="~s") if scale == "Log" else figure
+
+
+def _drawdowns_table(view: BacktestView) -> Table:
+    title = f"Worst drawdowns of {view.title.lower()}, from session closes"
+    columns = ("Peak", "Trough", "Recovered", "Depth", "Sessions")
+    depths = figures.deepest_drawdowns(view.stored.daily_with_start()[view.main])
+    rows = [
+        (
+            f"{row['Peak']:%d %b %Y}",
+            f"{row['Trough']:%d %b %Y}",
+            "not yet" if pd.isna(row["Recovered"]) else f"{row['Recovered']:%d %b %Y}",
+            percent(row["Depth"]),
+            count(row["Sessions"]),
+        )
+        for row in depths.to_dict("records")
+    ]
+    none = [] if rows else ["No session closed below an earlier one."]
+    return Table.of(columns, rows, title, none)
+
+
+def present_rolling(view: BacktestView, window: int | None = None) -> Section:
+    """Present Sharpe ratio, volatility and beta over a rolling window of sessions."""
+    stored = view.stored
+    daily = stored.daily_returns()
+    title = "Rolling risk"
+    usual = figures.rolling_sessions(len(daily))
+    if usual is None:
+        few = (
+            f"Rolling figures need {figures.FEWEST_TO_ROLL} sessions; this window has {len(daily)}."
+        )
+        return Section("rolling", title, notes=(few,))
+    roll = partial(
+        figures.rolling_figure,
+        main=view.main,
+        window=window or usual,
+        sessions_a_year=stored.sessions_a_year,
+    )
+    charts = [
+        Chart("rolling", lambda: roll(daily[view.names], "sharpe")),
+        Chart("volatility", lambda: roll(daily[view.names], "volatility")),
+    ]
+    if view.index is not None:
+        rivals = [name for name in view.others if is_baseline(name) and name != "cash"]
+        names = dict.fromkeys([view.main, *rivals, view.index])
+        charts.append(Chart("beta", lambda: roll(daily[list(names)], "beta")))
+    note = f"Each point looks back over {window or usual} sessions."
+    return Section("rolling", title, figures=tuple(charts), notes=(note,))
+
+
+# --- returns --------------------------------------------------------------------------------------
+
+
+def present_returns(view: BacktestView, slot_minutes: int = 30) -> Section:
+    """Present returns by month, by weekday and time of day, and their distribution."""
+    stored = view.stored
+    zone = stored.timezone
+    daily = stored.daily_returns()
+    curve = stored.curve()[view.main]
+    session = stored.session
+    return Section(
+        key="returns",
+        title=f"Returns of {view.title.lower()}",
+        figures=(
+            Chart(
+                "monthly",
+                lambda: figures.monthly_figure(daily[view.main], zone),
+                note=f"By calendar month ({zone}); the first and the last may be partial.",
+            ),
+            Chart(
+                "intraday",
+                lambda: figures.intraday_figure(curve, session, zone, slot_minutes),
+                note=f"Simple returns; times are of {zone}. Overnight: from one session's close to"
+                " the close of the next one's first bar.",
+            ),
+            Chart(
+                "distribution",
+                lambda: figures.distribution_figure(daily, main=view.main, benchmark=view.index),
+            ),
+        ),
+    )
+
+
+def present_periods(view: BacktestView) -> Section:
+    """Present the returns of calendar years and months."""
+    stored = view.stored
+    daily = stored.daily_returns()[view.names]
+    tables = (
+        _returns_table("Year", periods.yearly(daily, stored.timezone)),
+        _returns_table("Month", periods.monthly(daily, stored.timezone)),
+    )
+    return Section("periods", "Years and months", tables=tables)
+
+
+def _returns_table(period: str, returns: pd.DataFrame) -> Table:
+    """Tabulate the compound returns that `periods` makes, a row a year or month."""
+    names = [str(name) for name in returns.columns if name != "sessions"]
+    rows = [
+        (str(label), *map(percent, row[:-1]), count(row[-1]))
+        for label, row in zip(returns.index, returns.to_numpy(), strict=True)
+    ]
+    table = Table.of((period, *map(title_of, names), "Sessions"), rows)
+    return replace(table, is_half=len(names) <= 4)
+
+
+def present_regimes(view: BacktestView) -> Section | None:
+    """Present returns by the state of the index, and on its worst days; None without an index."""
+    stored = view.stored
+    if view.index is None:
+        return None
+    year = stored.sessions_a_year
+    daily = stored.daily_returns()
+    states = periods.regime_table(daily, view.index, view.main, year)
+    least = max(periods.FEWEST_SESSIONS, min_sessions(year))
+    tables = []
+    notes: tuple[str, ...] = ()
+    if states.empty or len(daily) < least:
+        notes = (f"Regimes need {least} sessions; this window has {len(daily)}.",)
+    else:
+        rows = [
+            (
+                str(name).capitalize(),
+                count(row["sessions"]),
+                percent(row["strategy"]),
+                percent(row["index"]),
+                ratio(row["sharpe"]),
+                ratio(row["beta"]),
+            )
+            for name, row in states.to_dict("index").items()
+        ]
+        note = (
+            f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns"
+            f" are means times {year}."
+        )
+        heads = ("The index", "Sessions", "Return a year", "Index a year", "Sharpe", "Beta")
+        tables.append(Table.of(heads, rows, notes=[note]))
+    worst = periods.stress_days(daily[view.closest], view.index)
+    if not worst.empty:
+        days = zip(pd.DatetimeIndex(worst.index), worst.to_numpy(), strict=True)
+        lines = [Row((f"{day:%d %b %Y}", *map(percent, returns))) for day, returns in days]
+        lines.append(Row(("Mean", *map(percent, worst.mean())), is_main=True))
+        columns = ("Day", *map(title_of, view.closest))
+        tables.append(Table(columns, tuple(lines), f"The index's {len(worst)} worst days"))
+    return Section("regimes", "In which markets", tables=tuple(tables), notes=notes)
+
+
+def present_folds(view: BacktestView) -> Section | None:
+    """Present the test windows of a walk-forward one by one; None for another backtest."""
+    folds = view.stored.context.folds
+    if not folds:
+        return None
+    rows = tuple(
+        Row(
+            (f"Fold {number}", *(percent(fold.cumulative_return.get(name)) for name in view.names)),
+            note=f"{fold.first} to {fold.last}",
+        )
+        for number, fold in enumerate(folds, 1)
+    )
+    note = (
+        "Cumulative return of each test window; between windows the positions are sold, at costs."
+    )
+    table = Table(("Test window", *map(title_of, view.names)), rows, notes=(note,))
+    return Section("folds", "Fold by fold", tables=(table,))

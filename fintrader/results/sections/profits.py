@@ -1,0 +1,242 @@
+"""Origins of the profit: by symbol and month, by decision, by round trip, by factor."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pandas as pd
+
+from fintrader.results import figures
+from fintrader.results.allocation import (
+    OTHER,
+    TripSummary,
+    pnl_by_month,
+    pnl_table,
+    summarise_trips,
+    symbol_pnl,
+)
+from fintrader.results.analysis import FactorFit
+from fintrader.results.formatting import (
+    DASH,
+    count,
+    duration,
+    percent,
+    ratio,
+    span,
+    title_of,
+    usd,
+)
+from fintrader.results.sections.positions import NO_MARKET
+from fintrader.results.sections.section import BacktestView, Chart, Section
+from fintrader.results.table import Row, Table
+
+MOST_SYMBOLS = 12
+"""Rows of a table by symbol where space is short; the others stand together in one."""
+
+
+def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Section | None:
+    """Present the profit by symbol and by month; None for a strategy that never traded."""
+    stored = view.stored
+    trades = stored.trades[stored.trades["strategy"] == view.main]
+    if trades.empty:
+        return None
+    profit = symbol_pnl(stored, view.main)
+    note = (
+        "Profit of a symbol: what its position gained between session closes, less what was paid"
+        " for it and the costs of its trades. The rows sum to the change of the equity."
+    )
+    return Section(
+        key="profit",
+        title="Where the profit came from",
+        figures=(Chart("pnl", partial(figures.pnl_figure, profit)),),
+        tables=(
+            _symbols_table(profit, pnl_table(profit, trades), most),
+            _months_table(profit, stored.timezone),
+        ),
+        notes=(note,),
+    )
+
+
+def _symbols_table(profit: pd.DataFrame, by_symbol: pd.DataFrame, most: int | None) -> Table:
+    half = len(by_symbol) if most is None or len(by_symbol) <= most else most // 2
+    middle = by_symbol.iloc[half : max(half, len(by_symbol) - half)]
+    columns = ["profit_usd", "cost_usd", "fills"]
+    lines = by_symbol[columns].to_numpy(dtype=float)
+    rows = [
+        _format_profit(str(name), *line) for name, line in zip(by_symbol.index, lines, strict=True)
+    ]
+    if len(middle):
+        others = _format_profit(f"{len(middle)} others, in between", *middle[columns].sum())
+        rows = [*rows[:half], others, *rows[-half:]]
+    rows.append(_format_profit(OTHER.capitalize(), profit[OTHER].sum()))
+    total = format_usd(profit.to_numpy().sum())
+    costs = usd(by_symbol["cost_usd"].sum())
+    rows.append(Row(("All", total, costs, count(by_symbol["fills"].sum())), is_main=True))
+    return Table(("Symbol", "Profit, net", "of which costs", "Fills"), tuple(rows), is_half=True)
+
+
+def _format_profit(name: str, gain: float, cost: float = 0.0, fills: float = 0.0) -> Row:
+    return Row((name, format_usd(gain), usd(cost), count(fills)))
+
+
+def _months_table(profit: pd.DataFrame, timezone: str) -> Table:
+    rows = [
+        Row(
+            (
+                str(month),
+                format_usd(row["profit_usd"]),
+                f"{row['best']} {format_usd(row['best_usd'])}",
+                f"{row['worst']} {format_usd(row['worst_usd'])}",
+            )
+        )
+        for month, row in pnl_by_month(profit, timezone).to_dict("index").items()
+    ]
+    rows.append(Row(("All", format_usd(profit.to_numpy().sum()), "", ""), is_main=True))
+    columns = ("Month", "Profit, net", "Best symbol", "Worst symbol")
+    return Table(columns, tuple(rows), is_half=True)
+
+
+def present_attribution(view: BacktestView) -> Section:
+    """Split the profit over the benchmark portfolio into selection, timing, fills and costs."""
+    stored = view.stored
+    title = "Selection or timing?"
+    if stored.analysis is None:
+        return Section("attribution", title, notes=(NO_MARKET,))
+    found = stored.analysis.attribution
+    rival = title_of(found.portfolio).lower()
+    start = float(stored.curve()[view.main].iloc[0])
+    active = "Active profit"
+    parts = (
+        (f"Profit of {view.title.lower()}", found.pnl_usd, "in all"),
+        (
+            f"Less: {rival} on the same capital",
+            found.portfolio_pnl_usd,
+            "its return of each bar on our equity before it",
+        ),
+        (active, found.active_usd, "the difference, which the rows below sum to"),
+        (
+            "Selection",
+            found.selection_usd,
+            "holding the mean weights throughout, less the portfolio's",
+        ),
+        ("Timing", found.timing_usd, "having other weights than the mean ones when prices moved"),
+        (
+            "Fill prices",
+            found.fills_usd,
+            "what trades made between the price they filled at and their bar's close",
+        ),
+        ("Costs", found.costs_usd, "fees, spread, impact and interest, less the portfolio's"),
+    )
+    rows = tuple(
+        Row((name, format_usd(amount), percent(amount / start), meaning), is_main=name == active)
+        for name, amount, meaning in parts
+    )
+    columns = ("Part", "USD", "of the capital", "Meaning")
+    symbols = [
+        (
+            row.symbol,
+            percent(row.mean_weight),
+            percent(row.portfolio_weight),
+            format_usd(row.selection_usd),
+            format_usd(row.timing_usd),
+        )
+        for row in found.symbols[:MOST_SYMBOLS]
+    ]
+    others = found.symbols[MOST_SYMBOLS:]
+    if others:
+        symbols.append(
+            (
+                f"{len(others)} others",
+                percent(sum(row.mean_weight for row in others)),
+                percent(sum(row.portfolio_weight for row in others)),
+                format_usd(sum(row.selection_usd for row in others)),
+                format_usd(sum(row.timing_usd for row in others)),
+            )
+        )
+    note = "Weights at every bar, not only at session closes. The largest parts come first."
+    heads = ("Symbol", "Mean weight", f"In {rival}", "Selection", "Timing")
+    tables = (Table(columns, rows, words=("Meaning",)), Table.of(heads, symbols, notes=[note]))
+    return Section("attribution", title, tables=tables)
+
+
+def present_trips(view: BacktestView) -> Section | None:
+    """Present the closed lots; None for a strategy that never traded."""
+    trades = view.stored.trades[view.stored.trades["strategy"] == view.main]
+    if trades.empty:
+        return None
+    key = "round-trips"
+    groups = summarise_trips(trades)
+    if not groups:
+        return Section(key, "Round trips", notes=("No position was ever closed.",))
+    rows = tuple(
+        Row(
+            (
+                group.name,
+                count(group.lots),
+                *map(
+                    format_usd,
+                    (
+                        group.profit_usd,
+                        group.mean_usd,
+                        group.median_usd,
+                        group.best_usd,
+                        group.worst_usd,
+                    ),
+                ),
+                _format_holding(group),
+            ),
+            is_main=group is groups[0],
+        )
+        for group in groups
+    )
+    columns = ("Lots", "Number", "Profit", "Mean", "Median", "Best", "Worst", "Mean holding")
+    note = "First in, first out; net of both trades' costs; nights and weekends count as time."
+    return Section(key, "Round trips", tables=(Table(columns, rows, notes=(note,)),))
+
+
+def _format_holding(group: TripSummary) -> str:
+    return DASH if group.mean_minutes is None else duration(60 * group.mean_minutes)
+
+
+def present_factors(view: BacktestView) -> Section | None:
+    """Present the factor betas; None for a backtest written without its market."""
+    stored = view.stored
+    if stored.analysis is None:
+        return None
+    found = stored.analysis.factors
+    title = "Factor betas"
+    if view.main not in found:
+        note = "Not known: too few sessions, or symbols, for a regression."
+        return Section("factors", title, notes=(note,))
+    names = dict.fromkeys((view.main, stored.portfolio or view.main))
+    year = stored.sessions_a_year
+    tables = tuple(_factors_table(name, found[name], year) for name in names if name in found)
+    note = (
+        "Daily returns, least squares, Newey-West errors. The factors are long the first third of"
+        " the universe and short the last, ranked at the close before, without costs; they are not"
+        " those of Fama and French."
+    )
+    return Section("factors", title, tables=tables, notes=(note,))
+
+
+def _factors_table(name: str, fit: FactorFit, sessions_a_year: int) -> Table:
+    scale, over = span(fit.sessions, sessions_a_year)
+    rows = [
+        Row((row.factor.capitalize(), _format_ratio(row.beta), _format_ratio(row.t), row.about))
+        for row in fit.betas
+    ]
+    alpha = percent(scale * fit.alpha, signed=True)
+    rest = (f"Alpha {over}", alpha, _format_ratio(fit.alpha_t), "what the factors leave")
+    built = "Built of this universe alone"
+    title = f"{title_of(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
+    rows.append(Row(rest, is_main=True))
+    return Table(("Factor", "Beta", "t", built), tuple(rows), title, words=(built,))
+
+
+def format_usd(value: float | None) -> str:
+    """Write a profit in dollars; less than a cent is neither gain nor loss."""
+    return usd(None if value is None else round(value, 2) + 0.0)
+
+
+def _format_ratio(value: float | None) -> str:
+    return ratio(None if value is None or value != value else round(value, 2) + 0.0)

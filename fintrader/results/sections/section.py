@@ -1,0 +1,97 @@
+"""`Section`: one part of a page about a backtest, in words, figures and tables.
+
+A terminal prints its words and tables (`str`), a report renders it as HTML, the app as widgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import plotly.graph_objects as go
+
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.formatting import in_order, main_strategy, title_of
+from fintrader.results.table import Table
+
+Tone: TypeAlias = Literal["good", "doubt", "alarm"]
+
+
+@dataclass(frozen=True)
+class BacktestView:
+    """A stored backtest, the strategy that a page is about, and those shown for comparison."""
+
+    stored: StoredBacktest
+    main: str
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, stored: StoredBacktest) -> BacktestView:
+        """View all strategies of a backtest, its main one first."""
+        main = main_strategy(stored.strategies)
+        others = tuple(name for name in in_order(stored.strategies) if name != main)
+        return cls(stored, main, others)
+
+    @property
+    def names(self) -> list[str]:
+        """All strategies shown, the main one first."""
+        return [self.main, *self.others]
+
+    @property
+    def index(self) -> str | None:
+        """The index that betas and regimes are measured against; None where there is none, or it
+        is the main strategy itself."""
+        has_index = "benchmark" in self.stored.strategies and self.main != "benchmark"
+        return "benchmark" if has_index else None
+
+    @property
+    def closest(self) -> list[str]:
+        """The main strategy, its benchmark portfolio unless that is cash, and the index."""
+        portfolio = self.stored.portfolio
+        named = (self.main, None if portfolio == "cash" else portfolio, self.index)
+        return [name for name in dict.fromkeys(named) if name in self.stored.strategies]
+
+    def narrow(self) -> BacktestView:
+        """View the closest strategies only."""
+        return BacktestView(self.stored, self.main, tuple(self.closest[1:]))
+
+    @property
+    def title(self) -> str:
+        """Name of the main strategy as people read it."""
+        return title_of(self.main)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure, drawn when a screen asks for it."""
+
+    key: str
+    """Names the chart on its page."""
+    draw: Callable[[], go.Figure]
+    """The figure's title is the chart's."""
+    note: str = ""
+    is_half: bool = False
+    """Narrow enough to stand next to another on a wide screen."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page, read in the order of its fields."""
+
+    key: str
+    """Names the section on its page, and in links to it."""
+    title: str
+    headline: str = ""
+    figures: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    warning: str = ""
+    """What a reader must know before any number; shown first."""
+    tone: Tone | None = None
+    """Of a title that is a finding."""
+
+    def __str__(self) -> str:
+        """Words and tables as text."""
+        parts = [self.warning, self.title, self.headline, *map(str, self.tables), *self.notes]
+        return "\n".join(filter(None, parts))

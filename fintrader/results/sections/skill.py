@@ -1,0 +1,267 @@
+"""Can the result be luck? The tests of the held-out window, and the diagnosis of the search."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fintrader.results import figures
+from fintrader.results.catalogue import BY_KEY
+from fintrader.results.formatting import (
+    DASH,
+    chance,
+    count,
+    look_words,
+    percent,
+    probability,
+    ratio,
+    score,
+    span,
+    statistic,
+    title_of,
+)
+from fintrader.results.sections.section import BacktestView, Chart, Section
+from fintrader.results.strategy_metrics import NO_METRICS
+from fintrader.results.table import Table, paper_table
+from fintrader.verdict.verdict import Selection, Verdict
+
+_WINDOWS = {
+    "train": "training window",
+    "validation": "validation window",
+    "whole": "a window that was never split off",
+}
+_COLUMNS = ("Question", "Answer", "Meaning")
+_NO_OVERFITTING = (
+    "Probability of backtest overfitting: not computed. It needs the validation returns of at least"
+    " two trials over eight sessions or more; a walk-forward has them for each fold."
+)
+_NO_NULL_MODEL = (
+    "The same search on features without information was not run"
+    " (`--backtest.null-model True` runs it)."
+)
+
+
+def present_evidence(view: BacktestView) -> Section | None:
+    """Present the tests of the window; None for a backtest that was not assessed."""
+    stored = view.stored
+    verdict = stored.verdict
+    if verdict is None:
+        return None
+    evidence = verdict.evidence
+    charts = []
+    if evidence.alpha is not None:
+        charts.append(
+            Chart("alpha", partial(figures.alpha_figure, evidence.alpha, evidence.against))
+        )
+        days = stored.on_clock(stored.market_timezone).minutes[stored.ends]
+        if len(evidence.betting.by_session) == len(days):
+            draw = partial(figures.betting_figure, evidence.betting.by_session, days)
+            charts.append(Chart("betting", draw))
+    if verdict.excess:
+        scale, over = span(verdict.sessions, verdict.sessions_a_year)
+        draw = partial(figures.excess_figure, verdict.excess, scale, over)
+        charts.append(Chart("excess", draw))
+    if verdict.random_portfolios is not None:
+        returned = stored.metrics.get(verdict.strategy, NO_METRICS).cumulative_return
+        draw = partial(figures.random_portfolios_figure, verdict.random_portfolios, returned)
+        charts.append(Chart("random", draw))
+    window = _WINDOWS.get(verdict.window, "held-out window")
+    tables = (
+        evidence_table(verdict, is_rolling=bool(stored.context.folds)),
+        _intervals_table(verdict),
+        _rivals_table(verdict),
+    )
+    return Section(
+        key="luck",
+        title=f"Can this be luck? The {window}",
+        figures=tuple(Chart(chart.key, chart.draw, is_half=True) for chart in charts),
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+def present_search(view: BacktestView) -> Section | None:
+    """Present the diagnosis of the search; None for a backtest that was not assessed."""
+    stored = view.stored
+    verdict = stored.verdict
+    if verdict is None:
+        return None
+    selection = verdict.selection
+    charts = []
+    notes = []
+    if selection.sharpe is not None:
+        charts.append(
+            Chart("sharpe", partial(figures.sharpe_figure, selection.sharpe), is_half=True)
+        )
+    if selection.overfitting is not None:
+        draw = partial(figures.overfitting_figure, selection.overfitting)
+        charts.append(Chart("overfitting", draw, is_half=True))
+    else:
+        notes.append(_NO_OVERFITTING)
+    tables = [search_table(selection)]
+    free = stored.context.null_model
+    if free is not None:
+        own = stored.metrics.get(verdict.strategy, NO_METRICS)
+        both = {verdict.strategy: own, "null_model": free}
+        title = "The same search on features of other days, at the same prices and costs"
+        tables.append(paper_table(both, title=title, main=verdict.strategy))
+    else:
+        notes.append(_NO_NULL_MODEL)
+    return Section(
+        key="search",
+        title="Diagnosis of the search",
+        headline=f"{selection.sentence} No verdict rests on this diagnosis.",
+        figures=tuple(charts),
+        tables=tuple(tables),
+        notes=tuple(notes),
+    )
+
+
+def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
+    """Tabulate the tests of the window: a question, the number, and its meaning."""
+    rows: list[tuple[str, str, str]] = []
+    evidence = verdict.evidence
+    level = f"{evidence.level:.3g}"
+    rows.append(
+        (
+            "Look at this window",
+            look_words(verdict),
+            f"results of this window looked at, this one included; it may spend {level} of the 5 %"
+            " that all looks have together",
+        )
+    )
+    alpha = evidence.alpha
+    if alpha is not None:
+        scale, over = span(verdict.sessions, verdict.sessions_a_year)
+        low = percent(scale * alpha.low, signed=True)
+        high = percent(scale * alpha.high, signed=True)
+        against = evidence.against.replace("_", " ")
+        sessions = count(alpha.sessions)
+        needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
+        rows += [
+            (
+                "Alpha over the benchmark portfolio",
+                percent(scale * alpha.alpha, signed=True),
+                f"{over} beyond a beta of {ratio(alpha.beta)} to {against}; 95 %: {low} to {high}",
+            ),
+            (
+                "p-value",
+                chance(alpha.p_value),
+                f"probability of as much alpha without skill: {alpha.method}",
+            ),
+            (
+                "Power",
+                f"{ratio(alpha.visible)} or more",
+                f"information ratio that {sessions} sessions show four times in five; measured"
+                f" {ratio(alpha.ratio)}",
+            ),
+            ("Sessions needed", needed, "in all, if the measured ratio is the true one"),
+        ]
+    shift = evidence.shift
+    if shift is not None:
+        meaning = f"share of {count(shift.shifts)} shifts in time with which the same holdings"
+        meaning += " earned as much: small where timing mattered"
+        rows.append(("Timing, p-value", chance(shift.p_value), meaning))
+    betting = evidence.betting
+    rows.append(
+        (
+            "E-value",
+            f"{ratio(betting.last)}, most {ratio(betting.most)}",
+            "a bettor on alpha, from 1: valid at any look, and 20 is evidence at 5 %",
+        )
+    )
+    if verdict.sharpe is not None:
+        skill = f"P(true Sharpe > 0), alone; Sharpe ratio {ratio(verdict.sharpe.sharpe)}"
+        probable = probability(verdict.sharpe.probabilistic)
+        rows.append(("Probabilistic Sharpe ratio", probable, skill))
+    drawn = verdict.random_portfolios
+    if drawn is not None and drawn.share_above.cumulative_return is not None:
+        held = "sold at each fold's end" if is_rolling else "bought once"
+        better = percent(drawn.share_above.cumulative_return)
+        meaning = f"{count(drawn.count)} random sets of members, {held}"
+        rows.append(("Random static portfolios", f"{better} did better", meaning))
+    rows += [
+        ("Taken for granted", caveat, "no verdict is good with it") for caveat in verdict.caveats
+    ]
+    return Table.of(_COLUMNS, rows, words=_COLUMNS)
+
+
+def search_table(selection: Selection) -> Table:
+    """Tabulate the diagnosis of the search: a question, the number, and its meaning."""
+    trials = count(selection.trials or None)
+    rows = [("Trials this result was selected from", trials, "the more, the luckier the best")]
+    sharpe = selection.sharpe
+    if sharpe is not None:
+        spread = f"from {trials} trials; variance {ratio(sharpe.trial_variance)} a year"
+        spread += f" ({sharpe.trial_variance_source})"
+        effective = f"{ratio(sharpe.effective_trials, 1)}: {probability(sharpe.deflated_effective)}"
+        rows += [
+            (
+                "Sharpe ratio of the chosen, there",
+                ratio(sharpe.sharpe),
+                "on the window it was chosen by",
+            ),
+            ("Best Sharpe ratio expected without skill", ratio(sharpe.expected_best), spread),
+            (
+                "Deflated Sharpe ratio",
+                probability(sharpe.deflated),
+                "P(true Sharpe > that best), Bailey and López de Prado 2014",
+            ),
+            (
+                "The same for the effective trials",
+                effective,
+                "trials alike count less than trials that differ",
+            ),
+        ]
+    overfit = selection.overfitting
+    if overfit is not None:
+        folds = overfit.windows
+        each = ", ".join(probability(fold.probability) for fold in folds)
+        mean = f"mean of {len(folds)} folds ({each}): " if len(folds) > 1 else ""
+        meaning = (
+            f"{mean}the selection window's best trial falls into the lower half,"
+            f" {count(overfit.splits)} splits"
+        )
+        rows.append(
+            ("Probability of backtest overfitting", probability(overfit.probability), meaning)
+        )
+    tested = selection.romano_wolf
+    if tested is not None:
+        ahead = f"{count(tested.ahead)} of {count(tested.trials)} trials"
+        least = "all tested together (Romano and Wolf 2016); least p-value"
+        rows.append(
+            ("Ahead of the benchmark there", ahead, f"{least} {chance(tested.best_p_value)}")
+        )
+    null_model = selection.null_model
+    if null_model is not None and null_model.free is not None and null_model.real is not None:
+        scores = f"{score(null_model.free)}, with information {score(null_model.real)}"
+        luck = f"best selection score ({null_model.metric}); it can only be luck"
+        rows.append(("The same search without information", scores, luck))
+    return Table.of(_COLUMNS, rows, words=_COLUMNS)
+
+
+def _intervals_table(verdict: Verdict) -> Table:
+    """Tabulate the bootstrap intervals."""
+    rows = [
+        (BY_KEY[key].title, *(statistic(key, end) for end in (band.low, band.estimate, band.high)))
+        for key, band in verdict.intervals.by_metric().items()
+        if band.low is not None
+    ]
+    blocks = ratio(verdict.intervals.block_sessions, 1)
+    note = f"Stationary bootstrap of daily returns, blocks of {blocks} sessions on average."
+    return Table.of(("95 % interval", "Low", "Estimate", "High"), rows, notes=[note])
+
+
+def _rivals_table(verdict: Verdict) -> Table:
+    """Tabulate the excess over each baseline."""
+    scale, over = span(verdict.sessions, verdict.sessions_a_year)
+    rows = []
+    for name, row in verdict.excess.items():
+        low, excess, high = (
+            percent(scale * value, signed=True) for value in (row.low, row.excess, row.high)
+        )
+        rows.append((title_of(name), low, excess, high, chance(row.p_value)))
+    note = (
+        "p-values: how often chance alone would show as large an excess, by resampling blocks of"
+        " the same days of both."
+    )
+    columns = ("Excess over", "Low", over.capitalize(), "High", "p, paired bootstrap")
+    return Table.of(columns, rows, notes=[note])
