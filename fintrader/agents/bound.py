@@ -157,8 +157,7 @@ class _MarketOnce:
             held = torch.from_numpy(private[None, self.width :])
             own = torch.from_numpy(latent[k : k + 1, : head.latents])
             action[k] = head.tilt(self.benchmark[bar : bar + 1], held, own)[0].numpy()
-        rounded: Numbers = action.astype(np.float32, copy=False)
-        return rounded
+        return action.astype(np.float32, copy=False)
 
     def _aim(self, latent: Numbers, private: Numbers) -> Numbers:
         """Decode latents as `ActionHead.decode` does for heads that do not tilt: `[K, N]`."""

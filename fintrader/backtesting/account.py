@@ -136,8 +136,7 @@ class BacktestAccount:
         """The market's part of every observation `[T, L*W]`; None unless observations are flat
         float32 rows."""
         plain = self.settings.observation == "flat" and self._rows.dtype == torch.float32
-        rows: NDArray[np.float32] | None = self._rows.numpy() if plain else None
-        return rows
+        return self._rows.numpy() if plain else None
 
     def private(self) -> NDArray[np.float32]:
         """Observe the private part `[A + N]` (`envs.observation.private_part`); the next call

@@ -191,8 +191,7 @@ def _pair_active_weights(
 
     def weight(of: BacktestResult, asset: int) -> Array:
         value = of.shares[:, asset] * of.mark[:, asset]
-        share: Array = np.divide(value, of.equity, out=np.zeros_like(value), where=of.equity > 0)
-        return share
+        return np.divide(value, of.equity, out=np.zeros_like(value), where=of.equity > 0)
 
     def pairs() -> Iterator[tuple[Array, Array]]:
         closes = [window.adjusted_close.cpu().numpy() for window in windows]

@@ -45,8 +45,7 @@ def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
         with np.errstate(invalid="ignore", divide="ignore"):
             steps = np.vstack([np.zeros((1, close.shape[1])), close[1:] / close[:-1] - 1])
         parts.append(np.where(np.isfinite(steps), steps, 0.0))
-    whole: Array = np.concatenate(parts)
-    return whole
+    return np.concatenate(parts)
 
 
 def attribute(

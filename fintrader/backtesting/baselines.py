@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -218,37 +218,63 @@ def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]
     return frozenset(m.find_session_starts(market.session.cpu().numpy())[::every_sessions].tolist())
 
 
-def inverse_volatility(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
-) -> BacktestResult:
-    """Hold weights in proportion to 1/σ of each symbol's daily returns over the sessions that ended
-    before the bar."""
+class PastRule(NamedTuple):
+    """A strategy that weighs symbols by their past daily returns."""
 
-    def weigh(returns: Array) -> Array:
-        raw: Array = 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6)
-        return raw
+    name: str
+    note: str
+    weigh: Callable[[Array], Array]
+    """Daily returns `[L, n]` of the sessions that ended before the decision's bar -> weights
+    `[n]`."""
+    every_sessions: int = REBALANCED
+    is_share: bool = False
+    """Each weight is a share of 1/n, and the rest stays in cash; otherwise weights are scaled to a
+    sum of 1."""
 
-    note = f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCED}"
-    return _simulate_rule(weigh, market, settings, "inverse_volatility", note, REBALANCED, progress)
+
+def weigh_by_volatility(returns: Array) -> Array:
+    """Weigh each symbol by 1/σ of its returns."""
+    weights: Array = 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6)
+    return weights
 
 
-def minimum_variance(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
-) -> BacktestResult:
-    """Hold long-only minimum-variance weights, the covariance of past daily returns shrunk halfway
-    towards its diagonal.
+def weigh_by_covariance(returns: Array) -> Array:
+    """Compute long-only minimum-variance weights, the covariance shrunk halfway towards its
+    diagonal.
 
     The shrinkage is fixed (Ledoit and Wolf 2004 estimate it): with fewer sessions than symbols the
     sample covariance is singular, and a baseline should have nothing to tune.
     """
+    covariance = np.cov(returns.T).reshape(returns.shape[1], -1)
+    target = np.diag(np.maximum(np.diag(covariance), 1e-12))
+    return long_only_minimum_variance(0.5 * covariance + 0.5 * target)
+
+
+def weigh_by_momentum(returns: Array) -> Array:
+    """Choose the symbols whose fast moving average of daily closes lies above the slow one."""
+    closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
+    above = closes[-FAST:].mean(axis=0) > closes[-LOOKBACK:].mean(axis=0)
+    return np.where(above, 1.0, 0.0)
+
+
+def target_volatility(target: float | None, sessions_a_year: int) -> PastRule:
+    """Hold equal weights times min(1, target/σ), σ the annual volatility of their past daily
+    returns; the rest in cash.
+
+    `target`: `usual_volatility` of the training window, if known.
+    """
+    aim = USUAL_VOLATILITY if target is None else target
 
     def weigh(returns: Array) -> Array:
-        covariance = np.cov(returns.T).reshape(returns.shape[1], -1)
-        target = np.diag(np.maximum(np.diag(covariance), 1e-12))
-        return long_only_minimum_variance(0.5 * covariance + 0.5 * target)
+        volatility = float(returns.mean(axis=1).std(ddof=1)) * math.sqrt(sessions_a_year)
+        return np.full(returns.shape[1], min(1.0, aim / max(volatility, 1e-6)))
 
-    note = f"minimum variance of {LOOKBACK} sessions, long only, rebalanced every {REBALANCED}"
-    return _simulate_rule(weigh, market, settings, "minimum_variance", note, REBALANCED, progress)
+    source = "a fixed choice" if target is None else "the training window's median"
+    note = (
+        f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED};"
+        f" {source}"
+    )
+    return PastRule("vol_targeted", note, weigh, is_share=True)
 
 
 def long_only_minimum_variance(covariance: Array) -> Array:
@@ -263,49 +289,6 @@ def long_only_minimum_variance(covariance: Array) -> Array:
     raw, _ = nnls(rows, np.append(np.zeros(len(scaled)), 1.0))
     weights: Array = raw / raw.sum()
     return weights
-
-
-def momentum(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
-) -> BacktestResult:
-    """Hold equal weights of the symbols whose fast moving average of daily closes lies above the
-    slow one; else cash."""
-
-    def weigh(returns: Array) -> Array:
-        closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
-        above = closes[-FAST:].mean(axis=0) > closes[-LOOKBACK:].mean(axis=0)
-        return np.where(above, 1.0, 0.0)
-
-    note = f"equal weights where the {FAST}-session average is above the {LOOKBACK}-session one"
-    return _simulate_rule(weigh, market, settings, "momentum", note, 1, progress, spread=True)
-
-
-def vol_targeted(
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    target: float | None = None,
-    progress: Progress | None = None,
-) -> BacktestResult:
-    """Hold equal weights times min(1, target/σ), σ the annual volatility of their past daily
-    returns; the rest in cash.
-
-    `target`: `usual_volatility` of the training window, if known.
-    """
-    aim = USUAL_VOLATILITY if target is None else target
-
-    def weigh(returns: Array) -> Array:
-        volatility = float(returns.mean(axis=1).std(ddof=1)) * math.sqrt(market.sessions_a_year)
-        return np.full(returns.shape[1], min(1.0, aim / max(volatility, 1e-6)))
-
-    source = "a fixed choice" if target is None else "the training window's median"
-    note = (
-        f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED};"
-        f" {source}"
-    )
-    return _simulate_rule(
-        weigh, market, settings, "vol_targeted", note, REBALANCED, progress, spread=True
-    )
 
 
 def usual_volatility(market: MarketTensors) -> float | None:
@@ -323,24 +306,36 @@ def usual_volatility(market: MarketTensors) -> float | None:
     return m.finite_or_none(float(np.median(rolling)) * math.sqrt(market.sessions_a_year))
 
 
-def _simulate_rule(
-    weigh: Callable[[Array], Array],
+RULES = (
+    PastRule(
+        "inverse_volatility",
+        f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCED}",
+        weigh_by_volatility,
+    ),
+    PastRule(
+        "minimum_variance",
+        f"minimum variance of {LOOKBACK} sessions, long only, rebalanced every {REBALANCED}",
+        weigh_by_covariance,
+    ),
+    PastRule(
+        "momentum",
+        f"equal weights where the {FAST}-session average is above the {LOOKBACK}-session one",
+        weigh_by_momentum,
+        every_sessions=1,
+        is_share=True,
+    ),
+)
+
+
+def simulate_rule(
+    rule: PastRule,
     market: MarketTensors,
     settings: EnvSettings,
-    name: str,
-    note: str,
-    every_sessions: int,
-    progress: Progress | None,
     *,
-    spread: bool = False,
+    progress: Progress | None = None,
 ) -> BacktestResult:
-    """Simulate a rule on the daily returns `[L, n]` of the sessions that ended before the
-    decision's bar.
-
-    Until two sessions have ended, and without any symbol with a full history, it holds equal
-    weights. With `spread` each weight is a share of 1/n, n the number of symbols, and the rest
-    stays in cash; otherwise the weights are scaled to a sum of 1.
-    """
+    """Trade by a rule. Until two sessions have ended, and without any symbol with a full history,
+    it holds equal weights."""
     ends = m.find_session_ends(market.session.cpu().numpy())
     close = market.adjusted_close.cpu().numpy()[ends]
 
@@ -352,12 +347,14 @@ def _simulate_rule(
             return equal_weights(market, bar)
         returns = past[1:, known] / past[:-1, known] - 1
         target = np.zeros(len(allowed))
-        raw = weigh(returns)
-        target[known] = raw / (len(raw) if spread else raw.sum())
+        raw = rule.weigh(returns)
+        target[known] = raw / (len(raw) if rule.is_share else raw.sum())
         return torch.from_numpy(target)
 
-    due = rebalance_bars(market, every_sessions)
-    return simulate_weights(weights, due, market, settings, name=name, note=note, progress=progress)
+    due = rebalance_bars(market, rule.every_sessions)
+    return simulate_weights(
+        weights, due, market, settings, name=rule.name, note=rule.note, progress=progress
+    )
 
 
 def cash(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
@@ -428,14 +425,15 @@ def simulate_baselines(
     With `every` also inverse_volatility, minimum_variance, momentum, vol_targeted (at the usual
     volatility of `train`) and cash.
     """
-    rules = [
-        buy_and_hold,
-        equal_weight,
-        *((inverse_volatility, minimum_variance, momentum) if every else ()),
+    results = [
+        buy_and_hold(market, settings, progress=progress),
+        equal_weight(market, settings, progress=progress),
     ]
-    results = [rule(market, settings, progress=progress) for rule in rules]
     if every:
         target = None if train is None else usual_volatility(train)
-        results.append(vol_targeted(market, settings, target=target, progress=progress))
-    results += [benchmark(market, settings), *([cash(market, settings)] if every else [])]
+        rules = (*RULES, target_volatility(target, market.sessions_a_year))
+        results += [simulate_rule(rule, market, settings, progress=progress) for rule in rules]
+    results.append(benchmark(market, settings))
+    if every:
+        results.append(cash(market, settings))
     return {result.name: result for result in results}

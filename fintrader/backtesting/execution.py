@@ -98,8 +98,7 @@ def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:
     windows."""
     starts = np.cumsum([0, *[market.num_bars for market in markets]])
     factors = result.equity[starts[:-1]] / result.equity[0]
-    whole: Array = np.repeat(factors, np.diff(starts))
-    return whole
+    return np.repeat(factors, np.diff(starts))
 
 
 def _trace_growth(markets: Sequence[MarketTensors]) -> Array:
@@ -109,5 +108,4 @@ def _trace_growth(markets: Sequence[MarketTensors]) -> Array:
     for market in markets:
         growth = market.events.growth(market.close)
         parts.append(np.ones(market.close.shape) if growth is None else growth.cpu().numpy())
-    whole: Array = np.concatenate(parts)
-    return whole
+    return np.concatenate(parts)

@@ -62,8 +62,7 @@ def _shift_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray
     number = np.repeat(np.arange(count), ends - starts + 1)
     within = np.arange(len(session)) - starts[number]
     source = (number + shift) % count
-    rows: NDArray[np.int64] = np.minimum(starts[source] + within, ends[source])
-    return rows
+    return np.minimum(starts[source] + within, ends[source])
 
 
 @dataclass(frozen=True)
@@ -167,5 +166,4 @@ def _fill_forward(close: Array) -> Array:
     """Carry the newest price forward, `[T, N]`; 0 before the first."""
     steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
     newest = np.maximum.accumulate(steps, axis=0)
-    carried: Array = np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)
-    return carried
+    return np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)

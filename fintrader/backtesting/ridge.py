@@ -315,5 +315,4 @@ def _step_towards(shares: Array, aim: Array, rate: Array | float) -> Array:
     """Move shares of equity `[..., N]` part of the way to their aim; idle cash moves at once, and
     symbols without an aim are sold."""
     idle = np.maximum(0.0, 1 - shares.sum(-1, keepdims=True))
-    stepped: Array = np.where(aim > 0, (1 - rate) * shares + (rate + (1 - rate) * idle) * aim, 0.0)
-    return stepped
+    return np.where(aim > 0, (1 - rate) * shares + (rate + (1 - rate) * idle) * aim, 0.0)

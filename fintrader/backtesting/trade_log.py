@@ -94,10 +94,7 @@ class TradeLog:
             price=self._view.mark[[bar]]
         )
         quote = Quote(*(value.cpu() for value in quote))
-        cost: Array = closing_cost(held, in_usd(held, quote.price).abs(), quote, self.settings)[
-            0
-        ].numpy()
-        return cost
+        return closing_cost(held, in_usd(held, quote.price).abs(), quote, self.settings)[0].numpy()
 
     def result(self, name: str, note: str) -> BacktestResult:
         """Make a result of the log."""

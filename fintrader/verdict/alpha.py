@@ -142,8 +142,7 @@ def _make_cosines(size: int) -> Array:
     """Make the lowest K cosines `[S, K]`, each of mean 0 and length 1."""
     count = max(4, int(size ** (2 / 3)))
     steps = (np.arange(size) + 0.5) / size
-    waves: Array = math.sqrt(2 / size) * np.cos(np.pi * np.outer(steps, np.arange(1, count + 1)))
-    return waves
+    return math.sqrt(2 / size) * np.cos(np.pi * np.outer(steps, np.arange(1, count + 1)))
 
 
 def _estimate_error(samples: Array, waves: Array) -> Array:

@@ -69,8 +69,7 @@ def bootstrap_indices(
     starts = rng.integers(0, size, (repeats, size))
     steps = np.arange(size)
     since = np.maximum.accumulate(np.where(fresh, steps, 0), axis=1)
-    rows: NDArray[np.int64] = (np.take_along_axis(starts, since, axis=1) + steps - since) % size
-    return rows
+    return (np.take_along_axis(starts, since, axis=1) + steps - since) % size
 
 
 def intervals(

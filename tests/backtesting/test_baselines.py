@@ -11,8 +11,9 @@ from fintrader.backtesting.baselines import (
     buy_and_hold,
     equal_weight,
     long_only_minimum_variance,
+    simulate_rule,
+    target_volatility,
     usual_volatility,
-    vol_targeted,
 )
 from fintrader.backtesting.result import measured_against
 from fintrader.envs import EnvSettings
@@ -154,6 +155,10 @@ def test_momentum_is_in_cash_when_everything_falls():
     assert (result.shares[-1] > 0).all()
 
 
+def target_and_simulate(market, target):
+    return simulate_rule(target_volatility(target, market.sessions_a_year), market, EnvSettings())
+
+
 def test_vol_targeted_steps_back_as_far_as_the_target_says():
     market = make_market(800, 4, gaps=False, session_bars=20, volatility=0.01)
     usual = usual_volatility(market)
@@ -162,14 +167,14 @@ def test_vol_targeted_steps_back_as_far_as_the_target_says():
     daily = (close[1:] / close[:-1] - 1).mean(axis=1)
     rolling = [daily[k : k + 20].std(ddof=1) * 252**0.5 for k in range(len(daily) - 19)]
     assert usual == pytest.approx(np.median(rolling))
-    half = vol_targeted(market, EnvSettings(), target=0.5 * rolling[4])
+    half = target_and_simulate(market, 0.5 * rolling[4])
     bar = (
         25 * 20 + 1
     )  # after 25 sessions, at a rebalancing: 20 returns, the last four of the first 24 are skipped
     assert half.weights()[bar].sum() == pytest.approx(0.5, abs=0.01)
-    full = vol_targeted(market, EnvSettings(), target=1e3)
+    full = target_and_simulate(market, 1e3)
     assert full.weights()[bar].sum() > 0.99
-    assert "15.0%" in vol_targeted(market, EnvSettings()).note
+    assert "15.0%" in target_and_simulate(market, None).note
     assert usual_volatility(market.window(0, 400)) is None
 
 

@@ -102,10 +102,8 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         return [None] * self.num_envs
 
     def _chosen(self, indices: VecEnvIndices) -> Iterable[int]:
-        chosen: Iterable[int] = self._get_indices(indices)
-        return chosen
+        return self._get_indices(indices)
 
 
 def _copy(value: torch.Tensor) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = np.array(to_numpy(value), copy=True)
-    return array
+    return np.array(to_numpy(value), copy=True)

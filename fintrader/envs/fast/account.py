@@ -630,8 +630,7 @@ def value_shares(shares: Any, mark: Any) -> float:
     value = 0.0
     for n in range(len(shares)):
         value = add_any_order(value, np.rint(shares[n] * np.float64(mark[n])))
-    usd: float = value * UNIT
-    return usd
+    return value * UNIT
 
 
 @njit_call
@@ -640,8 +639,7 @@ def exposure(shares: Any, mark: Any) -> float:
     gross = 0.0
     for n in range(len(shares)):
         gross = add_any_order(gross, abs(np.rint(shares[n] * np.float64(mark[n]))))
-    usd: float = gross * UNIT
-    return usd
+    return gross * UNIT
 
 
 @njit_call
