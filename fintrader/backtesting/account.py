@@ -41,9 +41,10 @@ def flatten_action(action: Action) -> NDArray[np.float32]:
 
 KINDS = np.array(["order", "forced", "split"], dtype=object)
 """Names of `envs.fast.account.ORDER`, `FORCED` and `SPLIT`."""
-_COLUMNS = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 _COLUMN_NAMES = AccountLog._fields[5:12]
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
+_COLUMNS = (*[np.int64] * 4, *[np.float64] * 3)
+"""Their types."""
 
 
 class BacktestAccount:

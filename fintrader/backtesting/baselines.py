@@ -23,6 +23,7 @@ from fintrader.backtesting.result import BacktestResult, window_fields
 from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
+from fintrader.envs.money import SPLIT_NUDGE
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import Progress
 from fintrader.results.backtest_files import empty_trades
@@ -51,6 +52,11 @@ def baseline_settings(settings: EnvSettings) -> EnvSettings:
     }
     sight = {"observation": "flat", "observation_dtype": "float32", "reward": "log_return"}
     return settings.model_copy(update=account | sight | {"decision_interval": 1})
+
+
+def truncate_shares(shares: Array) -> Array:
+    """Truncate to whole shares; a nudge of 2^-20 makes up for rounding, so that 2.9999999 is 3."""
+    return np.trunc(shares + np.sign(shares) * SPLIT_NUDGE)
 
 
 class TowardsWeights:
@@ -114,11 +120,8 @@ class TowardsWeights:
         return Holdings(wanted)
 
     def _whole(self, shares: Array) -> Array:
-        """Truncate to whole shares unless fractions trade; 2^-20 of a share makes up for rounding,
-        so that 2.9999999 shares are 3."""
-        return (
-            shares if self._settings.fractional else np.trunc(shares + np.sign(shares) * 2.0**-20)
-        )
+        """Truncate to whole shares unless fractions trade."""
+        return shares if self._settings.fractional else truncate_shares(shares)
 
     def next_due(self, bar: int) -> int:
         """Find the bar of the next decision: the next rebalancing, or the bar before one in which a

@@ -19,8 +19,11 @@ from fintrader.results.analysis import FactorBeta, FactorFit
 
 Array = NDArray[np.float64]
 LOOKBACK = 20
+"""Sessions that rankings look back over: a month."""
 FEWEST_SESSIONS = 30
+"""Sessions below which a regression on five factors says nothing."""
 FEWEST_SYMBOLS = 6
+"""Symbols below which a third of them is less than a pair."""
 FACTORS = {
     "market": "mean return of the members",
     "momentum": f"highest less lowest return of the last {LOOKBACK} sessions",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
-from fintrader.backtesting.baselines import baseline_settings
+from fintrader.backtesting.baselines import baseline_settings, truncate_shares
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
@@ -35,7 +35,9 @@ from fintrader.progress import Progress
 
 Array = NDArray[np.float64]
 STRENGTH = 0.5
+"""Logarithm of the tilt for a score one deviation above the mean."""
 TRUST = 1.0
+"""Largest logarithm of a tilt, so that an outlier cannot take the whole portfolio."""
 HORIZONS = (1, 5, 21)
 """Lengths of the forward return, in decisions and in sessions."""
 PENALTIES = (0.01, 0.1, 1.0)
@@ -43,6 +45,7 @@ PENALTIES = (0.01, 0.1, 1.0)
 RATES = (0.1, 0.3, 1.0)
 """Parts of the way to the tilt that the account moves in a session, and in a decision."""
 RISK_AVERSION = 20.0
+"""Weight of the variance of daily active returns in the utility that settings are chosen by."""
 FEWEST = 20
 """Least number of decisions for a fit; each horizon may take a quarter of them."""
 BLOCK = 4_000_000
@@ -302,8 +305,7 @@ def ridge(
         )
         if not settings.fractional:
             change += np.where(target > 0, carried, 0.0)
-            # 2^-20 of a share makes up for rounding, so that 2.9999999 shares are 3.
-            whole = np.trunc(change + np.sign(change) * 2.0**-20)
+            whole = truncate_shares(change)
             carried[:] = change - whole
             change = whole
         return Holdings(held + change)

@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 RECENT_MINUTES = 3
 """Minutes in which members must have had a bar (`LimitSettings.symbols_with_bars`)."""
 _DAY_NS = 86_400_000_000_000
+"""Nanoseconds of a UTC day, whose number identifies a session."""
 
 
 @dataclass(frozen=True)

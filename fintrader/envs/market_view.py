@@ -15,6 +15,7 @@ from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000
+"""Nanoseconds of a year of 365 days."""
 LARGEST = torch.finfo(torch.float32).max
 """Stands in for infinity, because infinity times 0 is NaN."""
 

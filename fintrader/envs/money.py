@@ -21,6 +21,9 @@ WEIGHT_GRID = float(1 << 24)
 LEAST_CHANGE = 2.0**-22
 """A target this close to the holding, as a share of equity, orders nothing: a float32 weight cannot
 express less."""
+EQUITY_FLOOR = 1e-6
+"""Share of the first equity that a ruined account counts as in logarithms and weights, so that its
+last reward and observation are finite."""
 DUST_USD = 0.01
 """Notionals up to a cent are rounding of fractional shares, not orders: they owe no least
 commission."""

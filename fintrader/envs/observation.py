@@ -17,6 +17,7 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from fintrader.envs.money import EQUITY_FLOOR
 from fintrader.errors import CheckpointError
 from fintrader.market.tensors import MarketTensors
 
@@ -335,8 +336,7 @@ def private_part(
 ) -> Tensor:
     """Compute account features and weights held, `[B, A + N]`; all arguments are `[B]` but shares
     and mark, `[B, N]`."""
-    # An account at or below zero is over: the guard keeps its last observation finite.
-    safe = torch.maximum(equity, 1e-6 * first_equity)
+    safe = torch.maximum(equity, EQUITY_FLOOR * first_equity)
     account = torch.stack(
         (cash / safe, safe / first_equity - 1.0, equity / peak - 1.0, time_left), dim=1
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fintrader.config import load_object
+from fintrader.envs.money import EQUITY_FLOOR
 from fintrader.envs.settings import SHARPE_DECAY, SHARPE_PRIOR_VOLATILITY, EnvSettings
 from fintrader.errors import ConfigError
 
@@ -42,9 +43,8 @@ Reward = Callable[[Outcome], Tensor]
 
 
 def step_return(outcome: Outcome) -> Tensor:
-    """r = ln(V[t+k] / V[t]), the loss of a ruined account bounded by its guard at 1e-6 of the first
-    equity."""
-    floor = 1e-6 * outcome.first_equity
+    """r = ln(V[t+k] / V[t]), the loss of a ruined account bounded by `EQUITY_FLOOR`."""
+    floor = EQUITY_FLOOR * outcome.first_equity
     return torch.log(
         torch.maximum(outcome.equity, floor) / torch.maximum(outcome.equity_before, floor)
     )

@@ -37,13 +37,16 @@ Array = NDArray[np.float64]
 LATER = 0.2
 """Level of each further look, as a share of the level of the look before."""
 POWER = 0.8
+"""Probability of detection that `visible` and `sessions_needed` refer to, the usual one."""
 SHORTEST = 12
 """Sessions below which there is nothing to test."""
 FEW = FEWEST_SESSIONS
 """Sessions below which the bootstrap of a few blocks takes luck for skill too often; Student's t
 does not."""
 REPEATS = 9_999
+"""Bootstrap samples: p-values down to 0.0001, below the level of a fourth look."""
 SHIFTS = 999
+"""Shifts in time: p-values down to 0.001."""
 BETS = (0.5, 1.0, 2.0, 3.0)
 """Annual information ratios that the e-process bets on, an equal share of its stake each."""
 FIRST_BET = 20

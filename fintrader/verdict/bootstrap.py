@@ -20,6 +20,7 @@ from fintrader.verdict.verdict import Excess, Interval, Intervals
 
 Array = NDArray[np.float64]
 REPEATS = 2000
+"""Bootstrap samples: the standard error of a tail of 2.5 % is then 0.35 %."""
 
 
 def block_length(values: ArrayLike) -> float:

@@ -30,7 +30,9 @@ Array = NDArray[np.float64]
 TrialReturns: TypeAlias = "Array | Sequence[Array]"
 """`[S, M]` of one selection window, or a list of them."""
 FEW_SESSIONS = 8
+"""Sessions below which nothing can be resampled."""
 DECIDES = 0.05
+"""Level at which a trial counts as ahead of the benchmark."""
 
 
 class SearchRecord(NamedTuple):

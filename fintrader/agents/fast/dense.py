@@ -17,7 +17,7 @@ _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """`(x [R, in], weight [out, in], bias [out] or None, non-linearity, [], "")`."""
 _MIN_WIDTH = 64
 _MIN_MULTIPLICATIONS = 1 << 17
-"""Smaller products are faster by MKL: oneDNN prepares each new shape first."""
+"""Narrower or smaller products are faster by MKL: oneDNN prepares each new shape first."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Any:

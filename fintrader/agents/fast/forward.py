@@ -82,6 +82,7 @@ class Networks(NamedTuple):
 
 
 _CLIP = np.float32(10.0)
+"""`normalisation.CLIP`."""
 _ONE = np.float32(1.0)
 _HALF = np.float32(0.5)
 _ZERO = np.float32(0.0)

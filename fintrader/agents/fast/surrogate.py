@@ -21,7 +21,9 @@ _ONE = np.float32(1.0)
 _HALF = np.float32(0.5)
 _ZERO = np.float32(0.0)
 _MAX_EXPONENT = np.float32(20.0)
+"""Bound of log ratios, so that no ratio overflows float32: e^20 is 5e8."""
 _CONSTANT = np.float32(0.5 * math.log(2 * math.pi))
+"""The constant of the normal log density."""
 
 
 def clipped_surrogate(

@@ -46,7 +46,7 @@ from fintrader.envs.fast.buffers import (
     Workspace,
 )
 from fintrader.envs.fast.compiled import njit_arrays, njit_call, njit_inline
-from fintrader.envs.money import DUST_USD, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
+from fintrader.envs.money import DUST_USD, EQUITY_FLOOR, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
 
 ORDER = 0
 FORCED = 1
@@ -59,6 +59,7 @@ CANCELLED = 3
 UNIT = 1.0 / USD_GRID
 """USD of a unit of money."""
 _PER_WEIGHT = USD_GRID / WEIGHT_GRID
+"""Units of money for a unit of weight, in an account of 1 USD."""
 _GRID = np.float32(WEIGHT_GRID)
 _ONE = np.float32(1.0)
 _ZERO = np.float32(0.0)
@@ -743,7 +744,7 @@ def measure_outcome(first: int, last: int, old: State, new: State, rules: Rules)
         before = old.equity[b]
         equity = new.equity[b]
         first_equity = new.first_equity[b]
-        least = 1e-6 * first_equity
+        least = EQUITY_FLOOR * first_equity
         growth = max(equity, least) / max(before, least)
         profit = (equity - before) / first_equity
         is_ruined = equity <= rules.ruin_fraction * first_equity

@@ -10,6 +10,7 @@ from fintrader.envs.fast.account import UNIT, value_shares
 from fintrader.envs.fast.buffers import MARK, Inputs, Outputs, Prices, Rules, State
 from fintrader.envs.fast.compiled import njit_call, njit_inline
 from fintrader.envs.fast.simd import copy_bytes, prefetch, stream_bytes
+from fintrader.envs.money import EQUITY_FLOOR
 
 # SplitMix64's constants, as in `envs.episodes`.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -64,7 +65,7 @@ def observe_private(b: int, state: State, prices: Prices, out: Any) -> None:
     left = prices.clock[bar]
     if left < 0.0:
         left = (end - bar) / max(end - state.start_bar[b], 1)
-    safe = max(equity, 1e-6 * first)
+    safe = max(equity, EQUITY_FLOOR * first)
     out[0] = np.float32(state.cash[b] / safe)
     out[1] = np.float32(safe / first - 1.0)
     out[2] = np.float32(equity / state.peak_equity[b] - 1.0)

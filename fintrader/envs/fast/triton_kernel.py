@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fintrader.envs.fast import buffers
-from fintrader.envs.money import DUST_USD, USD_GRID, WEIGHT_GRID
+from fintrader.envs.money import DUST_USD, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
 
 _BAR = tl.constexpr(buffers.BAR)
 _START = tl.constexpr(buffers.START)
@@ -65,7 +65,7 @@ _IMPACT = tl.constexpr(IMPACT)
 _COMMISSION = tl.constexpr(COMMISSION)
 _PACE = tl.constexpr(PACE)
 _DUST = tl.constexpr(DUST_USD)
-_NUDGE = tl.constexpr(2.0**-20)
+_NUDGE = tl.constexpr(SPLIT_NUDGE)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ from fintrader.envs.fast.buffers import (
     pack_quotes,
 )
 from fintrader.envs.market_view import MarketView
-from fintrader.envs.money import LEAST_CHANGE, USD_GRID
+from fintrader.envs.money import EQUITY_FLOOR, LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import REWARDS, EnvSettings
 from fintrader.envs.state import Endowment
@@ -91,7 +91,7 @@ class TritonStep:
         rules[cuda.MAX_SHARES] = settings.max_shares
         rules[cuda.DEAD_BAND] = settings.dead_band
         rules[cuda.BAND] = max(settings.rebalance_band, LEAST_CHANGE)
-        rules[cuda.LEAST] = 1e-6
+        rules[cuda.LEAST] = EQUITY_FLOOR
         rules[cuda.PACE] = settings.trade_rate
         rules[cuda.FEE] = settings.fee_rate
         rules[cuda.IMPACT] = settings.impact_rate
