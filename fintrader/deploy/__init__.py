@@ -1,5 +1,5 @@
-"""A run that trades on: its policy frozen with all it depends on, its orders journalled, its drift
-told.
+"""Deployments: a run's policy frozen with its dependencies, its orders journalled, its drift
+measured.
 
 Import what is needed from its modules; `journal` and `status` need no torch.
 """

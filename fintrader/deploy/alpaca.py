@@ -1,12 +1,12 @@
 """Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account, and no other address.
 
-alpaca-py alone repeats what it sends: a POST that ends in 504 leaves up to four times, and an order
-without an id of its own then stands as often. Here it repeats nothing, a request ends after 10
-seconds, and an order whose fate nobody knows raises BrokerUnsureError. What it says of errors is
-read by `status_code`: its `code` parses the body and fails on HTML.
+alpaca-py by itself repeats requests: a POST that ends in 504 leaves up to four times, and an order
+without an id then stands as often. Here it repeats nothing, a request ends after 10 seconds, and an
+order of unknown fate raises BrokerUnsureError. Its errors are read by `status_code`: its `code`
+parses the body and fails on HTML.
 
-Keys come from the environment and from nowhere else, and go to an endpoint that was checked and to
-nowhere else; they are in no message, no journal and no log, even if a server sends them back.
+Keys come from the environment alone and go to a checked endpoint alone; they are in no message, no
+journal and no log, even if a server sends them back.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TRIES = 4
 _STATES: Mapping[str, State] = {
     "filled": "filled",
     "canceled": "cancelled",
-    "replaced": "cancelled",  # by an order of another id, which is none of ours
+    "replaced": "cancelled",  # by an order of a foreign id
     "expired": "expired",
     "rejected": "rejected",
 }
-"""Statuses that nothing follows. All others stand: new, accepted, pending_new,
+"""Last statuses of an order. All others stand: new, accepted, pending_new,
 accepted_for_bidding, pending_review, held, stopped, suspended, calculated, done_for_day,
 pending_cancel, pending_replace, partially_filled, and any that Alpaca adds."""
 _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
@@ -53,9 +53,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class RequestLimits:
+    """Bounds of the requests to a broker."""
+
+    seconds: float = 10.0
+    """Longest time of one request."""
+    patience_s: float = 5.0
+    """Longest time in which one call waits and repeats."""
+    per_minute: int = 180
+    """Most requests in any minute (Alpaca allows 200)."""
+
+
+@dataclass(frozen=True)
 class _Answer:
-    """What came back: a body, or a status and what was said; status 0 where nothing came that can
-    be read."""
+    """A server's answer: a body, or a status with its message; status 0 without a readable one."""
 
     status: int
     body: Any = None
@@ -65,14 +76,12 @@ class _Answer:
 
 
 class AlpacaBroker:
-    """An account at Alpaca; see `Broker` for what each call does.
+    """An account at Alpaca; `Broker` describes the calls.
 
-    `endpoint` is the paper account's, or a server on this machine; `real_money` is refused. Shares
-    that are bought are whole unless `fractional`; a sale takes what is held, as a split may leave
-    fractions. `limit_s` ends a request, `patience_s` the waiting and repeating of one call, and no
-    more than `per_minute` requests leave in any minute (Alpaca allows 200). `variables` name the
-    environment's key and secret. Raises DeployError for real money, an endpoint that is not
-    allowed, a missing package or missing keys.
+    `endpoint` is the paper account's, or a server on this machine; `real_money` is refused. Purchases
+    are of whole shares unless `fractional`; sales may be of fractions, which a split leaves.
+    `variables` name the environment's key and secret. Raises DeployError for real money, an endpoint
+    that is not allowed, a missing package or missing keys.
     """
 
     kind = "alpaca"
@@ -84,9 +93,7 @@ class AlpacaBroker:
         *,
         real_money: bool = False,
         fractional: bool = False,
-        limit_s: float = 10.0,
-        patience_s: float = 5.0,
-        per_minute: int = 180,
+        limits: RequestLimits = RequestLimits(),
         variables: tuple[str, str] = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"),
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -96,19 +103,19 @@ class AlpacaBroker:
         self.real_money = real_money
         refuse_real_money(real_money)
         self._fractional = fractional
-        self._patience_s = patience_s
+        self._patience_s = limits.patience_s
         self._variables = variables
         self._monotonic = monotonic
         self._sleep = sleep
-        self._left: collections.deque[float] = collections.deque(maxlen=per_minute)
+        self._left: collections.deque[float] = collections.deque(maxlen=limits.per_minute)
         self._closed_until = -math.inf
-        self._client = self._connect(limit_s)
+        self._client = self._connect(limits.seconds)
 
     def __repr__(self) -> str:
         return f"AlpacaBroker({self.endpoint!r})"
 
     def submit(self, order: Order) -> OrderReport:
-        """One market order for the day."""
+        """Send one market order for the day."""
         from alpaca.trading.enums import OrderSide, TimeInForce
         from alpaca.trading.requests import MarketOrderRequest
 
@@ -117,7 +124,7 @@ class AlpacaBroker:
         if is_purchase and not self._fractional and shares != math.floor(shares):
             return _report_rejection(
                 order,
-                f"{order.shares:g} are no whole shares, and fractional ones were not asked for",
+                f"{order.shares:g} are no whole shares, and env.fractional is false",
             )
         request = MarketOrderRequest(
             symbol=order.symbol,
@@ -142,7 +149,7 @@ class AlpacaBroker:
         return self._read(lambda: _report(answer, order.id))
 
     def cancel(self, report: OrderReport) -> None:
-        """One that is over already is left as it is."""
+        """Cancel an order; one that is over already stays as it is."""
         name = report.broker_id or getattr(self.order(report.id), "broker_id", "")
         if name:
             answer = self._call(self._client.cancel_order_by_id, name)
@@ -155,14 +162,14 @@ class AlpacaBroker:
             if answer.status == 404:
                 if not answer.message:
                     raise BrokerUnsureError(
-                        "something before alpaca says that there is no such page; it is asked again"
+                        "a server before alpaca answers that there is no such page; it is asked again"
                     )
                 return None
             raise self._explain_refusal(answer)
         return self._read(lambda: _report(answer, order_id))
 
     def orders(self, since: int) -> Sequence[OrderReport]:
-        """Those sent since then, and those that stand, however old."""
+        """Report the orders sent since then, and those that stand, however old."""
         from alpaca.trading.enums import QueryOrderStatus
 
         found = self._read_pages(QueryOrderStatus.ALL, since)
@@ -170,17 +177,17 @@ class AlpacaBroker:
         return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
 
     def account(self) -> BrokerAccount:
-        told = self._ask(self._client.get_account)
-        held = self._ask(self._client.get_all_positions)
-        return self._read(lambda: _parse_account(told, held))
+        account = self._ask(self._client.get_account)
+        positions = self._ask(self._client.get_all_positions)
+        return self._read(lambda: _parse_account(account, positions))
 
     def time(self) -> int:
         clock = self._ask(self._client.get_clock)
         return self._read(lambda: _parse_time(clock["timestamp"]))
 
     def _read_pages(self, status: Any, since: int) -> dict[str, tuple[int, OrderReport]]:
-        """Orders of a kind with the times they were sent at. The last millisecond of a page is
-        asked for twice: `after` leaves out its own moment, and two orders may have one."""
+        """Read the orders of a kind with the times they were sent at. The last millisecond of a page
+        is asked for twice: `after` leaves out its moment, which two orders may have."""
         from alpaca.common.enums import Sort
         from alpaca.trading.requests import GetOrdersRequest
 
@@ -207,9 +214,9 @@ class AlpacaBroker:
         return answer
 
     def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> Any:
-        """A body, or the _Answer of a server that refused. What was told to wait has not arrived,
-        so it is sent again; what may have arrived only where it `repeats`. Raises BrokerUnsureError
-        when patience ends."""
+        """Return a body, or the _Answer of a server that refused. A request that was told to wait has
+        not arrived and is sent again; one that may have arrived, only if it `repeats`. Raises
+        BrokerUnsureError when patience ends."""
         patient_until = self._monotonic() + self._patience_s
         wait_s = 0.25
         for tried in range(1, _TRIES + 1):
@@ -233,7 +240,7 @@ class AlpacaBroker:
         )
 
     def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> _Answer:
-        """Errors end here, with all that they hold: a request has the keys in its head."""
+        """Send one request. Errors end here with their contents: a request has the keys in its head."""
         from alpaca.common.exceptions import APIError
 
         try:
@@ -246,14 +253,11 @@ class AlpacaBroker:
             return _Answer(
                 status, None, code, self._clean(message), _parse_seconds(heads.get("Retry-After"))
             )
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # those of requests are OSErrors; unreadable JSON is a ValueError
+        except (OSError, ValueError) as error:  # unreadable JSON is a ValueError
             return _Answer(0, message=type(error).__name__)
 
     def _wait(self, patient_until: float) -> None:
-        """Until a request may leave."""
+        """Wait until a request may leave."""
         now = self._monotonic()
         due = self._closed_until
         if len(self._left) == self._left.maxlen:
@@ -272,7 +276,7 @@ class AlpacaBroker:
             )
             return BrokerError(f"{text}, and whether they are of this kind of account")
         return BrokerError(
-            f"alpaca refuses what was asked of it (status {answer.status}: {answer.message})"
+            f"alpaca refuses the request (status {answer.status}: {answer.message}); correct it"
         )
 
     def _read(self, parse: Callable[[], T]) -> T:
@@ -306,7 +310,7 @@ class AlpacaBroker:
 
 
 def _parse_error(text: str) -> tuple[int, str]:
-    """Code and message of an error's body, which may be HTML or nothing."""
+    """Read code and message of an error's body, which may be HTML or nothing."""
     try:
         body = json.loads(text)
         return int(body.get("code") or 0), str(body.get("message") or "")
@@ -328,7 +332,7 @@ def _parse_number(value: Any) -> float:
     return number
 
 
-def _check_rows(value: Any) -> Sequence[Mapping[str, Any]]:
+def _check_rows(value: Any) -> list[Any]:
     if not isinstance(value, list):  # an empty object is not the same as no orders and no positions
         raise TypeError
     return value
@@ -345,15 +349,15 @@ def _report_rejection(order: Order, reason: str) -> OrderReport:
     return OrderReport(order.id, order.symbol, "rejected", order.shares, reason=reason)
 
 
-def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
-    """An order as Alpaca tells it. Raises ValueError for another one than was asked for, among
+def _report(row: Any, order_id: str | None = None) -> OrderReport:
+    """Read a report from Alpaca's JSON. Raises ValueError for another order than `order_id`, among
     others."""
     if order_id is not None and row["client_order_id"] != order_id:
         raise ValueError
     sign = -1.0 if row["side"] == "sell" else 1.0
     filled = _parse_number(row["filled_qty"] or 0.0)
     status = str(row["status"])
-    shares = _parse_number(row["qty"] or filled)  # null where somebody asked for an amount of money
+    shares = _parse_number(row["qty"] or filled)  # null for an order of an amount of money
     state: State = _STATES.get(status) or ("partial" if filled > 0.0 else "accepted")
     if shares > 0.0 and filled >= shares:
         state = "filled"
@@ -376,19 +380,19 @@ def _page(rows: Any) -> dict[str, tuple[int, OrderReport]]:
     }
 
 
-def _parse_account(told: Mapping[str, Any], held: Any) -> BrokerAccount:
+def _parse_account(account: Any, positions: Any) -> BrokerAccount:
     flags = ("trading_blocked", "account_blocked", "trade_suspended_by_user")
-    blocked = [name for name in flags if told.get(name)]
-    if str(told["status"]) != "ACTIVE":
-        blocked.append(f"status {told['status']}")
+    blocked = [name for name in flags if account.get(name)]
+    if str(account["status"]) != "ACTIVE":
+        blocked.append(f"status {account['status']}")
     signs = {"long": 1.0, "short": -1.0}
     shares = {
         str(row["symbol"]): abs(_parse_number(row["qty"])) * signs[row["side"]]
-        for row in _check_rows(held)
+        for row in _check_rows(positions)
     }
     return BrokerAccount(
-        number=str(told["account_number"]),
-        cash_usd=_parse_number(told["cash"]),
+        number=str(account["account_number"]),
+        cash_usd=_parse_number(account["cash"]),
         shares={symbol: count for symbol, count in sorted(shares.items()) if count},
         blocked=", ".join(blocked),
     )

@@ -51,7 +51,7 @@ class OrderReport:
     filled: float = 0.0
     """Shares so far, signed as `shares`."""
     price_usd: float = 0.0
-    """Mean price of what filled; 0 while nothing has."""
+    """Mean price of the filled shares; 0 without any."""
     cost_usd: float = 0.0
     """Fees as far as the broker reports them."""
     broker_id: str = ""

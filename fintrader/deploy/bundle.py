@@ -260,7 +260,8 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
         )
     if env.short:
         raise DeployError(
-            "short positions are not deployed: a paper account cannot say what may be borrowed"
+            "short positions are not deployed: a paper account does not know which shares can be"
+            " borrowed; train with env.short: false"
         )
     if data.benchmark.path is not None and any(
         name.startswith("index_") for name in data.features.context

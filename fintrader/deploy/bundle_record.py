@@ -17,7 +17,7 @@ FORMAT = "fintrader-bundle-1"
 
 @dataclass(frozen=True)
 class BundleOrigin:
-    """The run that a bundle comes from, and what its backtest leads one to expect."""
+    """The run that a bundle comes from, with the result of its backtest."""
 
     run: str
     policy: str
@@ -39,7 +39,7 @@ class OnnxExport:
 
     sha256: str
     largest_difference: float
-    """Of an action from the policy's own."""
+    """Largest difference of an action from the policy's."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Time as a deployment has it: this machine's, or that of recorded bars, at any speed."""
+"""Clocks of deployments: this machine's, or that of recorded bars, at any speed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 SECOND_NS = 1_000_000_000
 NAP_SECONDS = 0.5
-"""A sleeper looks up so often: requests (halt, resume, flatten) act within two seconds."""
+"""Longest sleep between two looks: requests (halt, resume, flatten) act within two seconds."""
 
 
 class Clock(Protocol):
     """Nanoseconds since 1970 UTC."""
 
     live: bool
-    """Whether moments pass by themselves, so that one can be missed."""
+    """True where moments pass by themselves, so that one can be missed."""
 
     def now(self) -> int: ...
 
@@ -32,13 +32,13 @@ class WallClock:
         return time.time_ns()
 
     def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
-        while not look() and (left := moment - self.now()) > 0:
-            time.sleep(min(left / SECOND_NS, NAP_SECONDS))
+        while not look() and self.now() < moment:
+            time.sleep(min(max(moment - self.now(), 0) / SECOND_NS, NAP_SECONDS))
 
 
 class ReplayClock:
-    """The clock of recorded bars: it jumps to the next moment (`speed` 0), or runs so many times as
-    fast as time."""
+    """The clock of recorded bars: it runs `speed` times as fast as time; at speed 0 it jumps to the
+    next moment."""
 
     live = False
 
@@ -53,9 +53,9 @@ class ReplayClock:
         left = max(moment - self._now, 0) / SECOND_NS / self.speed if self.speed else 0.0
         began = time.monotonic()
         start = self._now
-        while not look() and (spent := time.monotonic() - began) < left:
+        spent = 0.0
+        while not look() and spent < left:
             time.sleep(min(left - spent, NAP_SECONDS))
-            self._now = min(
-                start + int((time.monotonic() - began) * self.speed * SECOND_NS), moment
-            )
+            spent = time.monotonic() - began
+            self._now = min(start + int(spent * self.speed * SECOND_NS), moment)
         self._now = max(self._now, moment)

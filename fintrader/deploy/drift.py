@@ -42,8 +42,7 @@ _BINS = 10
 def measure(
     journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings, *, seed: int = 0
 ) -> dict[str, Any]:
-    """The drift report as plain JSON; `market` are the recorded bars from the first that was
-    decided upon.
+    """Measure the drift; `market` are the recorded bars from the first that was decided upon.
 
     Raises DeployError while fewer than two bars of the account are known.
     """
@@ -120,8 +119,8 @@ def _resample_daily(equity: Array, ends: NDArray[np.int64]) -> Array:
 
 
 def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str, Array]:
-    """`low`, `middle` and `high` `[S]` USD: where accounts lie that draw their days from the
-    backtest's, in blocks."""
+    """Simulate accounts that draw their days from the backtest's, in blocks: `low`, `middle` and
+    `high` `[S]`, USD."""
     if len(expected) < 8:
         return {}
     rng = create_numpy_generator(seed, "drift")
@@ -136,8 +135,8 @@ def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> 
 
 
 def _measure_surprise(ours: Array, expected: Array) -> dict[str, Any]:
-    """A bettor who holds that the account earns less than the backtest did; above `ALARM` he has a
-    point."""
+    """Measure the wealth of a bettor who holds that the account earns less than the backtest did;
+    above `ALARM` he has a point."""
     if len(expected) < 8:
         return {"value": None, "alarm": False, "threshold": ALARM, "sessions": len(ours)}
     wealth = e_process(float(expected.mean()) - ours, np.zeros(len(ours)))
@@ -152,12 +151,12 @@ def _measure_surprise(ours: Array, expected: Array) -> dict[str, Any]:
 
 
 def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[str, Any]:
-    """What orders cost against the prices they were decided at (Perold, 1988), USD and bps of what
-    was ordered.
+    """Measure the cost of orders against the prices they were decided at (Perold, 1988), USD and bps
+    of the ordered amount.
 
-    Delay is what the market moved until the next bar's open, spread and impact what lies between
-    that and the fill, unfilled what the rest of the orders would have made by the close of their
-    bar, rounding what the parts of shares would have that were never ordered.
+    Delay is the market's move until the next bar's open, spread and impact the difference between
+    that open and the fill. Unfilled is the gain that the rest of the orders would have made by the
+    close of their bar, rounding that of the parts of shares that were never ordered.
     """
     minutes = market.minutes.numpy()
     length = market.bar_minutes * MINUTE_NS
@@ -210,8 +209,8 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
 def measure_feature_drift(
     bundle: Bundle, market: MarketTensors, at: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """Each feature's population stability index between the rows of the backtest and those that
-    were decided upon.
+    """Measure each feature's population stability index between the rows of the backtest and those
+    of the decisions.
 
     Σ (p - q) ln(p / q) over the deciles of the backtest's values, the largest first.
     """
@@ -250,7 +249,7 @@ def _format_time(time: int) -> str:
 
 
 def summarise(report: Mapping[str, Any]) -> str:
-    """What a drift report comes to."""
+    """Sum a drift report up."""
     equity = report["equity"]
     surprise = report["surprise"]
     words = (

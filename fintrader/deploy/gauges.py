@@ -1,4 +1,4 @@
-"""What a deployment serves to Prometheus on this machine (extra `observe`).
+"""Gauges of a deployment for Prometheus on this machine (extra `observe`).
 
 fintrader_deployment_equity_usd, _cash_usd, _halted, _decisions, _missed, _beat_timestamp_seconds
 and _orders by state, all labelled with the deployment's name.
@@ -18,7 +18,7 @@ MEANING = {
     "halted": "1 while nothing may be ordered, else 0",
     "decisions": "Decisions taken",
     "missed": "News of missed or skipped decisions",
-    "beat_timestamp_seconds": "When the loop was last seen, Unix time",
+    "beat_timestamp_seconds": "Last sign of life of the loop, Unix time",
 }
 Read = Callable[[], Mapping[str, float]]
 """Name -> value: those of `MEANING`, and `orders:STATE`."""

@@ -52,7 +52,7 @@ class Tolerance(NamedTuple):
 
     usd: float = 5.0
     bps: float = 10.0
-    """Of the notional since the last agreement."""
+    """Share of the notional since the last agreement."""
 
 
 def expect_holdings(journal: Journal) -> Expected:

@@ -1,20 +1,17 @@
-"""The market of the newest bars, made by the build's own functions from what a deployment has
-received so far.
+"""The market of the newest bars, which the build's functions make of the bars received so far.
 
-A policy must see live what it saw in training. So the rows of a decision come out of
+A policy must see the same rows live as in training. So the rows of a decision come out of
 `market.build.assemble`, over the sessions that the features reach back on and with the stored
-statistics; nothing is computed a second way. What it gives at a bar is, but for rounding, what a
-build of all bars gives there.
+statistics; nothing is computed a second way. Its row at a bar is, but for rounding, the row that a
+build of all bars has there.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +19,8 @@ from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.corporate_actions import Action
+from fintrader.bars.sources.feed import Feed
+from fintrader.deploy.journal import Bar
 from fintrader.errors import DeployError
 from fintrader.market import features as ft
 from fintrader.market.build import assemble
@@ -31,7 +30,7 @@ from fintrader.market.tensors import MarketTensors
 SPARE_SESSIONS = 2
 """More than the features need: a window's first session opens on carried prices."""
 Level = tuple[Array, Array]
-"""Of an index of the source's own: minutes and level, `[K]` each."""
+"""Minutes and level of a source's index, `[K]` each."""
 
 
 class History:
@@ -46,8 +45,7 @@ class History:
         self._used = dict.fromkeys(self.symbols, 0)
 
     def add(self, bars: Bars) -> Bars:
-        """Take in bars of which none is older than the newest of its symbol; returns the others,
-        which are left out."""
+        """Take in the bars that are newer than the newest of their symbol; return the others."""
         late = np.zeros(len(bars), bool)
         for code, symbol in enumerate(bars.symbols):
             if symbol not in self._used:
@@ -78,7 +76,7 @@ class History:
         self._used[symbol] = stop
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
-        """A last price to begin with, of a symbol that may have no bars any more."""
+        """Begin with a last price, for a symbol that may have no bars any more."""
         price = np.full(1, close)
         nothing = np.zeros(1)
         bars = Bars(
@@ -95,18 +93,18 @@ class History:
         self.add(bars)
 
     def newest(self, symbol: str) -> int | None:
-        """Start of its newest bar, nanoseconds."""
+        """Return the start of its newest bar, nanoseconds."""
         used = self._used[symbol]
         return int(self._ts[symbol][used - 1]) if used else None
 
     def last_close(self, symbol: str) -> float:
-        """USD; 0 where none was received, also of a symbol that is none of these."""
+        """Return a symbol's last close, USD; 0 without one, also for an unknown symbol."""
         used = self._used.get(symbol, 0)
         return float(self._rows[symbol][4, used - 1]) if used else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
-        """Bars that begin in `[first, stop)`; what was carried into the first comes as a bar
-        without volume there."""
+        """Return the bars that begin in `[first, stop)`; a close carried into the first comes as a
+        bar without volume there."""
         ts = self._ts[symbol][: self._used[symbol]]
         start, end = np.searchsorted(ts, [first, stop])
         rows = self._rows[symbol][:, start:end]
@@ -128,31 +126,18 @@ class History:
         )
 
 
-class _Recent:
+class _Recent(Feed):
     """The feed of a window: bars that were received by a moment, and nothing later."""
-
-    inputs_need_bars = False
-    missing: Sequence[str] = ()
-    tickers_as_of: dt.date | None = None
 
     def __init__(self, rows: RecentMarket, first: int, stop: int) -> None:
         self._history = rows.history
         self._first = first
         self._stop = stop
         self._level = rows.level
-        self.inputs: Mapping[str, Any] = {"kind": rows.settings.source.kind}
-        self.actions: tuple[Action, ...] = tuple(rows.actions)
-        self.companies: Mapping[str, str] = rows.companies
+        self.inputs = {"kind": rows.settings.source.kind}
+        self.actions = rows.actions
+        self.companies = rows.companies
         self.symbols = [name for name in rows.history.symbols if len(self.bars(name))]
-
-    def holder(self, ticker: str, day: dt.date) -> str | None:
-        return ticker if ticker in self.symbols else None
-
-    def prepare(self, progress: object = None) -> None:
-        return
-
-    def stored(self) -> list[Any]:
-        return []
 
     def span(self) -> tuple[int, int]:
         return self._first, self._stop - MINUTE_NS
@@ -180,15 +165,12 @@ class RecentMarket:
         *,
         companies: Mapping[str, str] | None = None,
         warm_up_sessions: int | None = None,
-        level: Level | None = None,
-        actions: Iterable[Action] = (),
         lookback: int = 1,
     ) -> None:
-        """settings: of the market that was trained on; `symbols` its own, `normalisation` a file of
-        its statistics.
+        """settings, symbols, normalisation: of the market that was trained on, the last a file of its
+        statistics. warm_up_sessions: in place of the features' reach.
 
-        `warm_up_sessions` overrides what the features say of themselves. Raises DeployError where
-        they cannot.
+        Raises DeployError where the features do not know their reach.
         """
         self.settings = settings
         self.symbols = tuple(symbols)
@@ -196,8 +178,8 @@ class RecentMarket:
         extras = (*settings.features.extra, *raw_features(settings))
         factor = factor_column(settings)
         self.history = History(symbols, [*dict.fromkeys((*extras, *((factor,) if factor else ())))])
-        self.level = level
-        self.actions = tuple(actions)
+        self.level: Level | None = None
+        self.actions: tuple[Action, ...] = ()
         self.lookback = lookback
         chosen = settings.features
         self.context = chosen.context
@@ -217,8 +199,7 @@ class RecentMarket:
                 "test": None,
             }
         )
-        # A fault that stops a build is told and journalled here: half a day with it is better than
-        # no market at all.
+        # A fault that stops a build is journalled here: half a day with it is better than no market.
         self._asked = settings.model_copy(
             update={
                 "features": features,
@@ -240,11 +221,11 @@ class RecentMarket:
 
     @property
     def history_sessions(self) -> int:
-        """Whole sessions of bars that must have been received before the first decision."""
+        """Whole sessions of bars that the first decision needs before it."""
         return max(self.sessions, self.daily_sessions)
 
     def at(self, grid: SessionGrid, bar: int) -> tuple[MarketTensors, int]:
-        """The market whose newest closed bar is `bar` of `grid`, and the bar's row in it.
+        """Build the market whose newest closed bar is `bar` of `grid`; return it and the bar's row.
 
         Raises DeployError when the received bars do not reach back far enough, DataError for bars
         that are none.
@@ -254,9 +235,8 @@ class RecentMarket:
             market = self._with_turbulence(market, grid, bar, row)
         return market, row
 
-    def take(self, rows: Sequence[Sequence[Any]]) -> int:
-        """Take in bars as a journal keeps them; returns the start of the newest, 0 where there are
-        none."""
+    def take(self, rows: Sequence[Bar]) -> int:
+        """Take in a journal's bars; return the start of the newest, 0 without any."""
         if not rows:
             return 0
         ts, names, *columns, extras, _ = zip(*rows, strict=True)
@@ -279,7 +259,7 @@ class RecentMarket:
         return int(bars.ts.max())
 
     def whole(self, grid: SessionGrid, first: int, last: int) -> MarketTensors:
-        """The market from the bar that begins at `first` to the one in which `last` lies."""
+        """Build the market from the bar that begins at `first` to the one in which `last` lies."""
         start, stop = (
             int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last)
         )
@@ -314,8 +294,8 @@ class RecentMarket:
     def _with_turbulence(
         self, market: MarketTensors, grid: SessionGrid, bar: int, row: int
     ) -> MarketTensors:
-        """Turbulence looks back on months of daily closes and is the same all day: it is made once
-        a session."""
+        """Add turbulence, which looks back on months of daily closes, once a session: it is the same
+        all day."""
         column = market.context_names.index("turbulence")
         context = market.context.clone()
         first = int(grid.session[bar]) - int(market.session[row])

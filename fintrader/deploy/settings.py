@@ -38,7 +38,7 @@ class PaperSettings(Settings):
     broker: Literal["simulated", "alpaca"] = "simulated"
     """`simulated`: the environment's own ledger; `alpaca`: its paper account."""
     role: Literal["champion", "challenger"] = "champion"
-    """A `challenger` trades the embedded broker beside a champion, whatever `broker` says: it never
+    """A `challenger` trades the embedded broker next to a champion, whatever `broker` says: it never
     sends an order."""
     speed: Annotated[float, Field(ge=0.0)] = 0.0
     """Speed of a replay as a multiple of time; 0: as fast as it can."""

@@ -68,7 +68,7 @@ class Status:
     held: Mapping[str, float] = field(default_factory=dict)
     """Symbol -> shares now, by the journal."""
     cash_usd: float = 0.0
-    """As `held`."""
+    """Cash now, by the journal."""
     next_decision: int | None = None
     """Time of a live deployment's next decision, nanoseconds since 1970 UTC."""
     beat: int | None = None
@@ -135,7 +135,7 @@ def read_status(home: Path) -> Status:
     if not path.is_file():
         if (home / JOURNAL).is_file():
             raise DeployError(
-                f"{path} is missing beside its journal; restore it, or freeze the run again"
+                f"{path} is missing and its journal is there; restore it, or freeze the run again"
             )
         raise DeployError(f"{home} holds no deployment; make one with `fintrader paper RUN`")
     record = read_record(home / "bundle")
@@ -184,7 +184,7 @@ def _read_files(home: Path) -> tuple[str, Heartbeat | None, Mapping[str, Any] | 
         return roles.get(home.name, ""), beat, report
     except (FintraderError, ValueError, TypeError) as error:
         raise DeployError(
-            f"{home.parent}: a file beside the journal is damaged ({error}); remove it"
+            f"{home.parent}: a file of a deployment is damaged ({error}); remove it"
         ) from None
 
 

@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.alpaca import AlpacaBroker, RequestLimits
 from fintrader.deploy.broker import Order
 from fintrader.deploy.journal import Journal
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError, DeployError, OrderTakenError
@@ -68,7 +68,9 @@ def clock():
 
 @pytest.fixture
 def broker(server, clock):
-    return AlpacaBroker(server.endpoint, limit_s=2.0, monotonic=clock.monotonic, sleep=clock.sleep)
+    return AlpacaBroker(
+        server.endpoint, limits=RequestLimits(2.0), monotonic=clock.monotonic, sleep=clock.sleep
+    )
 
 
 def order(shares=10.0, symbol="AAA", name="ft-0a1b2c3d-20160315T143000Z-AAA"):
@@ -181,7 +183,7 @@ def test_an_id_that_is_taken_is_not_sent_twice(server, broker):
 def test_an_order_that_never_was_is_none(server, broker):
     assert broker.order("nobody") is None
     server.faults = {2: "404_html"}
-    with pytest.raises(BrokerUnsureError, match="something before alpaca"):
+    with pytest.raises(BrokerUnsureError, match="a server before alpaca"):
         broker.order("nobody")
 
 
@@ -275,7 +277,10 @@ def test_a_long_closure_is_no_wait(server, broker, clock):
 
 def test_no_more_requests_leave_in_a_minute_than_allowed(server, clock):
     broker = AlpacaBroker(
-        server.endpoint, per_minute=3, monotonic=clock.monotonic, sleep=clock.sleep
+        server.endpoint,
+        limits=RequestLimits(per_minute=3),
+        monotonic=clock.monotonic,
+        sleep=clock.sleep,
     )
     left = []
     for _ in range(3):
@@ -392,7 +397,7 @@ def test_endpoints_that_are_not_allowed_are_not_even_looked_up(endpoint, asked, 
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
 
     with pytest.raises(DeployError) as caught:
-        AlpacaBroker(endpoint, patience_s=0.0).account()
+        AlpacaBroker(endpoint, limits=RequestLimits(patience_s=0.0)).account()
     told = str(caught.value)
     assert REFUSED[endpoint] in told
     assert (
@@ -413,7 +418,7 @@ def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked, monkeypatch):
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
 
     for endpoint in SAME:
-        broker = AlpacaBroker(endpoint, patience_s=0.0)
+        broker = AlpacaBroker(endpoint, limits=RequestLimits(patience_s=0.0))
         assert broker.endpoint == f"https://{PAPER_HOST}"
         with pytest.raises(BrokerUnsureError):
             broker.account()
@@ -524,7 +529,7 @@ def test_no_key_is_written_anywhere(server, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     server.echo = True
     server.hang_s = 0.12
-    broker = AlpacaBroker(server.endpoint, limit_s=0.1, patience_s=0.0)
+    broker = AlpacaBroker(server.endpoint, limits=RequestLimits(0.1, 0.0))
     said = [repr(broker), str(vars(broker))]
     calls = (
         lambda: broker.submit(order()),

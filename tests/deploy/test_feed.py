@@ -87,7 +87,7 @@ def test_daily_bars_are_no_live_feed():
 def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(tmp_path, monkeypatch):
     """On the level of sockets: a replay reaches nobody, the feed Alpaca's data host, the broker its
     paper host."""
-    from fintrader.deploy.alpaca import AlpacaBroker
+    from fintrader.deploy.alpaca import AlpacaBroker, RequestLimits
 
     asked = []
 
@@ -112,7 +112,7 @@ def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(tmp_path, mon
     assert set(asked) == {"data.alpaca.markets"}
     asked.clear()
     with pytest.raises(BrokerUnsureError):
-        AlpacaBroker(patience_s=0.1).account()
+        AlpacaBroker(limits=RequestLimits(patience_s=0.1)).account()
     assert set(asked) == {"paper-api.alpaca.markets"}
     with pytest.raises(DeployError):  # the host for real money is not even looked up
         AlpacaBroker("https://api.alpaca.markets")

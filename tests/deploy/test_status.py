@@ -101,7 +101,7 @@ def test_a_loop_that_stands_still_is_not_running(home, tmp_path):
     assert status.read_status(tmp_path / "x").requests == ("halt",)
     (tmp_path / "x" / "bundle" / "bundle.json").unlink()
     assert status.list_names(tmp_path) == ["x"]
-    with pytest.raises(DeployError, match="missing beside its journal"):
+    with pytest.raises(DeployError, match="is missing and its journal is there"):
         status.read_status(tmp_path / "x")
 
 

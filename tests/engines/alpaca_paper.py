@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.policy import PolicyModule
-from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.alpaca import AlpacaBroker, RequestLimits
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.feed import ReplayFeed
@@ -81,7 +81,7 @@ def make_runner(
     broker = Timeless(
         server.endpoint,
         fractional=bundle.env.fractional,
-        per_minute=1_000_000,
+        limits=RequestLimits(per_minute=1_000_000),
         sleep=lambda seconds: None,
     )
     return Runner(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.alpaca import AlpacaBroker, RequestLimits
 from fintrader.deploy.broker import Broker, OrderReport
 from fintrader.deploy.entries import Mark
 from fintrader.deploy.journal import Journal
@@ -60,7 +60,7 @@ def loopback(**how: Any) -> LoopbackAlpaca:
 def connect(endpoint: str, limit_s: float = 5.0) -> AlpacaBroker:
     os.environ["APCA_API_KEY_ID"] = KEY
     os.environ["APCA_API_SECRET_KEY"] = SECRET
-    return AlpacaBroker(endpoint, limit_s=limit_s, patience_s=0.0, per_minute=1_000_000)
+    return AlpacaBroker(endpoint, limits=RequestLimits(limit_s, 0.0, 1_000_000))
 
 
 def trade(journal: Journal, broker: Broker, *, turns: int = 20_000, times: int = 1) -> int:
