@@ -170,7 +170,7 @@ OFF: dict[str, Any] = {
     "updates_per_step": 1.0,
     "tau": 0.02,
 }
-HARD: dict[str, Any] = {**OFF, "noise": 0.3, "critic_lead": 300, "saturation_coef": 1e-3}
+HARD: dict[str, Any] = {**OFF, "noise": 0.3, "saturation_coef": 1e-3}
 SOFT: dict[str, Any] = {**OFF, "noise": 0.2, "alpha": 0.01}
 SETTINGS: dict[str, dict[str, Any]] = {
     # A critic that noise keeps flat undervalues what a trade earns later: with λ below 1 the agents

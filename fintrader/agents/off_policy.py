@@ -162,7 +162,7 @@ class OffPolicyAgent(BaseAgent):
     def is_actor_due(self, delay: int = 1) -> bool:
         """Report whether this update is one of the actor's: every `delay`-th, once the critics had
         their lead."""
-        return self.learned >= self.settings.critic_lead and (self.learned + 1) % delay == 0
+        return (self.learned + 1) % delay == 0
 
     def fit_critics(self, sample: ReplaySample, target: Tensor) -> dict[str, Tensor]:
         """Take one step of all critics towards `target [R]`, down the sum over K of mean squared

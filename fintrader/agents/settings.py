@@ -228,9 +228,6 @@ class OffPolicySettings(BaseSettings):
     """Steps with uniformly random latents before learning begins, summed over all accounts."""
     updates_per_step: float = Field(default=1.0, gt=0)
     """Updates for each step of the vector environment; 0.5 is one every second step."""
-    critic_lead: int = Field(default=0, ge=0)
-    """Updates of the critics before the actor first moves: an actor that climbs untaught critics
-    saturates its tanh."""
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the exploration noise on the latents."""
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)

@@ -48,7 +48,7 @@ def baseline_settings(settings: EnvSettings) -> EnvSettings:
         "short": False,
         "max_leverage": 1.0,
         "maintenance_margin": 0.0,
-        "turbulence_column": None,
+        "turbulence": {},
     }
     sight = {"observation": "flat", "observation_dtype": "float32", "reward": "log_return"}
     return settings.model_copy(update=account | sight | {"decision_interval": 1})

@@ -24,7 +24,7 @@ from pydantic import Field
 from fintrader.bars.bars import PRICES, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.clean import SymbolBars
-from fintrader.config import PathText, Settings, Ticker, strip_folders
+from fintrader.config import Settings, Ticker, strip_folders
 from fintrader.errors import DataError, MarketError
 from fintrader.storage.objects import read_csv
 
@@ -48,17 +48,6 @@ class Action(Settings):
         return {kind: value for kind, value in values.items() if value != _NOTHING[kind]}
 
 
-class AdjustSettings(Settings):
-    """Corporate actions; without any, a split looks like a loss and dividends are never paid."""
-
-    actions: tuple[Action, ...] = ()
-    path: PathText | None = None
-    """CSV file or fsspec URL of further actions: symbol, day, split, dividend_usd (the last two may
-    be empty), or ticker, ex_date, kind (split, dividend), value."""
-    as_of: dt.date | None = None
-    """Only actions up to this day are known; all by default."""
-
-
 Actions = tuple[Action, ...]
 Events = Mapping[int, tuple[float, float]]
 """Bar -> split and dividend of one symbol."""
@@ -67,20 +56,17 @@ _KINDS = {"split": "split", "dividend": "dividend_usd"}
 
 
 def load_actions(
-    settings: AdjustSettings, symbol_of: Callable[[str, dt.date], str | None] | None = None
+    path: str | None, symbol_of: Callable[[str, dt.date], str | None] | None = None
 ) -> Actions:
-    """Load all declared actions, by symbol and day.
+    """Load the actions that a CSV file declares, by symbol and day.
 
     `symbol_of` returns the symbol of the bars that a ticker stood for on a day, None for a ticker
-    without bars. Raises DataError naming the file and line (or the entry) that cannot be used: no
-    action, a second split or dividend of one symbol and day, a symbol without bars.
+    without bars. Raises DataError naming the file and line that cannot be used: no action, a second split or dividend of one symbol and day, a symbol without bars.
     """
-    rows = [
-        (f"data.adjust.actions[{number}]", action) for number, action in enumerate(settings.actions)
-    ]
-    if settings.path is not None:
-        for line, row in read_csv(settings.path, "data.adjust.path"):
-            where = f"{strip_folders(settings.path)}, line {line}"
+    rows = []
+    if path is not None:
+        for line, row in read_csv(path, "data.actions"):
+            where = f"{strip_folders(path)}, line {line}"
             try:
                 rows.append((where, Action.model_validate(_fields(row))))
             except (ValueError, KeyError):
@@ -104,8 +90,7 @@ def load_actions(
                     f"{where}: a second {kind.removesuffix('_usd')} of {action.symbol} on"
                     f" {action.day} ({before} has one); keep one, or put both into one row"
                 )
-        if settings.as_of is None or action.day <= settings.as_of:
-            known.append(action.model_copy(update={"symbol": symbol}))
+        known.append(action.model_copy(update={"symbol": symbol}))
     return tuple(sorted(known, key=lambda action: (action.symbol, action.day)))
 
 
@@ -229,7 +214,7 @@ def refuse_event(
             f" {close:g} USD change prices beyond what a number can hold"
         )
     raise MarketError(
-        f"{symbol}, {day}: {wrong}; correct the event in data.adjust (a dividend is paid for a"
+        f"{symbol}, {day}: {wrong}; correct the event in data.actions (a dividend is paid for a"
         " share from before that day's split) or the prices before it (as they were traded), or"
         " leave the event out"
     )

@@ -461,7 +461,7 @@ def _adjustment(found: Detection, bars: Bars, grid: SessionGrid) -> None:
             "adjustment",
             "none",
             "likely",
-            f"splits stand in the prices: {', '.join(jumps[:3])} (data.adjust)",
+            f"splits stand in the prices: {', '.join(jumps[:3])} (data.actions)",
         )
         return
     sample = bars.close[:20000]
@@ -496,7 +496,7 @@ def _faults(found: Detection, bars: Bars) -> None:
             "faults",
             len(stopping),
             "sure",
-            f"a build stops at {name_faults(stopping)} (data.waive, data.adjust)",
+            f"a build stops at {name_faults(stopping)} (data.waive, data.actions)",
         )
 
 

@@ -277,7 +277,7 @@ def _list_files(data: DataSettings) -> list[tuple[str, str]]:
     named: list[tuple[str, Any]] = [
         ("universe.members", data.universe.membership),
         ("universe.shares_outstanding", data.universe.shares_outstanding),
-        ("adjust.path", data.adjust.path),
+        ("actions", data.actions),
         *((f"features.daily.{name}", path) for name, path in data.features.daily.items()),
     ]
     return [(setting, str(path)) for setting, path in named if path is not None]

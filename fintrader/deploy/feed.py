@@ -77,7 +77,7 @@ class ReplayFeed:
         # Days are a session long, whatever lies between two of them.
         self.bar_ns = min(min(map(bar_length, self._bars)), settings.bar_minutes) * MINUTE_NS
         """Length of a bar of the source."""
-        declared = load_actions(settings.adjust, self._feed.holder)
+        declared = load_actions(settings.actions, self._feed.holder)
         self._actions = with_announced(declared, self._feed.actions)[0]
 
     def level(self, grid: SessionGrid) -> Level | None:

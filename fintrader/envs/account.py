@@ -269,7 +269,7 @@ def place_orders(
     # The sizes are those of the decision: its prices, its equity, its shares.
     mark = view.mark.index_select(0, account.bar)
     desired = desired_shares(action, account.shares, account.equity, mark, settings)
-    if settings.turbulence_column is not None:
+    if settings.turbulence:
         # In turbulence everything is sold.
         desired = torch.where(view.risk_off[account.bar].unsqueeze(1), 0.0, desired)
     row = view.event_row.index_select(0, bar)

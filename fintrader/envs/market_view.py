@@ -212,14 +212,11 @@ def _index_events(market: MarketTensors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mark_turbulence(market: MarketTensors, settings: EnvSettings) -> Tensor:
-    """Mark bars `[T]` whose turbulence is above the threshold."""
-    if settings.turbulence_column is None:
-        return torch.zeros(market.num_bars, dtype=torch.bool, device=market.device)
-    if settings.turbulence_column not in market.context_names:
-        known = ", ".join(market.context_names) or "none"
-        raise EnvError(
-            f"env.turbulence_column: no context column {settings.turbulence_column!r}; known:"
-            f" {known}"
-        )
-    column = market.context_names.index(settings.turbulence_column)
-    return market.context[:, column] > settings.turbulence_threshold
+    """Mark bars `[T]` at which a watched context column is above its number."""
+    marked = torch.zeros(market.num_bars, dtype=torch.bool, device=market.device)
+    for name, most in settings.turbulence.items():
+        if name not in market.context_names:
+            known = ", ".join(market.context_names) or "none"
+            raise EnvError(f"env.turbulence: no context column {name!r}; known: {known}")
+        marked |= market.context[:, market.context_names.index(name)] > most
+    return marked

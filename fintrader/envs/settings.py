@@ -137,12 +137,9 @@ class TradingSettings(Settings):
     maintenance_margin: Fraction = 0.0
     """Margin call: equity below this share of gross exposure closes every position at that bar's
     close."""
-    turbulence_column: str | None = None
-    """Context column to watch; above `turbulence_threshold` positions are sold and nothing is
-    bought."""
-    turbulence_threshold: float = 3.0
-    """In the units of the column (standardised, usually)."""
-
+    turbulence: Mapping[str, float] = Field(default_factory=dict)
+    """Context columns to watch, like {turbulence: 3}: while one is above its number (standard
+    deviations, usually), positions are sold and nothing is bought."""
     randomise: RandomiseSettings = RandomiseSettings()
     """Differences between accounts while an agent trains; validation and backtest use the original
     market."""
@@ -231,7 +228,8 @@ class TradingSettings(Settings):
     def terms(self) -> TradingTerms:
         """Select the settings for carrying out orders."""
         values = {name: getattr(self, name) for name in CONVENTIONS}
-        return TradingTerms(**values | {"half_spread_bps_of": dict(self.half_spread_bps_of)})
+        maps = {name: dict(values[name]) for name in ("half_spread_bps_of", "turbulence")}
+        return TradingTerms(**values | maps)
 
     @property
     def spread_rate(self) -> float:

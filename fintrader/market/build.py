@@ -152,7 +152,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
     daily = [(f"features.daily.{name}", path) for name, path in settings.features.daily.items()]
     for name, path, setting in (
         ("benchmark", settings.benchmark.path, "data.benchmark.path"),
-        ("actions", settings.adjust.path, "data.adjust.path"),
+        ("actions", settings.actions, "data.actions"),
         ("membership", settings.universe.membership, "data.universe.members"),
         (
             "shares_outstanding",
@@ -174,10 +174,8 @@ def portable(settings: DataSettings) -> dict[str, Any]:
     """Write settings as JSON without any path: where a file lies changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
     del values["store"]
-    values["path"] = None
-    for part in (values["benchmark"], values["adjust"]):
-        if part.get("path"):
-            part["path"] = None  # its content counts, see `identify_source`
+    # The content of files counts, see `identify_source`.
+    values["path"] = values["actions"] = values["benchmark"]["path"] = None
     values["universe"]["members"] = settings.universe.index
     values["universe"]["shares_outstanding"] = None
     values["features"]["normalisation"] = None

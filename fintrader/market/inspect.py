@@ -261,7 +261,7 @@ def examine(
         raise DataError(f"{bars.origin}: no bars to examine")
     grid = _lay_grid(bars, settings, now)
     bars = as_traded(bars, factor_column(settings))
-    actions, _ = with_announced(load_actions(settings.adjust), announced)
+    actions, _ = with_announced(load_actions(settings.actions), announced)
     declared = place_by_session(actions, bars.symbols, grid)
     faults = find_faults(bars, grid, declared=declared, now=now)
     dates = tuple(str(day) for day in grid.dates)

@@ -138,7 +138,7 @@ class Reader:
         ends = grid.minutes[grid.first_bar[1:] - 1]
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
         self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
-        declared = load_actions(settings.adjust, feed.holder)
+        declared = load_actions(settings.actions, feed.holder)
         self.actions, self.contradictions = with_announced(declared, feed.actions)
         made_up = isinstance(settings.source, SyntheticSettings)
         dates = grid.dates

@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from fintrader.bars.calendar import Hours, WindowSettings
 from fintrader.bars.checks.gates import read_waiver
-from fintrader.bars.corporate_actions import AdjustSettings
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.vendor_settings import (
     AlpacaSettings,
@@ -64,7 +63,10 @@ class DataSettings(Settings):
     benchmark: BenchmarkSettings = BenchmarkSettings()
     features: FeatureSettings = FeatureSettings()
     windows: WindowSettings = WindowSettings()
-    adjust: AdjustSettings = AdjustSettings()
+    actions: PathText | None = None
+    """CSV file or fsspec URL of splits and dividends: symbol, day, split, dividend_usd (the last
+    two may be empty), or ticker, ex_date, kind (split, dividend), value. Without any, a split looks
+    like a loss and dividends are never paid."""
     waive: tuple[str, ...] = ()
     """Faults that stop the build (see `data quality`) and may pass: a kind everywhere
     (`excursion_day`), of a symbol (`excursion_day:AAPL`) or of one day

@@ -143,8 +143,7 @@ def yaml_of(found: Detection, path: Path) -> str:
             " and close for an index"
         ),
         (
-            "  adjust: {}                   # path: FILE with splits and dividends, where prices"
-            " are as traded"
+            "  actions: null                # FILE with splits and dividends, where prices are as traded"
         ),
         "  features:",
         f"    names: [{', '.join(names)}]",
@@ -231,7 +230,7 @@ def _waivers(found: Detection) -> list[str]:
         return []
     lines = [
         (
-            "  # a build stops at these; correct the bars, declare splits under adjust, or let them"
+            "  # a build stops at these; correct the bars, declare splits in a file of actions, or let them"
             " pass:"
         ),
         "  # waive:",

@@ -89,7 +89,7 @@ def named_files(data: DataSettings) -> dict[str, str | None]:
         "universe.members": data.universe.membership,
         "universe.shares_outstanding": data.universe.shares_outstanding,
         "benchmark.path": data.benchmark.path,
-        "adjust.path": data.adjust.path,
+        "actions": data.actions,
         "features.normalisation": data.features.normalisation,
         **{f"features.daily.{name}": path for name, path in data.features.daily.items()},
     }

@@ -30,8 +30,7 @@ class TradingTerms:
     ruin_fraction: float
     max_leverage: float
     maintenance_margin: float
-    turbulence_column: str | None
-    turbulence_threshold: float
+    turbulence: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,6 @@ def test_the_critics_lead_leaves_the_actor_alone(algo):
         **OFF,
         "network": {"hidden": [8]},
         "learning_starts": 16,
-        "critic_lead": 20,
         "normalise": ["observations"],
     }
     if algo == "redq":

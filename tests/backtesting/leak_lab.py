@@ -438,8 +438,9 @@ def table(folder):
     members = with_fault(path, ranked_with_tomorrows_members, features=ranked)
     rows["pipeline: ranked with tomorrow's members"] = caught_by(members, "feature return_1")
     level = {"names": [column(price_level), "return_1"], "turbulence_days": 5}
-    actions = {"actions": [{"symbol": "BBB", "day": "2015-11-16", "split": 4.0}]}
-    split = with_fault(path, split_before_its_date, features=level, adjust=actions)
+    actions = path.with_name("actions.csv")
+    actions.write_text("symbol,day,split,dividend_usd\nBBB,2015-11-16,4.0,\n")
+    split = with_fault(path, split_before_its_date, features=level, actions=str(actions))
     rows["pipeline: split before its date"] = caught_by(split, f"feature {column(price_level)}")
     alarms = given_columns(write_bars(folder))
     for name in ("given_next", "given_noisy", "given_night"):

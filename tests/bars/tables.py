@@ -86,6 +86,15 @@ def file_settings(path, **values):
     return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
 
 
+def write_actions(folder, actions):
+    """Write splits and dividends as a file for `data.actions`; returns its path."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / "actions.csv"
+    names = ["symbol", "day", "split", "dividend_usd"]
+    pd.DataFrame(actions).reindex(columns=names).to_csv(path, index=False)
+    return str(path)
+
+
 # for data of three sessions
 SHORT_WINDOWS = {"windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}}
 

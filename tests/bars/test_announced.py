@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fintrader.bars.checks import STOPPING
-from fintrader.bars.corporate_actions import Action, AdjustSettings, load_actions, with_announced
+from fintrader.bars.corporate_actions import Action, load_actions, with_announced
 from fintrader.bars.sources.announced import scale, select_for_accounts
 from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.errors import BarError, DataError
@@ -18,7 +18,7 @@ from fintrader.market import bar_source
 from fintrader.market.build import build_market, make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
-from tests.bars.tables import file_settings, minute_table, write_csv
+from tests.bars.tables import file_settings, minute_table, write_actions, write_csv
 from tests.bars.test_vendors import (  # noqa: F401  (fixtures)
     TODAY,
     Fake,
@@ -144,7 +144,9 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, mo
         {"symbol": "AAA", "day": EX, "split": 4.0},
         {"symbol": "AAA", "day": "2016-01-12", "dividend_usd": 0.5},
     ]
-    again = market_of(base | {"adjust": {"actions": mine}}, tmp_path / "a", monkeypatch)
+    again = market_of(
+        base | {"actions": write_actions(tmp_path, mine)}, tmp_path / "a", monkeypatch
+    )
     assert again.events.split.tolist() == [1.0, 4.0, 1.0]  # declared and announced is one split
     assert again.events.dividend_usd.tolist() == [0.5, 0.0, 0.2]
     line = "AAA 2016-01-12: dividend_usd 0.5 is declared, the source says 0.4"
@@ -213,25 +215,25 @@ def test_scales_and_payments_of_any_actions():
 def test_duplicates_and_unknown_symbols_are_errors(tmp_path, rows, message):
     path = tmp_path / "actions.csv"
     path.write_text(f"ticker,ex_date,kind,value\n{rows}\n")
-    market = file_settings(write_csv(tmp_path, minute_table(2, 6)), adjust={"path": str(path)})
+    market = file_settings(write_csv(tmp_path, minute_table(2, 6)), actions=str(path))
     with pytest.raises(DataError, match=f"actions.csv, {message}"):
         make_market(market)
 
 
-def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplicate():
+def test_a_split_with_a_dividend_is_no_duplicate(tmp_path):
     day = dt.date(2016, 1, 7)
     split = Action(symbol="AAA", day=day, split=2.0)
     dividend = Action(symbol="AAA", day=day, dividend_usd=1.0)
-    assert len(load_actions(AdjustSettings(actions=(split, dividend)))) == 2
-    with pytest.raises(DataError, match=r"data.adjust.actions\[2\]: a second split of AAA"):
-        load_actions(AdjustSettings(actions=(split, dividend, split)))
+    rows = [split.model_dump(), dividend.model_dump()]
+    assert load_actions(write_actions(tmp_path, rows)) == (split, dividend)
     both = Action(symbol="AAA", day=day, split=2.0, dividend_usd=1.0)
     assert with_announced((split,), [both]) == ((split, dividend), [])
 
 
 def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path):
     actions = [{"symbol": "AAA", "day": "2016-01-07", "split": 4.0}]
-    wanted = file_settings(write_csv(tmp_path, minute_table(2, 6)), adjust={"actions": actions})
+    path = write_csv(tmp_path, minute_table(2, 6))
+    wanted = file_settings(path, actions=write_actions(tmp_path / "declared", actions))
     with pytest.raises(
         BarError, match=r"split of AAA on 2016-01-07 \(no split, and 4 to 1 is declared\)"
     ):
@@ -270,7 +272,12 @@ def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(tmp_path, row
         path = write_csv(tmp_path / str(number), table)
         found.append(
             make_market(
-                file_settings(path, adjust={"actions": actions}, features=features, waive=STOPPING)
+                file_settings(
+                    path,
+                    actions=write_actions(tmp_path / "declared", actions),
+                    features=features,
+                    waive=STOPPING,
+                )
             )
         )
     one, two = found

@@ -251,7 +251,7 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
             "waive": ["split"],  # the prices show none
             "benchmark": {"path": f"{home}/index.csv"},
             "universe": {"members": f"{home}/members.csv"},
-            "adjust": {"path": f"{home}/actions.csv"},
+            "actions": f"{home}/actions.csv",
             "features": {
                 "names": ["return_1"],
                 "context": [],

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.simulation import trade
-from fintrader.bars.corporate_actions import AdjustSettings, load_actions
+from fintrader.bars.corporate_actions import load_actions
 from fintrader.envs import EnvSettings
 from fintrader.errors import DataError, MarketError
 from fintrader.market.build import build_market, make_market
@@ -23,6 +23,7 @@ from tests.bars.tables import (
     SHORT_WINDOWS,
     file_settings,
     minute_table,
+    write_actions,
     write_csv,
 )
 
@@ -31,7 +32,7 @@ EX_BAR = 3 * 390
 PRICES = ["open", "high", "low", "close"]
 
 
-def market_of(path, columns=(), **adjust_values):
+def market_of(path, columns=(), actions=None):
     features = {
         "names": ["return_1", "volume_30", "sma_60"],
         "context": ["index_return_1", "turbulence"],
@@ -40,7 +41,7 @@ def market_of(path, columns=(), **adjust_values):
         path,
         source={"kind": "files", "columns": dict(columns)},
         features=features,
-        adjust=adjust_values,
+        actions=actions and write_actions(path.parent / "declared", actions),
         waive=["split"],  # declared at will here
     )
     return make_market(settings)
@@ -118,32 +119,30 @@ def test_a_vendors_adjustment_is_undone(tmp_path):
     torch.testing.assert_close(traded.volume, plain.volume, rtol=1e-6, atol=0)
 
 
-def test_actions_are_read_in_two_forms_and_those_after_a_date_are_unknown(tmp_path):
+def test_actions_are_read_in_two_forms(tmp_path):
     path = tmp_path / "actions.csv"
-    path.write_text(
-        "symbol,day,split,dividend_usd\nAAA,2016-01-07,4,\nAAA,2016-01-05,,0.5\nBBB,2016-01-06,2,\n"
-    )
+    path.write_text("symbol,day,split,dividend_usd\nAAA,2016-01-05,,0.5\nBBB,2016-01-06,2,\n")
 
-    def found(settings):
+    def found(path):
         return [
-            (one.symbol, one.day.day, one.split, one.dividend_usd) for one in load_actions(settings)
+            (one.symbol, one.day.day, one.split, one.dividend_usd)
+            for one in load_actions(str(path))
         ]
 
-    settings = AdjustSettings(path=path, as_of=dt.date(2016, 1, 6))
-    assert found(settings) == [("AAA", 5, 1.0, 0.5), ("BBB", 6, 2.0, 0.0)]
+    assert found(path) == [("AAA", 5, 1.0, 0.5), ("BBB", 6, 2.0, 0.0)]
     path.write_text(
         "ticker,ex_date,kind,value\nBBB,2016-01-06,split,2.0\nAAA,2016-01-05,dividend,0.5\n"
     )
-    assert found(settings) == [("AAA", 5, 1.0, 0.5), ("BBB", 6, 2.0, 0.0)]
+    assert found(path) == [("AAA", 5, 1.0, 0.5), ("BBB", 6, 2.0, 0.0)]
     for wrong in (
         "symbol,day,split\nAAA,soon,4\n",
         "ticker,ex_date,kind,value\nAAA,2016-01-05,merger,4\n",
     ):
         path.write_text(wrong)
         with pytest.raises(DataError, match=r"actions.csv, line 2"):
-            load_actions(settings)
-    with pytest.raises(DataError, match=r"does not exist; see data.adjust.path"):
-        load_actions(AdjustSettings(path=tmp_path / "nothing.csv"))
+            load_actions(str(path))
+    with pytest.raises(DataError, match=r"does not exist; see data.actions"):
+        load_actions(str(tmp_path / "nothing.csv"))
 
 
 def test_what_cannot_have_happened_is_refused(tmp_path):
@@ -196,7 +195,7 @@ def penny(tmp_path_factory):
 def test_no_market_holds_an_event_by_which_no_price_can_be_adjusted(penny, tmp_path, event):
     wrong = re.escape(IMPOSSIBLE[event])
     said = (
-        rf"^AAA, {EX_DAY}: .*{wrong}.*; correct the event in data\.adjust .* or leave the event"
+        rf"^AAA, {EX_DAY}: .*{wrong}.*; correct the event in data\.actions .* or leave the event"
         r" out$"
     )
     rows = [(EX_BAR, 1, 2.0, 1.0)]
@@ -233,7 +232,7 @@ def test_a_dividend_that_the_share_was_not_worth_is_refused_by_every_door(tmp_pa
     features = {"names": ["return_1"], "context": []}
     values = {
         "features": features,
-        "adjust": {"actions": [action]},
+        "actions": write_actions(tmp_path / "declared", [action]),
         "waive": ["split"],
         **SHORT_WINDOWS,
     }
@@ -302,13 +301,12 @@ def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path, held, l
 def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fractional):
     """2019 and 2020 as they were: eight dividends and a 4-for-1 split, from the vendor's adjusted
     bars."""
-    adjust = {"path": str(REAL_FOLDER / "actions_aapl_2019_2020.csv")}
     settings = file_settings(
         REAL_2019,
         source={"kind": "files", "columns": {"factor": "split_factor"}},
         features={"names": ["return_1"], "context": []},
         universe={"symbols": ["AAPL"]},
-        adjust=adjust,
+        actions=str(REAL_FOLDER / "actions_aapl_2019_2020.csv"),
         bar_minutes=30,
     )
     market = make_market(settings)

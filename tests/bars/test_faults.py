@@ -21,7 +21,7 @@ from fintrader.market.inspect import (
 )
 from fintrader.market.settings import DataSettings
 from fintrader.records import from_json
-from tests.bars.tables import REAL_2016, REAL_2019, as_bars, minute_table, write_csv
+from tests.bars.tables import REAL_2016, REAL_2019, as_bars, minute_table, write_actions, write_csv
 
 DAY = "2016-01-06"
 NOW = dt.datetime(2016, 3, 1, tzinfo=dt.UTC).timestamp()
@@ -276,11 +276,11 @@ def test_false_alarms_stay_below_a_thousandth():
         ({"BBB": 4.0, "AAA": 1.05}, []),
     ],
 )
-def test_declared_splits_are_compared_with_what_the_prices_show(healthy, declared, found):
+def test_declared_splits_are_compared_with_what_the_prices_show(tmp_path, healthy, declared, found):
     table = FAULTS["unadjusted split"][1](healthy.copy())
     actions = [{"symbol": name, "day": DAY, "split": ratio} for name, ratio in declared.items()]
     report = examine(
-        as_bars(table), validate(DataSettings, {"adjust": {"actions": actions}}, "test"), now=NOW
+        as_bars(table), DataSettings(actions=write_actions(tmp_path, actions)), now=NOW
     )
     assert [(fault.kind, fault.symbol, fault.detail) for fault in report.faults] == found
     announced = [Action.model_validate(action) for action in actions]
@@ -408,10 +408,10 @@ def test_days_are_judged_as_days(tmp_path, healthy):
 def test_declared_actions_are_no_faults(tmp_path, healthy):
     for factor, action in ((1 / 4, {"split": 4}), (0.88, {"dividend_usd": 12.0})):
         path = str(write_csv(tmp_path, moved(healthy, factor)))
-        actions = {"actions": [{"symbol": "BBB", "day": DAY, **action}]}
+        actions = write_actions(tmp_path / "declared", [{"symbol": "BBB", "day": DAY, **action}])
         assert quality_report(validate(DataSettings, {"path": path}, "test")).kinds
         assert (
-            quality_report(validate(DataSettings, {"path": path, "adjust": actions}, "test")).kinds
+            quality_report(validate(DataSettings, {"path": path, "actions": actions}, "test")).kinds
             == {}
         )
 

@@ -22,6 +22,7 @@ from tests.bars.tables import (
     as_days,
     file_settings,
     minute_table,
+    write_actions,
     write_csv,
 )
 from tests.bars.test_faults import DAY, FAULTS, PRICES, moved
@@ -107,10 +108,10 @@ def test_what_is_doubtful_is_told_and_kept(tmp_path, healthy, caplog):
 
 def test_declared_actions_pass(tmp_path, healthy):
     path = write_csv(tmp_path, moved(healthy, 1 / 4))
-    adjust = {"actions": [{"symbol": "BBB", "day": DAY, "split": 4}]}
-    provenance = make_market(file_settings(path, adjust=adjust)).provenance
+    actions = write_actions(tmp_path / "declared", [{"symbol": "BBB", "day": DAY, "split": 4}])
+    provenance = make_market(file_settings(path, actions=actions)).provenance
     assert provenance.waived == provenance.doubtful == ()
-    with pytest.raises(BarError, match=r"declare the action under data\.adjust"):
+    with pytest.raises(BarError, match=r"declare the action under data\.actions"):
         make_market(file_settings(path))
 
 

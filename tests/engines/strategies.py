@@ -37,8 +37,9 @@ def env_settings(
         "max_leverage": draw(st.sampled_from([1.0, 2.5])) if shorts else 1.0,
         "borrow_bps_per_year": draw(st.sampled_from([0.0, 5000.0])),
         "maintenance_margin": draw(st.sampled_from([0.0, 0.37])) if shorts else 0.0,
-        "turbulence_column": draw(st.sampled_from([None, "c0", "c1"])),
-        "turbulence_threshold": draw(st.sampled_from([-0.5, 1.0, 3.0])),
+        "turbulence": draw(
+            st.dictionaries(st.sampled_from(["c0", "c1"]), st.sampled_from([-0.5, 1.0, 3.0]))
+        ),
         "reward": draw(st.sampled_from(REWARDS)),
         "risk_aversion": draw(st.sampled_from([0.0, 1.0, 40.0])),
         "reward_scale": draw(st.sampled_from([1.0, 100.0])),

@@ -14,7 +14,7 @@ CASES = [
         "action": "trade",
         "max_shares": 500.0,
         "reward": "differential_sharpe",
-        "turbulence_column": "c0",
+        "turbulence": {"c0": 3.0},
     },
     {"decision_interval": 3, "half_spread_bps": 2.0, "reward": "drawdown"},
 ]

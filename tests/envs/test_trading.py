@@ -378,8 +378,8 @@ def test_other_misuse():
         env.step(torch.ones(2, 3))
     with pytest.raises(EnvError, match="at least two"):
         TradingEnv(market.window(3, 4))
-    with pytest.raises(EnvError, match="turbulence_column"):
-        TradingEnv(market, EnvSettings(turbulence_column="vix"))
+    with pytest.raises(EnvError, match=r"env\.turbulence: no context column 'vix'"):
+        TradingEnv(market, EnvSettings(turbulence={"vix": 3.0}))
     with pytest.raises(EnvError, match="num_envs"):
         TradingEnv(market, num_envs=0)
     with pytest.raises(EnvError, match="seeds"):

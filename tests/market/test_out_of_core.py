@@ -53,7 +53,7 @@ def test_a_file_holds_what_memory_does(tmp_path, monkeypatch):
         "symbol,day,split,dividend_usd\nAAA,2016-01-06,2,\nDDD,2016-01-08,3,0.7\n"
     )
     values = {
-        "adjust": {"path": str(tmp_path / "actions.csv")},
+        "actions": str(tmp_path / "actions.csv"),
         "waive": ["split"],  # the prices show none
         "universe": {"members": str(tmp_path / "members.csv")},
         "features": {

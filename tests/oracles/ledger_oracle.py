@@ -64,9 +64,9 @@ class LedgerOracle:
         self.member = market.member.tolist()
         self.minutes = market.minutes.tolist()
         self.context = market.context.tolist()
-        self.turbulence = None
-        if settings.turbulence_column is not None:
-            self.turbulence = market.context_names.index(settings.turbulence_column)
+        self.watched = [
+            (market.context_names.index(name), most) for name, most in settings.turbulence.items()
+        ]
         self.last = [
             max([t for t in range(self.T) if not math.isnan(self.close[t][n])], default=-1)
             for n in range(self.N)
@@ -140,10 +140,7 @@ class LedgerOracle:
         s = self.s
         V = self.equity()
         action = [min(1.0, max(-1.0, a)) for a in action]
-        if (
-            self.turbulence is not None
-            and self.context[self.t][self.turbulence] > s.turbulence_threshold
-        ):
+        if any(self.context[self.t][column] > most for column, most in self.watched):
             return [0.0] * self.N
         want = []
         if s.action == "target":

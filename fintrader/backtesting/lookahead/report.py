@@ -103,8 +103,8 @@ def trusted(
         found.append(f"membership: {universe.index} by {who}")
     if universe.shares_outstanding is not None:
         found.append(f"shares outstanding: {strip_folders(universe.shares_outstanding)}")
-    if data.adjust.path is not None:
-        found.append(f"splits and dividends: {strip_folders(data.adjust.path)}")
+    if data.actions is not None:
+        found.append(f"splits and dividends: {strip_folders(data.actions)}")
     factor = factor_column(data)
     if factor is not None:
         found.append(f"prices: as traded by the column {factor}")

@@ -16,7 +16,7 @@ from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.companies import Interval
-from fintrader.bars.corporate_actions import Action
+from fintrader.bars.corporate_actions import Action, load_actions
 from fintrader.bars.sources.feed import Feed
 from fintrader.market.index_level import BenchmarkSettings, read_level
 from fintrader.market.planted_in import PlantedInSettings
@@ -84,8 +84,7 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
     if view.cut is not None:
         cut = view.cut
         universe = _universe_until(universe, cut.day, view.end, folder)
-        before = [day for day in (settings.adjust.as_of, cut.day) if day is not None]
-        values["adjust"] = settings.adjust.model_copy(update={"as_of": min(before)})
+        values["actions"] = _actions_until(settings.actions, cut.day, folder / "actions.csv")
         if settings.benchmark.path is not None:
             path = _level_until(
                 settings.benchmark,
@@ -105,6 +104,19 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
         }
         values["features"] = settings.features.model_copy(update={"daily": daily})
     return settings.model_copy(update={**values, "universe": universe})
+
+
+def _actions_until(path: str | None, day: dt.date, known: Path) -> str | None:
+    """Write the splits and dividends up to a day to `known`; None where there are none."""
+    rows = [
+        (action.symbol, action.day, action.split, action.dividend_usd)
+        for action in load_actions(path)
+        if action.day <= day
+    ]
+    if not rows:
+        return None
+    _write(known, "symbol,day,split,dividend_usd", rows)
+    return str(known)
 
 
 def _level_until(settings: BenchmarkSettings, where: tuple[str, str], cut: Cut, path: Path) -> str:

@@ -176,6 +176,6 @@ def _explain_refusal(faults: Sequence[Fault]) -> str:
     has_split = any(fault.kind == "split" for fault in faults)
     return (
         f"bars that cannot be right: {name_faults(faults)}; {faults[0].kind} means that {meaning}."
-        f" Correct the bars{', declare the action under data.adjust' if has_split else ''}, or let"
+        f" Correct the bars{', declare the action under data.actions' if has_split else ''}, or let"
         f" them pass: data.waive: [{', '.join(suggest_waivers(faults))}]"
     )

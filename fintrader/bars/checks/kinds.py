@@ -61,16 +61,16 @@ KINDS: dict[str, str] = {
     ),
     "split": (
         "a night's move looks like a split of 2 to 1 or more that is not declared, or not like the"
-        " one that is: stops the build; declare it under data.adjust, or waive it"
+        " one that is: stops the build; declare it under data.actions, or waive it"
     ),
     "small_split": (
         "a night's move looks like an unadjusted split of less than 2 to 1: kept and named in the"
-        " log, declare it under data.adjust"
+        " log, declare it under data.actions"
     ),
     "quiet_jump": (
         "a night's move of 8 % or more stands without the trading that such news brings, as of a"
         " special dividend, a spin-off or another unit: kept and named in the log, declare it under"
-        " data.adjust"
+        " data.actions"
     ),
     "price_spike": "closes jump away and come back within half an hour's bars, both at once: kept",
     "wick": "a high or low reaches far beyond the bar's open and close: kept",

@@ -135,7 +135,7 @@ class Alpaca:
                 raise Busy(f"status {status}") from None
             raise DataError(
                 f"alpaca gives no splits and dividends (status {status}); check the keys, or set"
-                " data.source.actions to false and declare them under data.adjust"
+                " data.source.actions to false and declare them under data.actions"
             ) from None
         except (OSError, ValueError) as error:
             raise Busy(type(error).__name__) from None

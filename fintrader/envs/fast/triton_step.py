@@ -119,7 +119,7 @@ class TritonStep:
             "TARGET": settings.action == "target",
             "SAME_BAR": settings.fill == "close",
             "RANDOM_START": settings.random_start,
-            "TURBULENT": settings.turbulence_column is not None,
+            "TURBULENT": bool(settings.turbulence),
             "INTERVAL": settings.decision_interval,
             "ENDS": view.has_ends,
             "WORTH": self._worth,
