@@ -374,20 +374,20 @@ def check(outcome: Simulated, settings: TournamentSettings) -> None:
     results = store.read_results()
     assert list(results) == names
     rows = read_pods(run.leaderboard)
-    assert [row["pod"] for row in rows] == names
-    assert sorted(row["applied"] for row in rows) == list(range(settings.pods))
+    assert [row.pod for row in rows] == names
+    assert sorted(row.applied for row in rows) == list(range(settings.pods))
     for row in rows:
-        result = results[row["pod"]]
-        assert (row["score"], row["status"], row["snapshot"]) == (
+        result = results[row.pod]
+        assert (row.score, row.status, row.snapshot) == (
             result.score,
             result.status,
             result.snapshot,
         )
-        assert result.spec == specs[row["pod"]].digest
-        if row["parent"]:
-            assert row["parent_snapshot"] == results[row["parent"]].snapshot
+        assert result.spec == specs[row.pod].digest
+        if row.parent:
+            assert row.parent_snapshot == results[row.parent].snapshot
     scored = [pod for pod in names if results[pod].score is not None]
     best = sorted(scored, key=lambda pod: (-float(results[pod].score or 0.0), specs[pod].index))
-    assert [row["pod"] for row in read_leaderboard(run.leaderboard)] == best[
+    assert [row.pod for row in read_leaderboard(run.leaderboard)] == best[
         : settings.leaderboard_size
     ]

@@ -20,7 +20,7 @@ from fintrader.results.folders import (
     RunsFolder,
     Signature,
 )
-from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import read_leaderboard, read_pods, read_race
 from fintrader.results.run import Summary
 from fintrader.stages import Stage
 from fintrader.yaml_text import parse_yaml
@@ -108,8 +108,8 @@ def _load_rows(folder: Folder, what: str) -> pd.DataFrame:
         "leaderboard": lambda: stored_runs.ranked(
             read_leaderboard(path, most=MAX_RANKS, benchmark=True)
         ),
-        "pods": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS)),
-        "race": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS, brief=True)),
+        "pods": lambda: stored_runs.frame_of(read_pods(path, most=MAX_PODS)),
+        "race": lambda: stored_runs.frame_of(read_race(path, most=MAX_PODS)),
     }
     return READ.get("rows", (path, what), identify_board(folder), lambda _: readers[what]())
 

@@ -105,7 +105,8 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         console.print(f"lost attempts: {lost}")
     console.print(
         table_of(
-            race.leaderboard, ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
+            [*map(vars, race.leaderboard)],
+            ("rank", "pod", "score", "algo", "origin", "parent", "env_steps"),
         )
     )
     for pod in race.at_work:
@@ -117,7 +118,7 @@ def _print_lineage(place: str, pod: str) -> None:
     from fintrader.results.leaderboard_reader import lineage, read_pods
 
     rows = lineage(read_pods(folder_of(place).leaderboard), pod)
-    Console().print(table_of(rows, ("pod", "origin", "score", "algo", "changed")))
+    Console().print(table_of([*map(vars, rows)], ("pod", "origin", "score", "algo", "changed")))
 
 
 def _scale(place: str, pods: int | None) -> None:

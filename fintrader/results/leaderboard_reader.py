@@ -10,34 +10,122 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from fintrader.errors import RunError
 from fintrader.files import dump_json, refuse_unsafe_database
+from fintrader.records import JsonValue, RecordError, from_json
 from fintrader.results.folders import DamagedFileError, NotThereError
 
 _WALL_CLOCK = {"seconds", "started", "finished", "device", "attempts"}
 _JSON = {"window_scores", "metrics", "hyper", "budget", "agent"}
+T = TypeVar("T")
 
-# Columns by name: a file of another shape is refused, not shown half.
-_LEADERBOARD = (
-    "SELECT rank, pod, epoch, score, window_scores, metrics, status, parent, origin, generation,"
-    " algo, hyper, budget, env_steps, lineage_env_steps, snapshot, policy, seed, data_hash,"
-    " applied, seconds, finished, device, attempts FROM leaderboard ORDER BY rank"
-)
-_RACE = (
-    "p.pod, p.idx, p.origin, p.parent, p.generation, p.algo, p.state, p.reason, p.device, p.hyper,"
-    " e.score, e.env_steps, e.started, e.finished"
-)
-_RESULT = (
-    "p.pod, p.idx, p.origin, p.parent, p.parent_snapshot, p.generation, p.seen, p.seed, p.algo,"
-    " p.agent, p.hyper, p.budget, p.data_hash, p.state, p.attempts, p.reason, p.device, e.epoch,"
-    " e.applied, e.status, e.score, e.window_scores, e.metrics, e.looks, e.snapshot, e.policy,"
-    " e.env_steps, e.lineage_env_steps, e.updates, e.seconds, e.started, e.finished"
-)
 
+@dataclass(frozen=True, kw_only=True)
+class LeaderboardRow:
+    """A pod on the leaderboard, or the benchmark portfolio, which has a score alone."""
+
+    rank: int | None = None
+    pod: str
+    epoch: int | None = None
+    score: float
+    window_scores: tuple[float | None, ...] = ()
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    status: str | None = None
+    parent: str | None = None
+    origin: str
+    generation: int | None = None
+    algo: str | None = None
+    hyper: dict[str, JsonValue] = field(default_factory=dict)
+    budget: dict[str, float | None] = field(default_factory=dict)
+    env_steps: int | None = None
+    lineage_env_steps: int | None = None
+    """Steps of the pod and of all its ancestors."""
+    snapshot: str | None = None
+    policy: str | None = None
+    seed: int | None = None
+    data_hash: str | None = None
+    applied: int | None = None
+    """Number of the result in the order of application, from 0."""
+    seconds: float | None = None
+    finished: float | None = None
+    device: str | None = None
+    attempts: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RacingPod:
+    """A pod with its state and, once it has one, its score."""
+
+    pod: str
+    idx: int
+    origin: str
+    parent: str | None
+    generation: int
+    algo: str | None
+    state: str
+    reason: str
+    device: str
+    hyper: dict[str, JsonValue]
+    score: float | None
+    env_steps: int | None
+    started: float | None
+    finished: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPod(RacingPod):
+    """A pod with its spec, its state and, once it has one, its result."""
+
+    parent_snapshot: str | None
+    seen: int
+    seed: int
+    agent: dict[str, JsonValue]
+    budget: dict[str, float | None]
+    data_hash: str
+    attempts: int
+    epoch: int | None
+    applied: int | None
+    status: str | None
+    window_scores: tuple[float | None, ...] | None
+    metrics: dict[str, float | None] | None
+    looks: int | None
+    snapshot: str | None
+    policy: str | None
+    lineage_env_steps: int | None
+    updates: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class LineageStep:
+    """A pod or an ancestor of it, with the changes from its parent."""
+
+    pod: str
+    origin: str
+    parent: str | None = None
+    generation: int | None = None
+    algo: str | None = None
+    score: float | None = None
+    status: str | None = None
+    env_steps: int = 0
+    hyper: dict[str, JsonValue] = field(default_factory=dict)
+    changed: dict[str, tuple[JsonValue, JsonValue]] = field(default_factory=dict)
+    """Searched settings that differ from the parent's: both values."""
+    inherited: str | None = None
+    """SHA-256 of the parent's snapshot."""
+    snapshot: str | None = None
+
+
+_OF_RESULT = {
+    *("score", "env_steps", "started", "finished", "epoch", "applied", "status", "window_scores"),
+    *("metrics", "looks", "snapshot", "policy", "lineage_env_steps", "updates", "seconds"),
+}
+"""Columns of the table `entries`; the others are those of `pods`."""
 _BENCHMARK = (
     "SELECT benchmark_score FROM entries WHERE benchmark_score IS NOT NULL ORDER BY applied LIMIT 1"
 )
@@ -52,133 +140,138 @@ BENCHMARK = "benchmark"
 
 def read_leaderboard(
     path: Path, *, most: int | None = None, benchmark: bool = False
-) -> list[dict[str, Any]]:
-    """Rows of the leaderboard, best first, at most `most`; JSON columns parsed.
+) -> list[LeaderboardRow]:
+    """Read the rows of the leaderboard, best first, at most `most`.
 
-    `benchmark`: with the benchmark portfolio in its place, which is no pod: it has a score and no
-    rank, and is neither a trial nor anybody's parent.
+    `benchmark`: with the benchmark portfolio before the first pod that scores no higher; it has no
+    rank, and is neither a trial nor a parent.
 
     Raises NotThereError when there is none, DamagedFileError when it cannot be read or is of
     another version.
     """
-    rows = _read(path, _LEADERBOARD, most)
-    if not benchmark or not rows:
+    names = ", ".join(one.name for one in fields(LeaderboardRow))
+    query = f"SELECT {names} FROM leaderboard ORDER BY rank"
+    rows = _read(path, query, LeaderboardRow, most)
+    scores = _read_cells(path, _BENCHMARK) if benchmark and rows else []
+    if not scores:
         return rows
-    known = _read(path, _BENCHMARK, None)
-    return with_benchmark(rows, known[0]["benchmark_score"]) if known else rows
+    score = scores[0]["benchmark_score"]
+    place = sum(row.score > score for row in rows)
+    own = LeaderboardRow(pod=BENCHMARK, origin=BENCHMARK, score=score)
+    return [*rows[:place], own, *rows[place:]]
 
 
-def with_benchmark(rows: Sequence[dict[str, Any]], score: float) -> list[dict[str, Any]]:
-    """The rows of pods, best first, and the benchmark portfolio before the first that scores no
-    higher."""
-    place = sum(row["score"] > score for row in rows)
-    own = dict.fromkeys(rows[0]) | {"pod": BENCHMARK, "origin": BENCHMARK, "score": score}
-    return [
-        *rows[:place],
-        own | {name: {} for name in ("hyper", "metrics") if name in own},
-        *rows[place:],
-    ]
+def read_pods(path: Path, *, most: int | None = None) -> list[StoredPod]:
+    """Read every pod with its spec, its state and its result, by number. Raises as
+    `read_leaderboard`."""
+    return _read_pods(path, StoredPod, most)
 
 
-def read_pods(path: Path, *, most: int | None = None, brief: bool = False) -> list[dict[str, Any]]:
-    """Every pod with its state and, once it has one, its result, by number.
+def read_race(path: Path, *, most: int | None = None) -> list[RacingPod]:
+    """Read the parts of every pod that a race shows, by number: of ten thousand pods the rest takes
+    longer than the page. Raises as `read_leaderboard`."""
+    return _read_pods(path, RacingPod, most)
 
-    `brief`: only what the race itself shows; of ten thousand pods the rest takes longer than the
-    page. Raises as `read_leaderboard`.
-    """
-    columns = _RACE if brief else _RESULT
-    return _read(
-        path,
-        f"SELECT {columns} FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx",
-        most,
-    )
+
+def _read_pods(path: Path, kind: type[T], most: int | None) -> list[T]:
+    names = (one.name for one in fields(cast(Any, kind)))
+    columns = ", ".join(f"{'e' if name in _OF_RESULT else 'p'}.{name}" for name in names)
+    tables = "pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx"
+    return _read(path, f"SELECT {columns} FROM {tables}", kind, most)
 
 
 def best_score(path: Path) -> float | None:
-    """The best score on a leaderboard, None where nobody has one. Raises as `read_leaderboard`."""
-    scores = [entry["score"] for entry in read_leaderboard(path)]
-    return max((score for score in scores if score is not None), default=None)
+    """Read the best score on a leaderboard; None for an empty one. Raises as `read_leaderboard`."""
+    return max((row.score for row in read_leaderboard(path)), default=None)
 
 
-def lineage(pods: Sequence[dict[str, Any]], pod: str) -> list[dict[str, Any]]:
-    """A pod and its ancestors, youngest first, down to the founder: origin, score, settings and
-    their change.
+def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:
+    """List a pod and its ancestors, youngest first, down to the founder.
 
     Where the founder goes on from a pod of an earlier run, that one stands last, by its name alone
-    (`run:pod`). `pods`: rows of `read_pods`. Raises RunError when there is no such pod.
+    (`run:pod`). Raises RunError when there is no such pod.
     """
-    by_name = {str(row["pod"]): row for row in pods}
+    by_name = {row.pod: row for row in pods}
     if pod not in by_name:
         raise RunError(
             f"there is no pod {pod!r}; there are {', '.join(list(by_name)[:5]) or 'none'} ..."
         )
-    steps: list[dict[str, Any]] = []
+    steps: list[LineageStep] = []
     at: str | None = pod
     while at in by_name and len(steps) < len(by_name):
         row = by_name[at]
-        parent = by_name.get(row["parent"])
+        parent = by_name.get(row.parent or "")
+        before = row.hyper if parent is None else parent.hyper
         steps.append(
-            {
-                **{
-                    name: row[name]
-                    for name in ("pod", "origin", "parent", "generation", "algo", "score")
+            LineageStep(
+                pod=row.pod,
+                origin=row.origin,
+                parent=row.parent,
+                generation=row.generation,
+                algo=row.algo,
+                score=row.score,
+                status=row.status or "unfinished",
+                env_steps=row.env_steps or 0,
+                hyper=row.hyper,
+                changed={
+                    name: (before.get(name), value)
+                    for name, value in row.hyper.items()
+                    if before.get(name) != value
                 },
-                "status": row["status"] or "unfinished",
-                "env_steps": row["env_steps"] or 0,
-                "hyper": row["hyper"],
-                "changed": {
-                    name: [parent["hyper"].get(name), value]
-                    for name, value in row["hyper"].items()
-                    if parent is not None and parent["hyper"].get(name) != value
-                },
-                "inherited": row["parent_snapshot"],
-                "snapshot": row["snapshot"],
-            }
+                inherited=row.parent_snapshot,
+                snapshot=row.snapshot,
+            )
         )
-        at = row["parent"]
+        at = row.parent
     if at is not None and at not in by_name:
-        unknown = dict.fromkeys(("parent", "generation", "algo", "score", "status", "inherited"))
-        known = {"pod": at, "origin": "earlier run", "snapshot": steps[-1]["inherited"]}
-        steps.append({**unknown, **known, "env_steps": 0, "hyper": {}, "changed": {}})
+        steps.append(LineageStep(at, "earlier run", snapshot=steps[-1].inherited))
     return steps
 
 
 def canonical(path: Path) -> str:
-    """All content but times and places, as text: equal for two runs of equal seeds."""
-    tables = {"leaderboard": read_leaderboard(path), "pods": read_pods(path)}
+    """Write all content but times and places as text: equal for two runs of equal seeds."""
+    tables: dict[str, Sequence[LeaderboardRow | StoredPod]] = {
+        "leaderboard": read_leaderboard(path),
+        "pods": read_pods(path),
+    }
     kept = {
-        name: [{k: v for k, v in row.items() if k not in _WALL_CLOCK} for row in rows]
+        name: [{k: v for k, v in vars(row).items() if k not in _WALL_CLOCK} for row in rows]
         for name, rows in tables.items()
     }
     return dump_json(kept)
 
 
-def _read(path: Path, query: str, most: int | None) -> list[dict[str, Any]]:
+def _read(path: Path, query: str, kind: type[T], most: int | None) -> list[T]:
+    rows = _read_cells(path, query if most is None else f"{query} LIMIT {most:d}")
+    try:
+        for row in rows:
+            for name in _JSON & row.keys():
+                row[name] = None if row[name] is None else json.loads(row[name])
+        return [from_json(kind, row) for row in rows]
+    except (ValueError, TypeError, RecursionError):
+        raise _damaged(path, "a cell is not valid JSON") from None
+    except RecordError as error:
+        raise _damaged(path, f"of another version: {error}") from None
+
+
+def _read_cells(path: Path, query: str) -> list[dict[str, Any]]:
     refuse_unsafe_database(path, writes=False)
     if not path.exists():
         raise NotThereError(
             f"{path} does not exist; make it with `fintrader verify {path.parent} --repair`"
         )
-    query = query if most is None else f"{query} LIMIT {most:d}"
     place = f"file:{quote(str(path))}?mode=ro"
     try:
         try:
-            rows = _select(place, query)
+            return _select(place, query)
         except sqlite3.OperationalError as error:
             if "unable to open" not in str(error) and "readonly" not in str(error):
                 raise
             # A folder that may not be written to: without a writer, the file alone is the whole
             # truth.
-            rows = _select(f"{place}&immutable=1", query)
+            return _select(f"{place}&immutable=1", query)
     except sqlite3.Error as error:
         raise _damaged(path, error) from None
-    try:
-        for row in rows:
-            for name in _JSON & set(row):
-                row[name] = None if row[name] is None else json.loads(row[name])
-    except (ValueError, TypeError, RecursionError):
-        raise _damaged(path, "a cell is not valid JSON") from None
-    return rows
 
 
 def _damaged(path: Path, problem: object) -> DamagedFileError:

@@ -4,7 +4,7 @@ is damaged."""
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,12 @@ from fintrader.results.formatting import (
     when,
     window_words,
 )
-from fintrader.results.leaderboard_reader import lineage, read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import (
+    LeaderboardRow,
+    lineage,
+    read_leaderboard,
+    read_pods,
+)
 from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
@@ -111,12 +116,12 @@ class Run:
     @property
     def pods(self) -> pd.DataFrame:
         """Every pod by number, with its spec, its state and, once it has one, its result."""
-        return pd.DataFrame(read_pods(self._leaderboard()))
+        return frame_of(read_pods(self._leaderboard()))
 
     def lineage(self, pod: str) -> pd.DataFrame:
         """A pod and its ancestors, youngest first, with what changed on the way. Raises RunError
         for no such pod."""
-        return pd.DataFrame(lineage(read_pods(self._leaderboard()), pod))
+        return frame_of(lineage(read_pods(self._leaderboard()), pod))
 
     @cached_property
     def folds(self) -> tuple[Run, ...]:
@@ -177,17 +182,14 @@ class Run:
         """
         home = search or self.folder
         if name == "best":
-            rows = (
-                read_leaderboard(home.leaderboard, most=1)
-                if search
-                else [{"pod": self.manifest["best"]}]
-            )
-            if not rows or not rows[0]["pod"]:
+            rows = read_leaderboard(home.leaderboard, most=1) if search else []
+            best = rows[0].pod if rows else None if search else self.manifest["best"]
+            if not best:
                 raise RunError(
                     f"{self.name} has no best pod yet; `fintrader status {self.folder.root}` says"
                     " how far it is"
                 )
-            name = str(rows[0]["pod"])
+            name = str(best)
         within = ("ensemble",) if name == "ensemble" else ("pods", name)
         path = Path(Folder(home.root.resolve()).path(*within)) / "policy.safetensors"
         if path.is_file():
@@ -252,9 +254,14 @@ class Run:
         return told if stored is None else told + stored._repr_html_()
 
 
-def ranked(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def frame_of(rows: Sequence[object]) -> pd.DataFrame:
+    """Make a table of records, a column a field."""
+    return pd.DataFrame(list(map(vars, rows)))
+
+
+def ranked(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
     """Rows of a leaderboard, whole numbers whole although the benchmark portfolio has none."""
-    frame = pd.DataFrame(rows)
+    frame = frame_of(rows)
     whole = [
         name
         for name in ("rank", "epoch", "generation", "env_steps", "lineage_env_steps")

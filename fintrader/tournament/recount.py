@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import hash_file, read_bytes, refuse_unsafe_database
-from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import StoredPod, read_leaderboard, read_pods
 from fintrader.results.tournament_events import (
     AdoptionEvent,
     DamageEvent,
@@ -524,27 +524,28 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
     schema = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
     if _read_rows(here, schema) != _read_rows(again, schema):
         return [f"{here.name} holds tables, views or triggers that are not ours"]
-    rows, expected = ({str(row["pod"]): row for row in read_pods(path)} for path in (here, again))
-    if wrong := [pod for pod, row in rows.items() if not _is_equal(row, expected.get(pod, {}))]:
+    rows, expected = ({row.pod: row for row in read_pods(path)} for path in (here, again))
+    wrong = [pod for pod, row in rows.items() if not _is_equal(row, expected.get(pod))]
+    if wrong:
         return [f"{here.name}: {', '.join(wrong[:5])} are not what specs, results and events say"]
     behind = [
         pod
         for pod, row in expected.items()
-        if row["epoch"] is not None and rows.get(pod, {}).get("epoch") is None
+        if row.epoch is not None and (pod not in rows or rows[pod].epoch is None)
     ]
     if behind or rows.keys() < expected.keys():
         late = f"{here.name} is behind the results: {', '.join(behind[:5])} ..."
         return [late] if must_be_whole else []
-    boards = [[row["pod"] for row in read_leaderboard(path)] for path in (here, again)]
+    boards = [[row.pod for row in read_leaderboard(path)] for path in (here, again)]
     return [] if boards[0] == boards[1] else [f"{here.name} has another order"]
 
 
-def _is_equal(row: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+def _is_equal(row: StoredPod, expected: StoredPod | None) -> bool:
     """Compare two rows of a pod, but for its progress; one without a result may be incomplete."""
-    return all(
-        expected.get(name) == value
-        for name, value in row.items()
-        if name not in _PROGRESS and (row["epoch"] is not None or value is not None)
+    return expected is not None and all(
+        getattr(expected, name) == value
+        for name, value in vars(row).items()
+        if name not in _PROGRESS and (row.epoch is not None or value is not None)
     )
 
 

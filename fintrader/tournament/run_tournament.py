@@ -29,7 +29,7 @@ from fintrader.files import hash_file
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.records import to_json
-from fintrader.results.leaderboard_reader import read_leaderboard
+from fintrader.results.leaderboard_reader import LeaderboardRow, read_leaderboard
 from fintrader.results.tournament_events import (
     AdoptionEvent,
     FinishEvent,
@@ -78,7 +78,7 @@ class TournamentResult:
     best_policy: Path
     ensemble_policy: Path
     members: tuple[str, ...]
-    leaderboard: list[dict[str, Any]] = field(repr=False, default_factory=list)
+    leaderboard: tuple[LeaderboardRow, ...] = field(repr=False, default=())
 
 
 def run_tournament(
@@ -250,7 +250,7 @@ def _finish(
         best_policy=run.pod(best) / "policy.safetensors",
         ensemble_policy=run.ensemble / "policy.safetensors",
         members=members,
-        leaderboard=read_leaderboard(run.leaderboard),
+        leaderboard=tuple(read_leaderboard(run.leaderboard)),
     )
 
 

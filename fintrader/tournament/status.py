@@ -12,7 +12,13 @@ from typing import Any
 from fintrader.config import validate
 from fintrader.errors import RunError, TournamentError
 from fintrader.files import read_json, read_jsonl, write_json
-from fintrader.results.leaderboard_reader import canonical, read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import (
+    LeaderboardRow,
+    StoredPod,
+    canonical,
+    read_leaderboard,
+    read_pods,
+)
 from fintrader.results.tournament_events import (
     DrainEvent,
     FinishEvent,
@@ -69,7 +75,7 @@ class TournamentStatus:
     requested_pods: int | None
     """Pods that were requested to be at work; None: by the settings."""
     at_work: tuple[WorkingPod, ...]
-    leaderboard: list[dict[str, Any]]
+    leaderboard: tuple[LeaderboardRow, ...]
     ensemble: tuple[str, ...]
     last_event: TournamentEvent | None
     now: float
@@ -99,13 +105,13 @@ def read_status(run: RunFolder) -> TournamentStatus:
         applied=len(list_applied(events)),
         requested_results=None if sitting is None else sitting.pods,
         eta_seconds=_estimate_seconds(events, now) if active else None,
-        states=dict(Counter(pod["state"] for pod in pods)),
-        trials=sum(pod["looks"] for pod in pods if pod["score"] is not None),
-        env_steps=sum(pod["env_steps"] or 0 for pod in pods),
+        states=dict(Counter(pod.state for pod in pods)),
+        trials=sum(pod.looks or 0 for pod in pods if pod.score is not None),
+        env_steps=sum(pod.env_steps or 0 for pod in pods),
         losses=dict(Counter(event.reason for event in select_events(events, LossEvent))),
         requested_pods=read_requested_pods(run),
-        at_work=tuple(_read_progress(run, pod) for pod in pods if pod["state"] == "running"),
-        leaderboard=rows,
+        at_work=tuple(_read_progress(run, pod) for pod in pods if pod.state == "running"),
+        leaderboard=tuple(rows),
         ensemble=ends[-1].members if ends else (),
         last_event=events[-1] if events else None,
         now=now,
@@ -126,15 +132,15 @@ def _estimate_seconds(events: Sequence[TournamentEvent], now: float) -> float | 
     return max(0.0, to_come * (now - sitting.time) / results)
 
 
-def _read_progress(run: RunFolder, pod: dict[str, Any]) -> WorkingPod:
+def _read_progress(run: RunFolder, pod: StoredPod) -> WorkingPod:
     """Read how far a pod is, from the log it keeps itself."""
-    records = read_jsonl(run.pod(pod["pod"]) / "metrics.jsonl")
+    records = read_jsonl(run.pod(pod.pod) / "metrics.jsonl")
     last = records[-1] if records else {}
-    budget = pod["budget"].get("env_steps")
+    budget = pod.budget.get("env_steps")
     steps = int(last.get("env_steps", 0))
     return WorkingPod(
-        pod["pod"],
-        pod["attempts"],
+        pod.pod,
+        pod.attempts,
         steps,
         min(1.0, steps / budget) if budget else None,
         last.get("steps_per_second"),

@@ -56,7 +56,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
     config = configured(tmp_path, earlier, tournament=SMALL | {"pods": 3})
     run = run_tournament(config)
     best = read_pods(earlier / "leaderboard.sqlite")
-    ranked = [row["pod"] for row in sorted(best, key=lambda row: -row["score"])]
+    ranked = [row.pod for row in sorted(best, key=lambda row: -row.score)]
     specs = RunStore(RunFolder(run)).read_specs()
     assert [specs[pod].parent for pod in ("p0000", "p0001")] == [f"old:{pod}" for pod in ranked]
     # The same market: what is taken over is the parent's state, to the byte.
@@ -68,7 +68,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
     }
     assert Manifest.load(run / "manifest.json").values["trials"] == 3 + 2
     steps = lineage(read_pods(run / "leaderboard.sqlite"), "p0000")
-    assert [(step["pod"], step["origin"]) for step in steps] == [
+    assert [(step.pod, step.origin) for step in steps] == [
         ("p0000", "survivor"),
         (f"old:{ranked[0]}", "earlier run"),
     ]

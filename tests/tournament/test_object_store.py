@@ -115,7 +115,7 @@ def test_the_outcome_is_the_same_with_and_without_a_store(tmp_path, race, kind, 
         assert compare(RunFolder(copy), plain.folder) == []
         assert not read_status(RunFolder(copy)).active
         best = lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]
-        assert best["score"] == stored.leaderboard[0]["score"]
+        assert best.score == stored.leaderboard[0].score
         assert mirror.objects.list_names() == before
 
 

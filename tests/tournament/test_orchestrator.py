@@ -33,7 +33,7 @@ def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_poo
         5,
     ]
     assert first.trials == 8
-    assert first.best == first.leaderboard[0]["pod"]
+    assert first.best == first.leaderboard[0].pod
 
 
 def test_children_start_from_a_snapshot_that_was_on_the_board(race):
@@ -57,7 +57,7 @@ def test_arrival_writes_its_order_and_uses_all_workers(race):
     applied = [event["pod"] for event in events_of(run, "applied")]
     assert sorted(applied) == sorted(RunStore(run).read_specs())
     assert [
-        row["pod"] for row in sorted(read_pods(run.leaderboard), key=lambda row: row["applied"])
+        row.pod for row in sorted(read_pods(run.leaderboard), key=lambda row: row.applied)
     ] == applied
 
 

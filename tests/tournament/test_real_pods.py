@@ -61,7 +61,7 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(f
         finished.members
     )
     assert finished.trials == 4
-    assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
+    assert read_leaderboard(finished.folder.leaderboard)[0].pod == finished.best
 
 
 def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(finished):
@@ -106,11 +106,11 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
     assert own["score"] == score(portfolio, "sharpe", portfolio)
     assert own["rank"] is pd.NA
     assert rows["score"].is_monotonic_decreasing
-    assert [row["pod"] for row in pods] == [pod for pod in rows["pod"] if pod != "benchmark"]
+    assert [row.pod for row in pods] == [pod for pod in rows["pod"] if pod != "benchmark"]
     assert list(rows["rank"].dropna()) == list(range(1, len(pods) + 1))
     report = read_status(finished.folder)
     assert report.trials == len(pods) == 4
-    assert [row["pod"] for row in report.leaderboard] == list(rows["pod"])
+    assert [row.pod for row in report.leaderboard] == list(rows["pod"])
     board = Leaderboard(4)
     specs = RunStore(finished.folder).read_specs()
     for result in results:

@@ -179,8 +179,7 @@ def _struck(run, wanted, faults):
 
 def rows(run):
     return [
-        (row["pod"], row["score"], row["snapshot"], row["policy"])
-        for row in read_leaderboard(run.leaderboard)
+        (row.pod, row.score, row.snapshot, row.policy) for row in read_leaderboard(run.leaderboard)
     ]
 
 

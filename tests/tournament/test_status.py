@@ -57,7 +57,7 @@ def test_status_counts_and_is_json(race, tmp_path):
     assert report.states == {"done": 6}
     assert (report.trials, report.env_steps, report.losses) == (6, 600, {"nan": 1})
     assert (report.active, report.finished, report.at_work) == (False, True, ())
-    assert report.leaderboard[0]["rank"] == 1
+    assert report.leaderboard[0].rank == 1
     with pytest.raises(TournamentError, match="no tournament"):
         read_status(RunFolder(tmp_path / "nothing"))
 
@@ -70,19 +70,17 @@ def test_lineage_leads_to_a_founder(race):
     pods = read_pods(run.leaderboard)
     steps = lineage(pods, eldest.pod)
     assert len(steps) == eldest.generation + 1 > 3
-    assert steps[-1]["origin"] == "fresh"
+    assert steps[-1].origin == "fresh"
     for child, parent in itertools.pairwise(steps):
-        assert child["parent"] == parent["pod"]
-        assert child["inherited"] == parent["snapshot"]
-        old, new = child["changed"]["learning_rate"]
-        assert (old, new) == (parent["hyper"]["learning_rate"], child["hyper"]["learning_rate"])
-    rows = {row["pod"]: row for row in read_status(run).leaderboard}
-    assert all(
-        row["lineage_env_steps"] == 100 * len(lineage(pods, pod)) for pod, row in rows.items()
-    )
+        assert child.parent == parent.pod
+        assert child.inherited == parent.snapshot
+        old, new = child.changed["learning_rate"]
+        assert (old, new) == (parent.hyper["learning_rate"], child.hyper["learning_rate"])
+    rows = {row.pod: row for row in read_status(run).leaderboard}
+    assert all(row.lineage_env_steps == 100 * len(lineage(pods, pod)) for pod, row in rows.items())
     with pytest.raises(RunError, match="no pod"):
         lineage(pods, "p9999")
-    assert Run(run).lineage(eldest.pod)["pod"].tolist() == [step["pod"] for step in steps]
+    assert Run(run).lineage(eldest.pod)["pod"].tolist() == [step.pod for step in steps]
 
 
 @pytest.mark.parametrize("order", ["submission", "arrival"])
@@ -299,8 +297,8 @@ def test_the_view_shows_board_pods_and_events(race):
 
     result = race(pods=5, how={"watch": look})
     best = result.leaderboard[0]
-    assert best["pod"] in pictures[-1]
-    assert f"{best['score']:.3f}" in pictures[-1]
+    assert best.pod in pictures[-1]
+    assert f"{best.score:.3f}" in pictures[-1]
     assert "learning_rate" in pictures[-1]
     assert "rank 1" in pictures[-1]
     assert any("p0000" in picture.split("at work")[1] for picture in pictures)
