@@ -48,7 +48,7 @@ def kept(run):
 def board(ended):
     """The leaderboard without times and machines."""
     return [
-        tuple(row[name] for name in ("pod", "score", "snapshot", "policy", "parent"))
+        tuple(getattr(row, name) for name in ("pod", "score", "snapshot", "policy", "parent"))
         for row in ended.leaderboard
     ]
 
@@ -68,7 +68,7 @@ def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race, order):
         keep: race(keep, keep=keep, order=order, **MANY) for keep in ("all", "lineage", "leaders")
     }
     for keep, ended in runs.items():
-        rows = {str(row["pod"]) for row in ended.leaderboard}
+        rows = {row.pod for row in ended.leaderboard}
         wanted = {
             "all": set(RunStore(ended.folder).read_specs()),
             "lineage": ancestors(ended.folder, rows),
@@ -235,7 +235,7 @@ def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race, tmp_path):
     first = race("run", keep="leaders", order="submission", **MANY)
     objects = {path.name for path in (tmp_path / "store" / "run" / "objects").iterdir()}
     results = RunStore(RunFolder(tmp_path / "run")).read_results()
-    rows = {str(row["pod"]) for row in first.leaderboard}
+    rows = {row.pod for row in first.leaderboard}
     assert {result.snapshot for result in results.values()} & objects == {
         results[pod].snapshot for pod in rows
     }
