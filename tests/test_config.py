@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +61,7 @@ def test_the_settings_of_the_packages_say_it_in_the_same_words():
         ConfigError,
         match=r"^PPO: network\.hidden\.1: input should be greater than or equal to 1, got -1",
     ):
-        PPO(network={"hidden": [64, -1]})  # type: ignore[arg-type]
+        PPO(network={"hidden": [64, -1]})
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

@@ -7,8 +7,6 @@ that it needs an optional package; such blocks are tests of their own, and skip 
 missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import importlib.util

@@ -98,7 +98,6 @@ def holding(folder):
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", program, str(folder)]
     with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()

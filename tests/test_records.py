@@ -1,7 +1,5 @@
 """The codec of stored records: what is written is read, and everything else is refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Literal

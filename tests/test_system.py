@@ -38,7 +38,6 @@ def test_a_killed_process_frees_its_lock(tmp_path):
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", program, str(path)]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
         with path.open("rb") as asked, path.open("ab") as file:
             assert system.is_locked(asked)
@@ -112,7 +111,6 @@ def test_a_process_is_known_by_its_start(monkeypatch, tmp_path):
     assert system.read_process_start(child.pid) == 0
     monkeypatch.setattr(system, "PROC", tmp_path)
     assert system.read_process_start(child.pid) == 0
-    assert child.stdin is not None
     child.stdin.close()
 
 
@@ -128,7 +126,6 @@ def test_a_group_ends_with_the_process_that_leads_it(monkeypatch, has_groups):
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", program]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True) as leader:
-        assert leader.stdout is not None
         member = int(leader.stdout.readline())
         system.kill_group(leader.pid)
         assert leader.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
@@ -151,7 +148,7 @@ def test_work_in_a_fork_changes_nothing_here(tmp_path, monkeypatch):
 
 
 def test_a_system_that_says_nothing_limits_nothing(tmp_path, monkeypatch):
-    assert system.measure_peak_memory() > 2**20  # type: ignore[operator]
+    assert system.measure_peak_memory() > 2**20
     assert system.count_usable_cores() == len(os.sched_getaffinity(0))
     monkeypatch.setattr(system, "PROC", tmp_path)
     monkeypatch.setitem(sys.modules, "fcntl", None)

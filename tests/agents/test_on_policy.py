@@ -45,7 +45,6 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline):
         obs = as_tensor(after)
     agent.update()
     place = learned[0].batch.row_index
-    assert place is not None
     assert len(place.unique()) == 8
     means = torch.stack([learned[0].advantage[place == bar].mean() for bar in range(8)])
     assert bool((means.abs() < 1e-4).all()) is baseline

@@ -2,10 +2,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.agents import APG, PPO, SAC, Budget, NetworkSettings, make_agent, train
-from fintrader.agents.base import BaseAgent
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.agents.regularisation import Perturbation, make_perturbation
@@ -98,7 +96,6 @@ def market_env(**values):
 def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(settings):
     env = market_env()
     agent = make_agent(settings, env.layout, seed=1)
-    assert isinstance(agent, BaseAgent)
     own = agent.prepare_env(env)
     obs = first = as_tensor(own.reset(seed=1)[0])
     flat, _ = market_env().reset(seed=1)
@@ -161,13 +158,11 @@ def test_decay_shrinks_weights_by_its_share_of_the_step_size():
     agent = make_agent(
         PPO(weight_decay=0.5, learning_rate=0.1, **ON_POLICY), market_env().layout, seed=1
     )
-    assert isinstance(agent, BaseAgent)
     before = [parameter.detach().clone() for parameter in agent.actor.parameters()]
     nothing = sum(
         (parameter * 0).sum()
         for parameter in [*agent.actor.parameters(), *agent.critic.parameters()]
     )
-    assert isinstance(nothing, Tensor)
     agent.descend("adam", nothing)
     for old, parameter in zip(before, agent.actor.parameters(), strict=True):
         assert torch.allclose(parameter, old * (1 - 0.1 * 0.5))

@@ -31,9 +31,7 @@ from fintrader.market import build, draft, reading
 from fintrader.market.settings import DataSettings
 from tests.factories import joined, make_market
 
-Array = np.ndarray
 _MEMO = {}
-_FILES = {}
 
 
 # --- features that look ahead ---------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_it_is_what_a_market_without_the_feature_would_have_made(kind, lookback)
     market = make_market(60, 5, 3)
     settings = SETTINGS.model_copy(update={"lookback": lookback})
     torch.manual_seed(3)
-    policy = ActorPolicy(layout_of(market, settings), NetworkSettings(kind=kind), head()).eval()  # type: ignore[arg-type]
+    policy = ActorPolicy(layout_of(market, settings), NetworkSettings(kind=kind), head()).eval()
     first = explained(policy, market, settings).decisions[0]
     aimed = weights(policy, market, settings)
     for k, name in enumerate(market.feature_names):

@@ -197,7 +197,6 @@ def twenty_days_on_paper(server):
     settings = PaperSettings(feed="alpaca", broker="alpaca", endpoint=server.endpoint)
     bundle = freeze_run("runs/mine", settings)
     exchange = server.bars.now
-    assert isinstance(exchange, Travelling)
     home = locate_home(bundle.name, settings.deployments_dir)
     until = time.time_ns() - 5 * MINUTE
     clock = Stepping(until - 21 * DAY, exchange, server)

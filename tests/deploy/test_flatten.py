@@ -3,7 +3,6 @@ held."""
 
 import json
 import shutil
-from collections.abc import Callable
 
 import pytest
 
@@ -13,15 +12,13 @@ from fintrader.deploy import alerts, control, status
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.entries import Alert, FlattenEnd, Halt, Resumption
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import Runner
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
-from tests.engines.alpaca_paper import ConstantPolicy, Killed, SteppedClock, trade
+from tests.engines.alpaca_paper import ConstantPolicy, Killed, trade
 from tests.engines.deployments import MINUTE, frozen, run_live
 
 HELD = {"S000": 64.0, "S001": 374.0, "S002": 673.0, "S003": 438.0}
-Hook = Callable[[Runner, int], object]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +51,6 @@ class Deployed:
 
         def change(runner):
             runner.policy = ConstantPolicy(runner.policy, action)
-            assert isinstance(runner.clock, SteppedClock)
             runner.clock.at_minute = lambda now: hook(runner, now)
 
         command = ("sh", "-c", 'cat >> "$0"; echo >> "$0"', str(self.told))
@@ -303,7 +299,6 @@ def test_what_is_not_its_own_stays_and_is_named(deployed):
     assert deployed.is_flat()
     with deployed.journal() as journal:
         flat = journal.last(Alert, "flat")
-    assert flat is not None
     assert "7 MINE are not of its symbols and stay" in flat.body.text
 
 

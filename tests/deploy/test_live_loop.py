@@ -5,7 +5,6 @@ import datetime as dt
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,16 +21,12 @@ from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
 from tests.engines.deployments import (
     MINUTE,
-    LiveClock,
-    OddFeed,
     alerts,
     equities,
     frozen,
     run_live,
     settings,
 )
-
-Change = Callable[[OddFeed, LiveClock], None]
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +185,6 @@ def test_a_loss_halts_it_for_good(tmp_path):
         tmp_path, bundle, market, limits=LimitSettings(day_loss=0.004, drawdown=0.005)
     )
     halted = journal.last(Halt)
-    assert halted is not None
     assert "limit is" in halted.body.why
     after = [e.body for e in journal.entries(BarDecision) if e.seq > halted.seq]
     assert all(not body.orders for body in after)

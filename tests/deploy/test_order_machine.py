@@ -80,7 +80,6 @@ class Deployment(RuleBasedStateMachine):
     @rule(orders=WANTED, minutes=st.integers(0, 2), wait=st.integers(0, 40))
     def decide(self, orders, minutes, wait):
         self.now += 60 * SECOND
-        assert self.execution is not None
         begin = self.execution.begin
         terms = {"decision": self.now, "at": self.now, "not_before": self.now + wait * SECOND}
         until = self.now + minutes * 60 * SECOND
@@ -138,7 +137,6 @@ class Deployment(RuleBasedStateMachine):
         try:
             self.server.faults = {}
             self.restart()
-            assert self.execution is not None
             assert self.journal is not None
             for _ in range(60):
                 self.now += 20 * SECOND

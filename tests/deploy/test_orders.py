@@ -100,7 +100,6 @@ def test_purchases_leave_once_sales_are_over_and_share_the_cash(server, executio
         "filled",
     ]
     fitted = journal.last(PurchaseFit)
-    assert fitted is not None
     assert (fitted.body.factor, fitted.body.cash_usd) == (0.625, 1500.0)
 
 

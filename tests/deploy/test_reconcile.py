@@ -74,7 +74,6 @@ def test_positions_of_others_stop_the_start_and_are_left_alone(server, journal, 
     assert expect_holdings(journal).shares == {"AAA": 7.0}
     assert look(journal, broker, start=True) == ()
     adopted = journal.last(Adoption)
-    assert adopted is not None
     assert adopted.body.findings == ("7 shares of AAA are held, 0 expected",)
     assert asked_only(server)
 
@@ -199,7 +198,6 @@ def test_what_nobody_explains_is_a_mismatch(server, journal, broker):
     assert found[1].text == "29 shares of AAA are held, 30 expected"
     assert found[-1].text == "cash is 200.00 USD, 500.00 expected"
     mismatch = journal.last(Mismatch)
-    assert mismatch is not None
     assert len(mismatch.body.findings) == 5
     assert look(journal, broker, OPENED + 2 * SECOND) == found  # nothing heals it but somebody
     with pytest.raises(DeployError, match="29 shares of AAA"):

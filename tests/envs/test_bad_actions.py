@@ -182,7 +182,7 @@ def test_what_is_no_dict_is_refused():
     before = env.state_dict()
     for options in ([1], "start", {1: 2}):
         with pytest.raises(FintraderError, match="option"):
-            env.reset(options=options)  # type: ignore[arg-type]
+            env.reset(options=options)
     with pytest.raises(CheckpointError, match="state_dict"):
-        env.load_state_dict(None)  # type: ignore[arg-type]
+        env.load_state_dict(None)
     assert all(torch.equal(left, before[name]) for name, left in env.state_dict().items())

@@ -5,7 +5,6 @@ import torch
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError
@@ -15,7 +14,6 @@ from tests.factories import examples, make_market
 BARS = 60
 COUNT = 4
 ASSETS = 4
-State = dict[str, Tensor]
 
 
 def walked(config, mode, steps=9, seed=1):

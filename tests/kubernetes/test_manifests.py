@@ -7,7 +7,6 @@ import string
 import subprocess
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -33,7 +32,6 @@ every_overlay = pytest.mark.parametrize("name", OVERLAYS)
 every_ray_overlay = pytest.mark.parametrize(
     "name", [name for name in OVERLAYS if name.startswith("ray-")]
 )
-Manifests = list[dict[str, Any]]
 
 
 @lru_cache

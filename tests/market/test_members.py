@@ -22,7 +22,6 @@ LIST = REAL_FOLDER / "n100_membership_20151012_20210601.csv"
 FIRST = dt.date(2007, 2, 1)
 LAST = dt.date(2026, 10, 9)
 DAY = dt.timedelta(days=1)
-Table = dict[str, set[dt.date]]
 
 
 def companies():

@@ -88,7 +88,7 @@ def test_every_file_that_data_settings_name_is_looked_for():
     known = {
         name.removesuffix(".x")
         for name in named_files(DataSettings(features={"daily": {"x": "y"}}))
-    }  # type: ignore[arg-type]
+    }
     assert paths(DataSettings) - {"path", "store"} == known
 
 

@@ -104,7 +104,6 @@ def test_other_symbols_start_from_what_was_learned(earlier, tmp_path):
     source = TINY["data"]["source"] | {"num_symbols": 6, "seed": 5}
     run = run_tournament(configured(tmp_path, earlier, data={"source": source}))
     known = WarmStart.read(RunFolder(run))
-    assert known is not None
     pod = known.entries[0].spec.pod.partition(":")[2]
     taken = load_file(
         RunStore(RunFolder(run)).locate_snapshot(str(known.entries[0].result.snapshot))
@@ -200,7 +199,6 @@ def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(
         assert spec.snapshot == RunStore(first).read_result("p0000").snapshot
     test = MarketTensors.load(folds[1].root / "market.safetensors").split().test
     known = WarmStart.read(folds[1])
-    assert known is not None
     validation = MarketTensors.load(folds[0].root / "market.safetensors").split().validation
     assert known.seen_until == int(validation.minutes[-1]) < int(test.minutes[0])
     assert read_json(run / "manifest.json")["trials"] == 2

@@ -195,7 +195,7 @@ AGENTS = {
 def train_storing_each_update(config, name):
     """`fintrader train`, which stores its state after every update instead of every ten seconds."""
     trainer = import_module("fintrader.pipeline.train")
-    trainer.train = partial(train, checkpoint_seconds=0.0)  # type: ignore[attr-defined]
+    trainer.train = partial(train, checkpoint_seconds=0.0)
     main(["train", str(config), "--name", name])
 
 

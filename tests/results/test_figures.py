@@ -5,7 +5,6 @@ import base64
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,8 +29,6 @@ from tests.engines import fakes
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 from tests.report.test_report import charts_of
-
-Traces = dict[str, tuple[list[Any], list[Any]]]
 
 
 def numbers(values):

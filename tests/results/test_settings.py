@@ -117,10 +117,10 @@ def test_only_what_differs_stands_in_the_table_of_several_runs():
     found = differing(runs)
     assert "seed" not in found
     assert "name" not in found
-    assert found["agent.gamma"]["c"].changed  # type: ignore[union-attr]
-    assert not found["agent.gamma"]["a"].changed  # type: ignore[union-attr]
+    assert found["agent.gamma"]["c"].changed
+    assert not found["agent.gamma"]["a"].changed
     assert found["agent.tau"]["a"] is None
-    assert found["agent.algo"]["b"].value == "sac"  # type: ignore[union-attr]
+    assert found["agent.algo"]["b"].value == "sac"
     assert set(differing({"a": runs["a"], "c": runs["c"]})) == {"agent.gamma"}
     assert differing({"a": runs["a"]}) == differing({}) == {}
 

@@ -96,7 +96,7 @@ def test_never_two_at_once(tmp_path, monkeypatch):
     for number in range(5):
         pid = os.fork()
         if pid == 0:
-            lease.name_process_space = lambda number=number: f"machine {number}"  # type: ignore[assignment]
+            lease.name_process_space = lambda number=number: f"machine {number}"
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             while True:
                 try:

@@ -1,16 +1,12 @@
-from collections.abc import Callable
-
 import pytest
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.run_tournament import TournamentResult
 from fintrader.tournament.settings import OperationsSettings
 from tests.engines import stubs
 from tests.engines.chaos import DONE, forked
 from tests.engines.races import OPERATIONS, settings, stub_race
 from tests.engines.thread_launcher import ThreadLauncher
 
-Race = Callable[..., TournamentResult]
 PODS = 5
 """Of the small tournament that faults strike."""
 

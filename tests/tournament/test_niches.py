@@ -66,7 +66,7 @@ def test_elites_are_the_best_of_each_niche(draws, size, niche):
 def test_what_is_crowded_out_never_comes_back():
     """Its files may be deleted, so it must not be anybody's parent later."""
     board = Leaderboard(2, "lineage")
-    gone = set[str]()
+    gone = set()
     for index, score in enumerate([1.0, 5.0, 2.0, 0.5, 4.0, 3.0, 6.0]):
         before = {one.spec.pod for one in board.elites}
         submit(board, child(index, score))

@@ -108,7 +108,7 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path, away):
 
 def test_whoever_leaves_waits_no_longer(away, tmp_path):
     store = ObjectStore(f"file://{tmp_path}/store")
-    problems = list[str]()
+    problems = []
     away.touch()
 
     def ask():

@@ -205,7 +205,7 @@ def test_a_taken_port_is_a_readable_error(endpoint):
 
 def test_it_binds_loopback_unless_told_otherwise(endpoint):
     assert RunConfig().operations.metrics_address is None
-    assert OperationsSettings(metrics=0).metrics_address == (endpoint.host, 0)  # type: ignore[arg-type]
+    assert OperationsSettings(metrics=0).metrics_address == (endpoint.host, 0)
     bound = [
         found.laddr.ip
         for found in psutil.Process().net_connections()

@@ -343,8 +343,6 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, 
     sized = settings(ensemble_shrinkage="james_stein", ensemble_tracking_error=wanted * learned)
     before = estimate_shrinkage(members, [0.5, 0.5], plain)
     after = estimate_shrinkage(members, [0.5, 0.5], sized)
-    assert before is not None
-    assert after is not None
     assert 0 < before.tilt_scale == before.kappa == after.kappa
     assert before.tracking_error == pytest.approx(learned)
     assert after.tilt_scale == pytest.approx(times * before.kappa)

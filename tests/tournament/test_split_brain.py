@@ -44,7 +44,7 @@ def head(run, *, machine, workers, sleeps_at):
 
     def work():
         lease._held.clear()
-        lease.name_process_space = lambda: machine  # type: ignore[assignment]
+        lease.name_process_space = lambda: machine
         lease.BEAT_SECONDS = 0.1
         lease.LEASE_SECONDS = 0.4
         lease.LAPSE_SECONDS = 0.6

@@ -306,7 +306,7 @@ def test_the_view_shows_board_pods_and_events(race):
 
 def test_pipes_get_a_line_a_result_and_a_line_a_mishap(race, tmp_path):
     stream = io.StringIO()
-    plant(RunFolder(tmp_path / "run"), "p0001", "oom")  # type: ignore[operator]
+    plant(RunFolder(tmp_path / "run"), "p0001", "oom")
     result = race(pods=3, how={"progress": LineProgress(stream)})
     lines = stream.getvalue().splitlines()
     assert sum("rank" in line for line in lines) == 3

@@ -1,14 +1,10 @@
 """Ray clusters on loopback for the tests of its launcher."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
 from tests.engines.ray_cluster import Nodes
-
-Started = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def which(spec, context):
 def launcher(run, slots=None, **more):
     own = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
     body = "tests.tournament.launchers.test_local:which"
-    return LocalLauncher(PodContext(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
+    return LocalLauncher(PodContext(run, run.root / "market"), body=body, slots=lambda: own, **more)
 
 
 @pytest.mark.parametrize(
