@@ -37,7 +37,7 @@ class Agent(Protocol):
     head: ActionHead
     """Turns its latents into actions."""
     differentiable: bool
-    """Whether it differentiates through the environment, whose graph is then cut after every
+    """True if it differentiates through the environment, whose graph is then cut after every
     update."""
 
     @property

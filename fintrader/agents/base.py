@@ -29,15 +29,15 @@ class BaseAgent(Resumable):
 
     settings: Any
     differentiable: bool = False
-    """Whether the training loop keeps the environment's graph between updates."""
+    """True if the training loop keeps the environment's graph between updates."""
     outputs: int = 1
     """Numbers the actor gives for each latent."""
     is_bounded: bool = False
-    """Whether the means of latents that become weights end in tanh. Noise pays costs, and the first
+    """True if the means of latents that become weights end in tanh. Noise pays costs, and the first
     thing learned is to hold cash: without a bound its logit runs away until no stock is bought any
     more, and nothing is learned again."""
     is_squashed: bool = False
-    """Whether latents end in tanh, and critics judge them next to the observation."""
+    """True if latents end in tanh, and critics judge them next to the observation."""
     members: int | None = None
     """K critics as one network; None: a single one."""
 

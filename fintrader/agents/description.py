@@ -59,7 +59,7 @@ class ActorDescription(TypedDict):
 
     kind: Literal["actor"]
     layout: Json
-    """Of `layout_to_json`."""
+    """Result of `layout_to_json`."""
     network: Json
     """`NetworkSettings`."""
     head: Json

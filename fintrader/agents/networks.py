@@ -230,7 +230,7 @@ class Actor(nn.Module):
     kind: ClassVar[str]
     outputs: int
     shares_bars: bool = False
-    """Whether accounts at a bar share their outputs."""
+    """True if accounts at a bar share their outputs."""
 
     def mean_by_bar(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Compute the first of the outputs, `[R, L]`; where accounts at a bar share theirs,

@@ -106,7 +106,7 @@ class ObservationNormaliser(nn.Module):
 
     @property
     def has_market_statistics(self) -> bool:
-        """Whether the market's columns have statistics, or there are no such columns."""
+        """True if the market's columns have statistics, or there are no such columns."""
         return not self.row_width or bool(self.count[self.groups[-1]])
 
     def normalise(

@@ -130,7 +130,7 @@ class OffPolicyAgent(BaseAgent):
 
     @property
     def is_report_due(self) -> bool:
-        """Whether this step is one of those after which metrics are given."""
+        """True after every `report_every`-th step, when metrics are due."""
         return self.replay is not None and self.replay.written % self.settings.report_every == 0
 
     def report(self) -> Metrics | None:

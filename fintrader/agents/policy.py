@@ -346,9 +346,7 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
         ) from None
 
 
-def export_onnx(
-    policy: PolicyModule, path: Path | str, *, tolerance: float = 1e-5, seed: int = 0
-) -> float:
+def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e-5) -> float:
     """Write `policy` as an ONNX model, for programs without PyTorch (extra `onnx`).
 
     Its input is `obs [B, D]` float32, its output `action [B, N]`, B free. Before the file is
@@ -362,7 +360,7 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"ONNX export needs {error.name}: {install_command('onnx')}") from None
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(0)
     obs = torch.randn(7, policy.layout.width, generator=draw)
     policy = policy.cpu().eval()
     with warnings.catch_warnings():

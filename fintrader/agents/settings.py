@@ -82,9 +82,9 @@ class BaseSettings(Settings):
     """Settings of every agent."""
 
     has_learners: ClassVar[bool] = False
-    """Whether `learners` may be more than 1."""
+    """True if `learners` may be more than 1."""
     has_replay: ClassVar[bool] = False
-    """Whether it learns from a replay buffer, which `pipeline` needs."""
+    """True if it learns from a replay buffer, which `pipeline` needs."""
 
     network: NetworkSettings = NetworkSettings()
     head: ActionHeadSettings = ActionHeadSettings()

@@ -184,8 +184,8 @@ class TrainingRun:
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     is_over: bool = False
-    """Whether that share of the budget is used up. Only an update can end a training: between two,
-    an agent holds half a rollout that belongs to no result."""
+    """True once that share of the budget is used up. Only an update can end a training: between
+    two, an agent holds half a rollout that belongs to no result."""
     saving_seconds: float = 0.0
     """Duration of the last save."""
     is_finite: Tensor | None = None

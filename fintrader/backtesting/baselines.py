@@ -208,7 +208,7 @@ def _hold_benchmark(
     every_sessions: int = 1,
     progress: Progress | None = None,
 ) -> BacktestResult:
-    """Hold the weights of a benchmark, rebalanced every so many sessions."""
+    """Hold the weights of a benchmark, rebalanced every `every_sessions` sessions."""
     weights = benchmark_weights(market, kind)
     due = rebalance_bars(market, every_sessions)
     return simulate_weights(

@@ -173,15 +173,13 @@ def _resample(
     return np.concatenate(means), np.concatenate(errors)
 
 
-def shift_test(
-    pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int = SHIFTS
-) -> ShiftTest | None:
+def shift_test(pairs: Iterable[tuple[Array, Array]], *, seed: int) -> ShiftTest | None:
     """Shift a strategy's active weights in time, against fixed returns, and count how often they
     earn as much.
 
     `pairs`: for each asset its weight at the close of a bar `[T]` less beta times the benchmark's,
     and its return over the next bar. One correlation per asset gives all circular shifts, of which
-    `shifts` are drawn. A constant tilt earns the same in every shift and has a p-value near one:
+    `SHIFTS` are drawn. A constant tilt earns the same in every shift and has a p-value near one:
     the test sees timing, not the choice of symbols. None if no weight differs from the benchmark's,
     and below two bars.
     """
@@ -197,7 +195,7 @@ def shift_test(
         return None
     by_shift = fft.irfft(total, n=size)
     rng = create_numpy_generator(seed, "shifts")
-    drawn = by_shift[1 + rng.permutation(size - 1)[:shifts]]
+    drawn = by_shift[1 + rng.permutation(size - 1)[:SHIFTS]]
     # The transform rounds: values that differ in the last digits only count as equal.
     as_much = int((drawn >= by_shift[0] - 1e-12 * float(np.abs(by_shift).max())).sum())
     return ShiftTest(

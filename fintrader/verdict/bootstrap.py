@@ -135,12 +135,11 @@ def paired_excess(
     baseline: ArrayLike,
     *,
     seed: int,
-    level: float = 0.95,
     repeats: int = REPEATS,
     sessions_a_year: int = TRADING_DAYS,
 ) -> Excess | None:
-    """Block-bootstrap the daily excess over a baseline, both resampled on the same days; None below
-    eight sessions."""
+    """Block-bootstrap the daily excess over a baseline, with its 95 % interval, both resampled on
+    the same days; None below eight sessions."""
     excess = np.asarray(returns, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     if excess.size < 8:
         return None
@@ -148,6 +147,7 @@ def paired_excess(
     rows = bootstrap_indices(excess.size, length, repeats, create_numpy_generator(seed, "excess"))
     means = excess[rows].mean(axis=1)
     mean = float(excess.mean())
+    level = 0.95
     low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)]) * sessions_a_year
     p_value = (1 + int((means - mean >= mean).sum())) / (1 + repeats)
     return Excess(mean * sessions_a_year, float(low), float(high), level, p_value, length)

@@ -42,7 +42,7 @@ class SearchRecord(NamedTuple):
     returns: TrialReturns | None = None
     """Daily returns of the trials that were scored."""
     active: TrialReturns | None = None
-    """The same less the benchmark portfolio's returns."""
+    """Their returns less the benchmark portfolio's."""
     null_model: NullSearch | None = None
     """Best scores of the same search on information-free features and on the true ones."""
 
@@ -53,7 +53,7 @@ UNKNOWN_SEARCH = SearchRecord()
 def diagnose(
     trials: int | None, search: SearchRecord, seed: int, sessions_a_year: int = TRADING_DAYS
 ) -> Selection:
-    """Measure a search of so many trials (None: unknown)."""
+    """Measure a search, whose number of `trials` may be unknown."""
     windows = _list_windows(search.returns)
     return Selection(
         trials=trials,

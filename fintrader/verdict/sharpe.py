@@ -122,10 +122,8 @@ def deflated_sharpe(sample: SharpeSample, trials: float, variance: float) -> flo
     return probabilistic_sharpe(sample, expected_best_sharpe(trials, variance))
 
 
-def minimum_track_record(
-    sample: SharpeSample, threshold: float = 0.0, confidence: float = 0.95
-) -> float | None:
-    """Periods needed for PSR(threshold) to reach `confidence`; None when SR does not exceed the
+def minimum_track_record(sample: SharpeSample, threshold: float = 0.0) -> float | None:
+    """Count the periods needed for PSR(threshold) to reach 95 %; None unless SR exceeds the
     threshold.
 
     MinTRL = 1 + (1 − γ₃ SR + (γ₄ − 1)/4 · SR²) (Φ⁻¹(1 − α) / (SR − SR*))²        (2012, eq. 13)
@@ -133,7 +131,7 @@ def minimum_track_record(
     if sample.sharpe <= threshold:
         return None
     variance = sample.standard_error**2 * (sample.periods - 1)
-    return 1 + variance * (float(stats.norm.ppf(confidence)) / (sample.sharpe - threshold)) ** 2
+    return 1 + variance * (float(stats.norm.ppf(0.95)) / (sample.sharpe - threshold)) ** 2
 
 
 def trial_sharpes(returns: ArrayLike) -> Array:

@@ -109,7 +109,7 @@ class ShiftTest:
     earned: float
     """Return of the active weights over the window, before costs."""
     expected: float
-    """The same, as a mean over the shifts: the return of the weights without any timing."""
+    """Mean of that over the shifts: the return of the weights without any timing."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class RandomDraws:
     sharpe: tuple[float, ...] | None
     share_above: ShareAbove
     histogram: Histogram
-    """Of their cumulative returns."""
+    """Counts of their cumulative returns."""
 
 
 # --- the search -----------------------------------------------------------------------------------

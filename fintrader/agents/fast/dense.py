@@ -21,7 +21,7 @@ _MIN_MULTIPLICATIONS = 1 << 17
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Any:
-    """As `networks.linear`, for products that are large enough."""
+    """Compute `networks.linear` for products that are large enough."""
     is_large = min(weight.shape) >= _MIN_WIDTH and (
         x.shape[0] * weight.numel() >= _MIN_MULTIPLICATIONS
     )

@@ -29,7 +29,7 @@ _CONSTANT = np.float32(0.5 * math.log(2 * math.pi))
 def clipped_surrogate(
     mean: Tensor, row_index: Tensor | None, log_std: Tensor, rollout: Any, clip_coef: float
 ) -> Any:
-    """As `ppo.clipped_surrogate`."""
+    """Compute `ppo.clipped_surrogate`."""
     if row_index is None:
         row_index = torch.arange(len(mean))
     drawn = (rollout.latent, rollout.log_prob, rollout.advantage)

@@ -31,7 +31,7 @@ class EmbeddingCache:
 
 
 def predict_acting_mean(obs: Tensor, agent: Any) -> Any:
-    """As `on_policy.predict_acting_mean`, where accounts at a bar share their latents."""
+    """Compute `on_policy.predict_acting_mean` if accounts at a bar share their latents."""
     table = agent.table
     if table is None or obs.shape[-1] == agent.layout.width or not agent.actor.shares_bars:
         return NotImplemented

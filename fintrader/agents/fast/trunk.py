@@ -21,7 +21,7 @@ _ZERO = np.float32(0.0)
 
 
 def shared_layer(h: Tensor, shared: Tensor, own: Any, common: Any, hidden: Any) -> Any:
-    """As `networks.shared_layer`, for a single network with relu."""
+    """Compute `networks.shared_layer` for a single network with relu."""
     if hidden.fused != "relu" or own.weight.ndim != 2 or h.ndim != 3:
         return NotImplemented
     weights = (own.weight, own.bias, common.weight, common.bias)

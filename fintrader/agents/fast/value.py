@@ -20,7 +20,7 @@ _ZERO = np.float32(0.0)
 
 
 def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
-    """As `networks.quadratic_value`, where no slopes by the holdings are wanted."""
+    """Compute `networks.quadratic_value` if no slopes by the holdings are needed."""
     if batch.private.ndim != 2 or batch.private.requires_grad:
         return NotImplemented
     row_index = batch.row_index

@@ -111,7 +111,6 @@ def find_leaks(
     rebuild: Rebuild,
     env: EnvSettings,
     *,
-    policy: Policy | None = None,
     cuts: int = 3,
     seed: int = 0,
     progress: Progress | None = None,
@@ -128,7 +127,7 @@ def find_leaks(
         )
     rng = create_numpy_generator(seed, "lookahead")
     chosen = np.sort(rng.choice(candidates, size=min(cuts, candidates.size), replace=False))
-    policy = policy or reacting_policy(market, seed, env)
+    policy = reacting_policy(market, seed, env)
     leaks: list[Leak] = []
     with (progress or SILENT).task(
         "look-ahead", total=len(chosen) * len(MODES), unit="builds"
