@@ -6,17 +6,19 @@ from tools import house
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_MOST = {
-    "tokens": 480_000,
+    "tokens": 474_000,
     "code_lines_over_100_columns_percent": 0.1,
-    "dict_str_any": 530,
+    "dict_str_any": 310,
     "tuple_assignments": 40,
-    "walruses": 98,
+    "walruses": 45,
     "fmt_skip": 0,
     "filler_verbs_percent": 2.0,
-    "docstrings_opening_with_what_whether_how_of_percent": 15.0,
-    "per_1000_docstring_words: what": 12.5,
-    "functions_with_more_than_8_parameters": 39,
-    "functions_of_complexity_21_or_more": 17,
+    "docstrings_opening_with_what_whether_how_of_percent": 5.6,
+    "per_1000_docstring_words: what": 4.7,
+    "per_1000_message_words: what": 3.2,
+    "kernels_without_a_comment": 0,
+    "functions_with_more_than_8_parameters": 8,
+    "functions_of_complexity_21_or_more": 8,
     "class_names_used_twice": 1,
     "file_names_in_several_folders": 14,
 }
@@ -27,7 +29,7 @@ def test_the_house_gets_no_worse(monkeypatch):
     monkeypatch.chdir(ROOT)
     figures = house.measure(["fintrader", "app"])
     assert {name: figures[name] for name, most in AT_MOST.items() if figures[name] > most} == {}
-    assert figures["verb_first_percent"] >= 44.0
+    assert figures["verb_first_percent"] >= 66.0
 
 
 def test_ppo_is_read_in_seven_files():
