@@ -263,11 +263,11 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
             "short positions are not deployed: a paper account does not know which shares can be"
             " borrowed; train with env.short: false"
         )
-    if data.benchmark.path is not None and any(
+    if data.benchmark is not None and any(
         name.startswith("index_") for name in data.features.context
     ):
         raise DeployError(
-            f"the context reads the index of {data.benchmark.path}, which no feed delivers; leave"
+            f"the context reads the index of {data.benchmark}, which no feed delivers; leave"
             " index_* out of data.features.context, or the benchmark's file"
         )
 

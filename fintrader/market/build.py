@@ -151,7 +151,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
     files = identity.pop("files", ())
     daily = [(f"features.daily.{name}", path) for name, path in settings.features.daily.items()]
     for name, path, setting in (
-        ("benchmark", settings.benchmark.path, "data.benchmark.path"),
+        ("benchmark", settings.benchmark, "data.benchmark"),
         ("actions", settings.actions, "data.actions"),
         ("membership", settings.universe.membership, "data.universe.members"),
         (
@@ -175,7 +175,7 @@ def portable(settings: DataSettings) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(settings.model_dump_json())
     del values["store"]
     # The content of files counts, see `identify_source`.
-    values["path"] = values["actions"] = values["benchmark"]["path"] = None
+    values["path"] = values["actions"] = values["benchmark"] = None
     values["universe"]["members"] = settings.universe.index
     values["universe"]["shares_outstanding"] = None
     values["features"]["normalisation"] = None
@@ -394,7 +394,7 @@ def _benchmark(
     settings: DataSettings, feed: Feed, close: Sheet, grid: SessionGrid, member: Array
 ) -> tuple[Array, str, bool]:
     """Level, name, and whether it is an index of its own and not made of the universe."""
-    if settings.benchmark.path is not None:
+    if settings.benchmark is not None:
         return *file_benchmark(settings.benchmark, grid), True
     index = feed.index(grid)
     if index is not None:

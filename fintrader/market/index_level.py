@@ -12,7 +12,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid, timezone_of
-from fintrader.config import PathText, Settings, strip_folders
+from fintrader.config import strip_folders
 from fintrader.errors import DataError
 from fintrader.market.columns import Sheet
 from fintrader.storage.objects import read_whole
@@ -23,18 +23,7 @@ if TYPE_CHECKING:
 EQUAL_WEIGHT = "equal-weight index of the universe"
 
 
-class BenchmarkSettings(Settings):
-    """Where the benchmark comes from; without a path it is the synthetic index or an equal-weight
-    index."""
-
-    path: PathText | None = None
-    """CSV or Parquet file of one index (a path or an fsspec URL), called like the file: a date (or
-    time) column and a price column. Times that carry no zone are in that of `data.calendar`."""
-    column: str = "close"
-    """The price column."""
-
-
-def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Array, str]:
+def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
     """`[T]` float64, the level as known at each bar's close, and its name.
 
     A daily close is known only at the last bar of its day, so all earlier bars of the day carry the
@@ -42,17 +31,13 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     one. Times within the day are taken as starts of bars. Raises DataError when the file cannot
     serve.
     """
-    path = settings.path
-    assert path is not None
     file = strip_folders(path)
-    table = read_level(path, settings.column, grid.calendar, "data.benchmark.path")
+    table = read_level(path, grid.calendar, "data.benchmark")
     days = table["when"].dt.normalize()
     daily = bool((table["when"] == days).all())
-    values = table[settings.column].to_numpy(dtype=np.float64)
+    values = table["close"].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise DataError(
-            f"{file}: column {settings.column!r} holds values that are no prices; correct the file"
-        )
+        raise DataError(f"{file}: column 'close' holds values that are no prices; correct the file")
     name = PurePosixPath(file).stem
     if daily:
         stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
@@ -88,7 +73,7 @@ def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
 
     Raises DataError when the file has no date and close, or holds values that are not positive.
     """
-    table = read_level(path, "close", grid.calendar, f"data.features.daily.{name}")
+    table = read_level(path, grid.calendar, f"data.features.daily.{name}")
     values = table["close"].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise DataError(
@@ -140,7 +125,7 @@ def _carry(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
 
 
-def read_level(path: str, column: str, calendar: str, setting: str) -> pd.DataFrame:
+def read_level(path: str, calendar: str, setting: str) -> pd.DataFrame:
     """The file's table in order of time, `when` in the calendar's zone. Raises DataError when it
     cannot be used."""
     import pandas as pd
@@ -158,9 +143,9 @@ def read_level(path: str, column: str, calendar: str, setting: str) -> pd.DataFr
     when = next(
         (name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None
     )
-    if when is None or column not in table:
+    if when is None or "close" not in table:
         raise DataError(
-            f"{name}: needs a column date or ts and a column {column!r}; it has {list(table)}"
+            f"{name}: needs a column date or ts and a column close; it has {list(table)}"
         )
     try:
         moments = pd.to_datetime(table[when])

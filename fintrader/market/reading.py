@@ -134,7 +134,7 @@ class Reader:
         self.evidence = SessionEvidence(
             grid, *((files.label, files.bar_minutes) if files is not None else (None, None))
         )
-        self.prints = files.opening_print if files is not None and files.label == "end" else "leave"
+        self.is_end_labelled = files is not None and files.label == "end"
         ends = grid.minutes[grid.first_bar[1:] - 1]
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
         self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
@@ -167,7 +167,7 @@ class Reader:
             minutes = self.grid.exchange_minutes
             bars = bars.take((bars.ts >= minutes[0] - quarter) & (bars.ts <= minutes[-1] + quarter))
         days = self.evidence.look(bars)
-        if self.prints == "merge" or (self.prints == "auto" and has_opening_prints(days)):
+        if self.is_end_labelled and has_opening_prints(days):
             bars, counts["opening_print"] = merge_opening_prints(bars, days)
         around = (
             days.wide.mean() > 0.5 if len(days.session) else False

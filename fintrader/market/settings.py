@@ -21,7 +21,6 @@ from fintrader.bars.sources.vendor_settings import (
 from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
 from fintrader.errors import ConfigError
 from fintrader.market.features import FeatureSettings
-from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import UniverseSettings
@@ -60,7 +59,10 @@ class DataSettings(Settings):
     bar_minutes: int = Field(1, ge=1, le=1440)
     """Length of the market's bars; minute bars are put together inside each session."""
     universe: UniverseSettings = UniverseSettings()
-    benchmark: BenchmarkSettings = BenchmarkSettings()
+    benchmark: PathText | None = None
+    """CSV or Parquet file of the index to compare with (a path or an fsspec URL), which is called
+    like it: date (or ts) and close. Times without a zone are in the calendar's. None: the synthetic
+    index, or all symbols in equal weights."""
     features: FeatureSettings = FeatureSettings()
     windows: WindowSettings = WindowSettings()
     actions: PathText | None = None

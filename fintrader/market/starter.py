@@ -139,8 +139,8 @@ def yaml_of(found: Detection, path: Path) -> str:
         *(f"    {name}: {_plain(value)}" for name, value in found.source.items()),
         *_waivers(found),
         (
-            "  benchmark: {}                # all symbols in equal weights; path: FILE with date"
-            " and close for an index"
+            "  benchmark: null              # all symbols in equal weights; FILE with date and close"
+            " for an index"
         ),
         (
             "  actions: null                # FILE with splits and dividends, where prices are as traded"

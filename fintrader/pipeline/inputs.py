@@ -88,7 +88,7 @@ def named_files(data: DataSettings) -> dict[str, str | None]:
     return {
         "universe.members": data.universe.membership,
         "universe.shares_outstanding": data.universe.shares_outstanding,
-        "benchmark.path": data.benchmark.path,
+        "benchmark": data.benchmark,
         "actions": data.actions,
         "features.normalisation": data.features.normalisation,
         **{f"features.daily.{name}": path for name, path in data.features.daily.items()},

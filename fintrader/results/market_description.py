@@ -152,8 +152,7 @@ class Survivorship:
             why = "; ".join(filter(None, (f"nobody leaves in {self.sessions} sessions", lack)))
         if self.bias_per_year is None:
             size = (
-                "by how much that flatters it is unknown (an index under data.benchmark.path would"
-                " tell)"
+                "by how much that flatters it is unknown (an index under data.benchmark would tell)"
             )
         else:
             more = f"{self.bias_per_year:+.1%} a year against {self.bias_against}"

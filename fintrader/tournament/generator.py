@@ -23,7 +23,7 @@ from fintrader.errors import ConfigError
 from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import import_optuna, propose
-from fintrader.tournament.settings import HALVING_RUNGS, Range, TournamentSettings
+from fintrader.tournament.settings import HALVING_RUNGS, Range, Space, TournamentSettings
 from fintrader.tournament.spec import EvaluationTerms, Origin, PodSpec, SettingsValues, StopRule
 
 Random = np.random.Generator
@@ -109,7 +109,7 @@ class Generator:
         if explore:
             random = create_numpy_generator(self.seed, "explore", index)
             for name, space in self.settings.search.items():
-                if has_value(values, name) and not space.structural:
+                if has_value(values, name) and not name.startswith(STRUCTURAL):
                     set_value(values, name, self._explore(space, find_value(values, name), random))
         origin: Origin = "exploit" if explore else "survivor"
         return self._build_spec(
@@ -136,7 +136,7 @@ class Generator:
             index, leaderboard, parent, generation=parent.spec.generation + 1, explore=not same
         )
 
-    def _explore(self, space: Range, value: Any, random: Random) -> Any:
+    def _explore(self, space: Space, value: Any, random: Random) -> Any:
         """Draw anew with probability `resample`, else take one step up or down; the other way at
         the end of the range."""
         again, up = random.random(2)
@@ -249,12 +249,10 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 # --- the search space -----------------------------------------------------------------------------
 
 
-def draw(space: Range, like: Any, random: Random) -> Any:
+def draw(space: Space, like: Any, random: Random) -> Any:
     """Draw a value from the range, an integer if `like` is one."""
-    if space.choices:
-        return space.choices[int(random.integers(len(space.choices)))]
-    assert space.low is not None
-    assert space.high is not None
+    if isinstance(space, tuple):
+        return space[int(random.integers(len(space)))]
     if space.log:
         return _round_like(
             like, math.exp(random.uniform(math.log(space.low), math.log(space.high)))
@@ -262,18 +260,18 @@ def draw(space: Range, like: Any, random: Random) -> Any:
     return _round_like(like, random.uniform(space.low, space.high))
 
 
+STRUCTURAL = "network."
+"""Fields that shape an agent's weights: a child, which begins with its parent's, keeps them."""
 PERTURB = 1.25
 """Factor by which a child's hyper-parameter is multiplied or divided."""
 
 
-def step_value(space: Range, value: Any, way: int) -> Any:
+def step_value(space: Space, value: Any, way: int) -> Any:
     """Multiply (`way` 1) or divide (-1) `value` by PERTURB, or take the next choice, within the
     range."""
-    if space.choices:
-        number = space.choices.index(value) if value in space.choices else 0
-        return space.choices[min(max(number + way, 0), len(space.choices) - 1)]
-    assert space.low is not None
-    assert space.high is not None
+    if isinstance(space, tuple):
+        number = space.index(value) if value in space else 0
+        return space[min(max(number + way, 0), len(space) - 1)]
     moved = _round_like(value, value * (PERTURB if way > 0 else 1 / PERTURB))
     if isinstance(value, int) and moved == value:  # too small for the factor to show
         moved = value + way
@@ -284,7 +282,7 @@ def _round_like(value: Any, drawn: float) -> float | int:
     return round(drawn) if isinstance(value, int) and not isinstance(value, bool) else float(drawn)
 
 
-def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> None:
+def check_search(search: Mapping[str, Space], agents: Sequence[Settings]) -> None:
     """Raise ConfigError for a name that no agent has, or a bound that its setting does not
     allow."""
     for name, space in search.items():
@@ -296,14 +294,14 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
                 f" {', '.join(known)}"
             )
         for agent in owners:
-            for value in space.choices or (space.low, space.high):
+            for value in (space.low, space.high) if isinstance(space, Range) else space:
                 values = agent.model_dump(mode="json")
-                if not space.choices:
+                if isinstance(space, Range):
                     if not isinstance(find_value(values, name), int | float) or isinstance(
                         find_value(values, name), bool
                     ):
                         raise ConfigError(
-                            f"tournament.search.{name}: low and high need a number; give choices"
+                            f"tournament.search.{name}: low and high need a number; give a list"
                         )
                     value = _round_like(find_value(values, name), float(value))
                 set_value(values, name, value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fintrader.errors import ConfigError, install_command
 from fintrader.tournament.leaderboard import FinishedPod
-from fintrader.tournament.settings import Range
+from fintrader.tournament.settings import Space
 
 if TYPE_CHECKING:
     import optuna
@@ -27,7 +27,7 @@ REMEMBERED = 500
 
 
 def propose(
-    search: Mapping[str, Range], likes: Mapping[str, Any], tried: Sequence[FinishedPod], seed: int
+    search: Mapping[str, Space], likes: Mapping[str, Any], tried: Sequence[FinishedPod], seed: int
 ) -> dict[str, Any]:
     """Propose setting -> value; nothing while fewer than `STARTUP` pods have a score.
 
@@ -43,10 +43,11 @@ def propose(
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.add_trials([_build_trial(one, search, spaces) for one in known])
     asked = study.ask(spaces).params
-    return {
-        name: search[name].choices[value] if search[name].choices else value
-        for name, value in asked.items()
-    }
+    proposed = {}
+    for name, value in asked.items():
+        space = search[name]
+        proposed[name] = space[value] if isinstance(space, tuple) else value
+    return proposed
 
 
 def import_optuna() -> Any:
@@ -61,14 +62,12 @@ def import_optuna() -> Any:
     return optuna
 
 
-def _build_distribution(space: Range, like: Any) -> BaseDistribution:
+def _build_distribution(space: Space, like: Any) -> BaseDistribution:
     """Build the distribution; choices go by number, since they may be lists."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if space.choices:
-        return CategoricalDistribution(range(len(space.choices)))
-    assert space.low is not None
-    assert space.high is not None
+    if isinstance(space, tuple):
+        return CategoricalDistribution(range(len(space)))
     if isinstance(like, int):
         return IntDistribution(
             max(round(space.low), int(space.log)), round(space.high), log=space.log
@@ -77,7 +76,7 @@ def _build_distribution(space: Range, like: Any) -> BaseDistribution:
 
 
 def _build_trial(
-    entry: FinishedPod, search: Mapping[str, Range], spaces: Mapping[str, BaseDistribution]
+    entry: FinishedPod, search: Mapping[str, Space], spaces: Mapping[str, BaseDistribution]
 ) -> optuna.trial.FrozenTrial:
     """Build Optuna's record of a pod. Values outside the ranges are left out."""
     import optuna
@@ -85,8 +84,8 @@ def _build_trial(
     params: dict[str, Any] = {}
     for name, space in spaces.items():
         value = entry.spec.hyper.get(name)
-        choices = [*search[name].choices]
-        if choices:
+        choices = search[name]
+        if isinstance(choices, tuple):
             value = choices.index(value) if value in choices else -1
         with contextlib.suppress(ValueError):
             if space._contains(space.to_internal_repr(value)):

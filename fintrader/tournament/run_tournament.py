@@ -59,7 +59,7 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, copy_warm_start
 
 CHANGEABLE = frozenset(
-    {"pods", "workers", "devices", "pods_per_device", "keep"}
+    {"pods", "workers", "devices", "keep"}
     | {"ensemble_size", "ensemble_shrinkage", "ensemble_tracking_error", "diversity"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
@@ -141,12 +141,8 @@ def run_tournament(
             folder, Path(market).resolve(), mirror, token=lease.token, operations=operations
         )
         if launcher is None:
-            devices = (
-                (device,)
-                if settings.devices == ("auto",) and device != "auto"
-                else settings.devices
-            )
-            slots = partial(find_slots, devices, settings.pods_per_device)
+            devices = [device if name == "auto" else name for name in settings.devices]
+            slots = partial(find_slots, devices)
             launcher = LocalLauncher(access, body=body, slots=slots, workers=settings.workers)
         elif callable(launcher):
             launcher = launcher(settings, access)

@@ -4,7 +4,7 @@ evaluated."""
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
@@ -27,33 +27,26 @@ def count_spanned(device: str) -> int:
 
 
 class Range(Settings):
-    """Where one hyper-parameter may lie: `low..high`, or a list of `choices`."""
+    """Range of one hyper-parameter."""
 
-    low: float | None = None
+    low: float
     """Smallest value."""
-    high: float | None = None
+    high: float
     """Largest value."""
     log: bool = False
     """Draw uniformly in the logarithm."""
-    choices: tuple[Any, ...] = ()
-    """The values to choose from, in their natural order, instead of low and high."""
-    structural: bool = False
-    """The value shapes the network: drawn for fresh pods, kept by children (weights would not fit
-    otherwise)."""
 
     @model_validator(mode="after")
     def _possible(self) -> Range:
-        if self.choices:
-            if self.low is not None or self.high is not None:
-                raise ValueError("give either choices or low and high, not both")
-            return self
-        if self.low is None or self.high is None:
-            raise ValueError("give low and high, or choices")
         if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low >= self.high:
             raise ValueError(f"impossible range: low {self.low} must lie below high {self.high}")
         if self.log and self.low <= 0:
             raise ValueError(f"impossible range: a logarithmic range needs low > 0, got {self.low}")
         return self
+
+
+Space = Range | Annotated[tuple[Any, ...], Field(min_length=1)]
+"""Range of a hyper-parameter, or the values to choose from."""
 
 
 class LauncherSettings(Settings):
@@ -121,14 +114,13 @@ class TournamentSettings(Settings):
     budget: Budget = Budget(env_steps=100_000)
     """Training of each pod."""
     workers: int | None = Field(None, ge=1)
-    """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader status --workers`
+    """Pods at work at once; None: one a core, or one for each device named. `fintrader status --workers`
     changes it."""
     devices: tuple[str, ...] = ("auto",)
     """`auto` (CUDA if there is any, else cpu), `cpu` (a pod a core), `cuda`, `cuda:0`, `cuda:0+1`
     (both at once, as threads of one process), `cuda:0/1` (a process each, fused by NCCL), `cpu/cpu`
-    (two, fused by gloo)."""
-    pods_per_device: int = Field(1, ge=1)
-    """Pods sharing a CUDA device."""
+    (two, fused by gloo). A device that is
+    named twice takes two pods."""
 
     replicas: int | None = Field(None, ge=1)
     """Learners of one pod, averaged every so often; None: one for each device that a pod spans.
@@ -172,9 +164,10 @@ class TournamentSettings(Settings):
     `search`)."""
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
-    search: dict[str, Range] = Field(default_factory=dict)
-    """Dotted field of the agent's settings -> its range. Algorithms without the field pass it
-    over."""
+    search: dict[str, Space] = Field(default_factory=dict)
+    """Dotted field of the agent's settings -> its range (low, high, log), or a list of the values to
+    choose from, in their natural order. Algorithms without the field pass it over. Fields of
+    `network` shape the weights: they are drawn for fresh pods, and children keep them."""
 
     metric: Metric = "sharpe"
     """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a

@@ -249,7 +249,7 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
     for home in (str(tmp_path), "memory://side"):
         values = {
             "waive": ["split"],  # the prices show none
-            "benchmark": {"path": f"{home}/index.csv"},
+            "benchmark": f"{home}/index.csv",
             "universe": {"members": f"{home}/members.csv"},
             "actions": f"{home}/actions.csv",
             "features": {
@@ -262,10 +262,10 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
     assert built[0] == built[1]  # the address holds contents and no path
     assert MarketTensors.load(built[0]).benchmark_name == "index"
     with pytest.raises(
-        DataError, match=r"memory://side/none.csv does not exist; see data.benchmark.path"
+        DataError, match=r"memory://side/none.csv does not exist; see data.benchmark"
     ):
         build_market(
-            settings("memory://side/bars.zip", benchmark={"path": "memory://side/none.csv"}),
+            settings("memory://side/bars.zip", benchmark="memory://side/none.csv"),
             cache=tmp_path,
         )
     fs.rm("/side", recursive=True)

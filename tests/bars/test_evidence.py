@@ -69,8 +69,6 @@ def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path):
         )
     opening = [day * 390 for day in range(8)]
     np.testing.assert_allclose((market.volume - plain.volume)[opening].numpy(), 1000)
-    left = make_market(settings(path, {"label": "end", "opening_print": "leave"}))
-    assert left.provenance.repairs["extended_hours"] == 16
 
 
 def test_starts_with_a_closing_print_are_no_ends(tmp_path):

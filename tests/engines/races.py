@@ -22,7 +22,7 @@ from tests.factories import make_market
 ORDER = TournamentSettings().order
 SEARCH = {
     "learning_rate": Range(low=1e-5, high=1e-1, log=True),
-    "width": Range(choices=(4, 8, 16), structural=True),
+    "network.width": (4, 8, 16),
 }
 
 OPERATIONS = OperationsSettings(takeover=False)

@@ -32,10 +32,15 @@ GATE_VARIABLE = "STUB_GATE"
 """Path of a file outside the run; the pod of that name waits in the middle while it is there."""
 
 
+class StubNetwork(Settings):
+    width: int = Field(8, ge=1)
+
+
 class StubAgent(Settings):
     algo: Literal["stub"] = "stub"
     learning_rate: float = Field(1e-3, gt=0)
     width: int = Field(8, ge=1)
+    network: StubNetwork = StubNetwork()
 
 
 class OtherAgent(Settings):

@@ -17,7 +17,6 @@ from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.build import assemble, build_market, make_market
 from fintrader.market.features import PAPER_FEATURES
-from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.inspect import quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
@@ -202,14 +201,14 @@ def eventful_market(folder, table, grid, cut, how, seed):
     }
     values = {
         "universe": {"members": str(folder / "members.csv")},
-        "benchmark": {"path": str(folder / "vix.csv")},
+        "benchmark": str(folder / "vix.csv"),
     }
     values["waive"] = STOPPING  # of what comes after a cut, anything may be true here
     wanted = validate(
         DataSettings, {**PLAIN, **values, "features": features, "source": {"kind": "files"}}, "test"
     )
     if seed % 2:  # the universe's own index
-        wanted = wanted.model_copy(update={"benchmark": BenchmarkSettings()})
+        wanted = wanted.model_copy(update={"benchmark": None})
     market = assemble(wanted, MemoryFeed(bars, {"kind": "files"}))
     return market
 
@@ -370,14 +369,14 @@ def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path):
     index = pd.DataFrame({"date": days.strftime("%Y-%m-%d"), "close": np.arange(100.0, 108.0)})
     index[~index.date.isin(["2016-01-02", "2016-01-03"])].to_csv(tmp_path / "idx.csv", index=False)
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=5))
-    market = make_market(settings(path, benchmark={"path": str(tmp_path / "idx.csv")}))
+    market = make_market(settings(path, benchmark=str(tmp_path / "idx.csv")))
     assert market.benchmark_name == "idx"
     level = market.benchmark.reshape(5, 390)
     assert (level[:, :-1] == torch.tensor([100.0, 103, 104, 105, 106]).double()[:, None]).all()
     assert level[:, -1].tolist() == [103.0, 104, 105, 106, 107]
     index[index.date >= "2016-01-04"].to_csv(tmp_path / "short.csv", index=False)
     with pytest.raises(DataError, match="begins after"):
-        make_market(settings(path, benchmark={"path": str(tmp_path / "short.csv")}))
+        make_market(settings(path, benchmark=str(tmp_path / "short.csv")))
 
 
 def test_a_daily_series_is_seen_the_day_after(tmp_path):

@@ -25,7 +25,7 @@ def test_nothing_is_missing_of_a_synthetic_market(tmp_path):
     ("changes", "named"),
     [
         ({"data": {"path": "none.csv"}}, "data.path: none.csv"),
-        ({"data": {"benchmark": {"path": "ndx.csv"}}}, "data.benchmark.path: ndx.csv"),
+        ({"data": {"benchmark": "ndx.csv"}}, "data.benchmark: ndx.csv"),
         ({"data": {"features": {"daily": {"vix": "vix.csv"}}}}, "data.features.daily.vix: vix.csv"),
         ({"from_run": "elsewhere/run"}, "from_run: elsewhere/run"),
         (

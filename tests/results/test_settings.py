@@ -10,7 +10,7 @@ from fintrader.pipeline import defaults
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.results.settings import DEFAULTS, changed, differing, settings_of, text_of
 
-RATE = {"low": 3e-5, "high": 3e-3, "log": True, "choices": [], "structural": False}
+RATE = {"low": 3e-5, "high": 3e-3, "log": True}
 
 
 def stored(**changes):
@@ -75,7 +75,7 @@ def test_what_differs_from_the_default_is_marked(changes, expected):
 def test_the_search_space_is_one_value_a_setting():
     space = {
         "gamma": {"low": 0.9, "high": 1.0},
-        "network.hidden": {"choices": [[8], [16]], "structural": True},
+        "network.hidden": [[8], [16]],
     }
     found = changed(stored(tournament={"search": space}))
     assert set(found) == {"tournament.search.gamma", "tournament.search.network.hidden"}

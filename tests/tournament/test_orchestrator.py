@@ -46,9 +46,8 @@ def test_children_start_from_a_snapshot_that_was_on_the_board(race):
     for spec in children:
         assert spec.snapshot == results[spec.parent].snapshot
         assert specs[spec.parent].index < spec.seen
-        assert (
-            spec.agent["width"] == specs[spec.parent].agent["width"]
-        )  # structural: the weights would not fit
+        # the weights would not fit otherwise
+        assert spec.agent["network"] == specs[spec.parent].agent["network"]
         assert spec.agent["learning_rate"] != specs[spec.parent].agent["learning_rate"]
 
 

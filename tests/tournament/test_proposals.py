@@ -71,7 +71,7 @@ def test_a_proposal_is_a_pure_function_and_lies_in_the_ranges():
 
 def test_choices_may_be_anything_and_own_settings_outside_the_ranges():
     """The first pod has the agent's own settings, which no range needs to hold."""
-    choices = {"learning_rate": Range(low=1e-2, high=1e-1), "width": Range(choices=(2, 4))}
+    choices = {"learning_rate": Range(low=1e-2, high=1e-1), "width": (2, 4)}
     made = [spec for _, spec in search(breeder(search=choices, proposals="tpe"), 20)]
     assert made[0].agent["width"] == 8
     assert {spec.agent["width"] for spec in made[1:]} == {2, 4}

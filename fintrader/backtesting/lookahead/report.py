@@ -87,8 +87,8 @@ def trusted(
         )
     elif planted is not None:
         found.append(f"feature {planted}: planted on purpose, known when its bar has closed")
-    if data.benchmark.path is not None:
-        found.append(f"index level: {strip_folders(data.benchmark.path)}")
+    if data.benchmark is not None:
+        found.append(f"index level: {strip_folders(data.benchmark)}")
     elif own_index:
         found.append(f"index level: {benchmark}, as the source gave it")
     found += [f"context {name}: {strip_folders(path)}" for name, path in features.daily.items()]

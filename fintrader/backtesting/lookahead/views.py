@@ -18,7 +18,7 @@ from fintrader.bars.checks import STOPPING
 from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import Action, load_actions
 from fintrader.bars.sources.feed import Feed
-from fintrader.market.index_level import BenchmarkSettings, read_level
+from fintrader.market.index_level import read_level
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.universe import UniverseSettings, load_membership, load_shares
@@ -85,23 +85,14 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
         cut = view.cut
         universe = _universe_until(universe, cut.day, view.end, folder)
         values["actions"] = _actions_until(settings.actions, cut.day, folder / "actions.csv")
-        if settings.benchmark.path is not None:
-            path = _level_until(
-                settings.benchmark,
-                (settings.calendar, "data.benchmark.path"),
-                cut,
-                folder / "benchmark.csv",
-            )
-            values["benchmark"] = settings.benchmark.model_copy(update={"path": path})
-        daily = {
-            name: _level_until(
-                BenchmarkSettings(path=path),
-                (settings.calendar, f"data.features.daily.{name}"),
-                cut,
-                folder / f"{name}.csv",
-            )
-            for name, path in settings.features.daily.items()
-        }
+        if settings.benchmark is not None:
+            where = (settings.calendar, "data.benchmark")
+            known = folder / "benchmark.csv"
+            values["benchmark"] = _level_until(settings.benchmark, where, cut, known)
+        daily = {}
+        for name, path in settings.features.daily.items():
+            where = (settings.calendar, f"data.features.daily.{name}")
+            daily[name] = _level_until(path, where, cut, folder / f"{name}.csv")
         values["features"] = settings.features.model_copy(update={"daily": daily})
     return settings.model_copy(update={**values, "universe": universe})
 
@@ -119,11 +110,10 @@ def _actions_until(path: str | None, day: dt.date, known: Path) -> str | None:
     return str(known)
 
 
-def _level_until(settings: BenchmarkSettings, where: tuple[str, str], cut: Cut, path: Path) -> str:
+def _level_until(path: str, where: tuple[str, str], cut: Cut, known_path: Path) -> str:
     """A series without the rows that nobody could know; the file itself where no row would be
     left. where: the calendar of its times, and the setting that names it."""
-    assert settings.path is not None
-    table = read_level(settings.path, settings.column, *where)
+    table = read_level(path, *where)
     days = table["when"].dt.normalize()
     if (table["when"] == days).all():
         dates = days.dt.tz_localize(None)
@@ -132,11 +122,11 @@ def _level_until(settings: BenchmarkSettings, where: tuple[str, str], cut: Cut, 
     else:
         known = table["when"].dt.tz_convert("UTC").dt.tz_localize(None) < pd.Timestamp(cut.ts)
         table = table.assign(ts=table["when"].map(lambda moment: moment.isoformat()))
-    columns = [name for name in ("ts", "date", "open", settings.column) if name in table]
+    columns = [name for name in ("ts", "date", "open", "close") if name in table]
     if not known.any():
-        return settings.path
-    table.loc[known, columns].to_csv(path, index=False)
-    return str(path)
+        return path
+    table.loc[known, columns].to_csv(known_path, index=False)
+    return str(known_path)
 
 
 def _universe_until(

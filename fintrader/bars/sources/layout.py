@@ -61,12 +61,10 @@ class FilesSettings(Settings):
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
     label: Literal["start", "end"] = "start"
-    """Meaning of a bar's time: its start or its end."""
+    """Whether a bar\'s time is its start or its end. With `end`, a bar stamped at the open becomes part of
+    the first bar where most days have one, of a single price: it is the opening\'s print."""
     bar_minutes: int = Field(1, ge=1)
     """Length of the bars in the files; used to move end labels to the start."""
-    opening_print: Literal["auto", "merge", "leave"] = "auto"
-    """With `label: end`, a bar stamped at the open is the opening's print: make it part of the
-    first bar. `auto`: where most days have one, of a single price."""
     price_divisor: int = Field(1, ge=1)
     """Prices are divided by this (10000 where they are integers of 1/10,000 USD)."""
     decimals: int | None = Field(None, ge=0, le=8)

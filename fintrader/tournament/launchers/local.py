@@ -335,24 +335,21 @@ def _is_present(name: str, cards: Sequence[str]) -> bool:
 
 
 def find_slots(
-    devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = list_cuda_devices
+    devices: Sequence[str], probe: Callable[[], list[str]] = list_cuda_devices
 ) -> list[Slot]:
-    """Make `pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` means CUDA if there
-    is any, else the CPU."""
+    """Make a slot for each device that is named, one a core for `cpu`; `auto` means CUDA if there
+    is any, else the CPU. A CUDA device that is named several times has as many slots."""
     found = probe()
     slots: list[Slot] = []
-    for device in devices:
+    for place, device in enumerate(devices):
+        number = devices[:place].count(device)
         if device == "cpu" or (device == "auto" and not found):
             slots += [
-                Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),))
-                for number in range(count_usable_cores())
+                Slot(f"cpu-{core}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),))
+                for core in range(count_usable_cores())
             ]
         elif device in ("auto", "cuda"):
-            slots += [
-                _build_cuda_slot(name, number)
-                for number in range(pods_per_device)
-                for name in found
-            ]
+            slots += [_build_cuda_slot(name, number) for name in found]
         elif set(device.split("/")) == {"cpu"}:
             name = f"cpu-ranks-{len(slots)}"
             slots.append(Slot(name, device, (("CUDA_VISIBLE_DEVICES", ""),)))
@@ -360,10 +357,7 @@ def find_slots(
             join = "/" if "/" in device else "+"
             names = device.removeprefix("cuda:").split(join)
             if set(names) <= set(found):
-                slots += [
-                    _build_cuda_slot(",".join(names), number, join)
-                    for number in range(pods_per_device)
-                ]
+                slots.append(_build_cuda_slot(",".join(names), number, join))
         else:
             known = "auto, cpu, cpu/cpu, cuda, cuda:0, cuda:0+1, cuda:0/1"
             raise ConfigError(f"tournament.devices: {device!r} is none of {known}")

@@ -53,7 +53,7 @@ def launcher(run, slots=None, **more):
     ],
 )
 def test_slots_follow_the_devices_that_are_there(devices, found, names):
-    slots = find_slots(devices, 2, lambda: found)
+    slots = find_slots(devices * 2, lambda: found)
     assert [slot.name for slot in slots] == names
     for slot in slots:
         wanted = slot.name.split("-")[1].replace("+", ",")
@@ -100,17 +100,17 @@ def test_a_card_that_is_gone_is_no_device(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert list_cuda_devices() == found
-    assert len(find_slots(("cuda",), 2)) == 2 * len(found)
+    assert len(find_slots(("cuda",) * 2)) == 2 * len(found)
 
 
 def test_the_cpu_has_a_slot_a_core():
     cores = len(os.sched_getaffinity(0))
-    assert len(find_slots(("cpu",), 1)) == len(find_slots(("auto",), 1, list)) == cores
-    first, second = find_slots(("cpu/cpu", "cpu/cpu/cpu"), 1, probe=list)
+    assert len(find_slots(("cpu",))) == len(find_slots(("auto",), list)) == cores
+    first, second = find_slots(("cpu/cpu", "cpu/cpu/cpu"), probe=list)
     assert (first.device, second.device) == ("cpu/cpu", "cpu/cpu/cpu")
     for unknown in ("gpu", "cpu/gpu"):
         with pytest.raises(ConfigError, match="is none of"):
-            find_slots((unknown,), 1, probe=list)
+            find_slots((unknown,), probe=list)
 
 
 def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path):

@@ -417,7 +417,7 @@ def run_on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> L
         gpus = (
             0.0
             if device == "cpu" or set(settings.devices) == {"cpu"}
-            else 1.0 / settings.pods_per_device
+            else 1.0 / max(map(settings.devices.count, settings.devices))
         )
         spans = count_spanned(name_devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:

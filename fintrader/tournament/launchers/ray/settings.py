@@ -21,7 +21,8 @@ class RaySettings(LauncherSettings):
     """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster of this machine;
     `local`: a cluster of this machine alone, on loopback, that ends with the command."""
     gpus: float | None = Field(None, ge=0)
-    """GPUs of a pod: a part of one, or a whole number. None: 1 / `tournament.pods_per_device` on a
+    """GPUs of a pod: a part of one, or a whole number. None: 1, or a part of one where
+    `tournament.devices` names a device several times, on a
     cluster that has GPUs when the run starts (and `device` is not `cpu`), else 0."""
     cpus: float = Field(1.0, gt=0)
     """CPUs of a pod."""
