@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fintrader.bars.calendar import session_date
 from fintrader.config import check_file_url
@@ -15,6 +14,7 @@ from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import Clock, ReplayClock, WallClock
 from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT, list_aliases
 from fintrader.deploy.drift_page import write_drift
+from fintrader.deploy.drift_report import DriftReport
 from fintrader.deploy.entries import BarDecision, DeploymentEnd, DeploymentStart
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
 from fintrader.deploy.journal import Journal
@@ -32,6 +32,7 @@ from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import open_run
 from fintrader.progress import reporter
+from fintrader.records import to_json
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.run import Run
 from fintrader.runs import Manifest, versions
@@ -145,7 +146,7 @@ def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
             )
 
 
-def report_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
+def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
     """Measure the drift of a deployment from its journal, print it, write `drift.json` and
     `drift.html`."""
     bundle = Bundle.open(home / "bundle")
@@ -158,9 +159,9 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
         level = (lambda grid: None) if feed is None else feed.level
         recorded = Recorder(bundle, journal, level=level).recorded()
         report = drift.measure(journal, bundle, recorded, started.body.limits)
-    write_json(home / REPORT, report)
+    write_json(home / REPORT, to_json(report))
     page = write_drift(home / "drift.html", report)
-    print(drift.summarise(report))
+    print(report.summarise())
     print(f"  {page}")
     return report
 

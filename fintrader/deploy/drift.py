@@ -9,8 +9,6 @@ orders that did not fill. The market makes the difference between the twin and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +17,17 @@ from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.bars.bars import MINUTE_NS
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.drift_report import (
+    Band,
+    DailyDrift,
+    DriftReport,
+    EquityDrift,
+    FeatureDrift,
+    LimitCuts,
+    News,
+    Shortfall,
+    Surprise,
+)
 from fintrader.deploy.entries import Alert, BarDecision, Halt, LateBars
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
@@ -29,19 +38,16 @@ from fintrader.verdict.alpha import e_process
 from fintrader.verdict.bootstrap import block_length, bootstrap_indices
 
 Array = NDArray[np.float64]
-ALARM = 20.0
-"""The e-process is an alarm above this: once in twenty deployments that do not drift, however long
-they run."""
 BAND = (0.05, 0.5, 0.95)
 PATHS = 2_000
-PSI_NOTABLE = 0.25
-"""A population stability index above this is usually called a shift."""
 _BINS = 10
+_FEWEST = 8
+"""Sessions of a backtest below which its days say nothing."""
 
 
 def measure(
     journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings, *, seed: int = 0
-) -> dict[str, Any]:
+) -> DriftReport:
     """Measure the drift; `market` are the recorded bars from the first that was decided upon.
 
     Raises DeployError while fewer than two bars of the account are known.
@@ -65,51 +71,44 @@ def measure(
     ends = np.append(np.flatnonzero(np.diff(session)), len(at) - 1)
     ours_daily, twin_daily = (_resample_daily(values, ends) for values in (equity, theirs))
     expected = np.array(bundle.record.daily_returns, dtype=np.float64)
-    band = simulate_fan(expected, len(ends), float(equity[0]), seed=seed)
-    process = _measure_surprise(ours_daily, expected)
     decisions = [entry.body for entry in journal.entries(BarDecision)]
-    return {
-        "deployment": bundle.name,
-        "bundle": bundle.id,
-        "run": bundle.record.run,
-        "verdict": bundle.record.verdict,
-        "from": _format_day(bars[0]),
-        "to": _format_day(bars[-1]),
-        "sessions": len(ends),
-        "decisions": len(decisions),
-        "equity": {
-            "first_usd": float(equity[0]),
-            "account_usd": float(equity[-1]),
-            "twin_usd": float(theirs[-1]),
-            "return": float(equity[-1] / equity[0] - 1),
-            "twin_return": float(theirs[-1] / theirs[0] - 1),
-            "difference_bps": float((equity[-1] / equity[0] - theirs[-1] / theirs[0]) * 1e4),
-            "largest_difference_usd": float(np.abs(equity - theirs).max()),
-        },
-        "daily": {
-            "date": [_format_day(bars[end]) for end in ends],
-            "account_usd": equity[ends].tolist(),
-            "twin_usd": theirs[ends].tolist(),
-            **{name: values.tolist() for name, values in band.items()},
-            "account_return": ours_daily.tolist(),
-            "twin_return": twin_daily.tolist(),
-        },
-        "surprise": process,
-        "shortfall": measure_shortfall(journal, market, bundle),
-        "features": measure_feature_drift(bundle, market, at),
-        "limits": {
-            "account": _count_clipped(decisions),
-            "twin": noted.counts,
-            "twin_halted": noted.halted,
-        },
-        "halts": [{"time": _format_time(e.time), "why": e.body.why} for e in journal.entries(Halt)],
-        "alerts": [
-            {"time": _format_time(e.time), "kind": e.body.kind, "text": e.body.text}
-            for e in journal.entries(Alert)
-        ],
-        "late_bars": sum(entry.body.bars for entry in journal.entries(LateBars)),
-        "held_back": sum(1 for decision in decisions if decision.why),
-    }
+    return DriftReport(
+        deployment=bundle.name,
+        bundle=bundle.id,
+        run=bundle.record.run,
+        verdict=bundle.record.verdict,
+        first_day=_format_day(bars[0]),
+        last_day=_format_day(bars[-1]),
+        sessions=len(ends),
+        decisions=len(decisions),
+        held_back=sum(1 for decision in decisions if decision.why),
+        equity=EquityDrift(
+            first_usd=float(equity[0]),
+            account_usd=float(equity[-1]),
+            twin_usd=float(theirs[-1]),
+            account_return=float(equity[-1] / equity[0] - 1),
+            twin_return=float(theirs[-1] / theirs[0] - 1),
+            difference_bps=float((equity[-1] / equity[0] - theirs[-1] / theirs[0]) * 1e4),
+            largest_difference_usd=float(np.abs(equity - theirs).max()),
+        ),
+        daily=DailyDrift(
+            days=tuple(_format_day(bars[end]) for end in ends),
+            account_usd=tuple(equity[ends].tolist()),
+            twin_usd=tuple(theirs[ends].tolist()),
+            account_return=tuple(ours_daily.tolist()),
+            twin_return=tuple(twin_daily.tolist()),
+            band=simulate_fan(expected, len(ends), float(equity[0]), seed=seed),
+        ),
+        surprise=measure_surprise(ours_daily, expected),
+        shortfall=measure_shortfall(journal, market, bundle),
+        features=measure_feature_drift(bundle, market, at),
+        limits=LimitCuts(_count_clipped(decisions), noted.counts, noted.halted),
+        halts=tuple(News(_format_time(e.time), e.kind, e.body.why) for e in journal.entries(Halt)),
+        alerts=tuple(
+            News(_format_time(e.time), e.key, e.body.text) for e in journal.entries(Alert)
+        ),
+        late_bars=sum(entry.body.bars for entry in journal.entries(LateBars)),
+    )
 
 
 def _resample_daily(equity: Array, ends: NDArray[np.int64]) -> Array:
@@ -118,11 +117,11 @@ def _resample_daily(equity: Array, ends: NDArray[np.int64]) -> Array:
     return returns
 
 
-def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str, Array]:
-    """Simulate accounts that draw their days from the backtest's, in blocks: `low`, `middle` and
-    `high` `[S]`, USD."""
-    if len(expected) < 8:
-        return {}
+def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> Band | None:
+    """Simulate accounts that draw their days from the backtest's, in blocks; None for a backtest
+    with too few sessions."""
+    if len(expected) < _FEWEST:
+        return None
     rng = create_numpy_generator(seed, "drift")
     repeats = -(-sessions // len(expected))
     paths = [
@@ -131,26 +130,19 @@ def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> 
     ]
     growth = np.cumprod(1 + np.concatenate(paths, axis=1)[:, :sessions], axis=1)
     low, middle, high = start * np.quantile(growth, BAND, axis=0)
-    return {"low_usd": low, "middle_usd": middle, "high_usd": high}
+    return Band(tuple(low.tolist()), tuple(middle.tolist()), tuple(high.tolist()))
 
 
-def _measure_surprise(ours: Array, expected: Array) -> dict[str, Any]:
-    """Measure the wealth of a bettor who holds that the account earns less than the backtest did;
-    above `ALARM` he has a point."""
-    if len(expected) < 8:
-        return {"value": None, "alarm": False, "threshold": ALARM, "sessions": len(ours)}
+def measure_surprise(ours: Array, expected: Array) -> Surprise | None:
+    """Bet that the account earns less than the backtest did; None for a backtest with too few
+    sessions."""
+    if len(expected) < _FEWEST:
+        return None
     wealth = e_process(float(expected.mean()) - ours, np.zeros(len(ours)))
-    return {
-        "value": float(wealth[-1]),
-        "largest": float(wealth.max()),
-        "alarm": bool(wealth.max() > ALARM),
-        "threshold": ALARM,
-        "sessions": len(ours),
-        "path": wealth.tolist(),
-    }
+    return Surprise(tuple(wealth.tolist()))
 
 
-def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[str, Any]:
+def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> Shortfall:
     """Measure the cost of orders against the prices they were decided at (Perold, 1988), USD and bps
     of the ordered amount.
 
@@ -163,9 +155,8 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
     column = {symbol: number for number, symbol in enumerate(market.symbols)}
     opens = market.open.numpy().astype(np.float64)
     closes = market.close.numpy().astype(np.float64)
-    total = dict.fromkeys(
-        ("ordered", "delay", "spread_and_impact", "fees", "unfilled", "rounding"), 0.0
-    )
+    ordered = 0.0
+    total = dict.fromkeys(("delay", "spread_and_impact", "fees", "unfilled", "rounding"), 0.0)
     orders = journal.orders()
     sent = fills = 0
     for entry in journal.entries(BarDecision):
@@ -182,7 +173,7 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
             price = decision.prices[symbol]
             n = column[symbol]
             sent += 1
-            total["ordered"] += abs(shares) * price
+            ordered += abs(shares) * price
             filled = 0.0 if report is None else report.filled
             arrival = opens[bar + 1, n]
             later = closes[bar + 1, n]
@@ -195,20 +186,12 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
                 total["fees"] += fee
             if np.isfinite(later):
                 total["unfilled"] += (shares - filled) * (later - price)
-    ordered = max(total["ordered"], 1e-9)
-    costs = {name: value for name, value in total.items() if name != "ordered"}
-    return {
-        "orders": sent,
-        "fills": fills,
-        "ordered_usd": total["ordered"],
-        "usd": costs,
-        "bps": {name: 1e4 * value / ordered for name, value in costs.items()},
-    }
+    return Shortfall(sent, fills, float(ordered), {name: float(usd) for name, usd in total.items()})
 
 
 def measure_feature_drift(
     bundle: Bundle, market: MarketTensors, at: NDArray[np.int64]
-) -> list[dict[str, Any]]:
+) -> tuple[FeatureDrift, ...]:
     """Measure each feature's population stability index between the rows of the backtest and those
     of the decisions.
 
@@ -232,8 +215,8 @@ def measure_feature_drift(
         )
         p = np.maximum(p, 1e-4)
         q = np.maximum(q, 1e-4)
-        found.append({"name": name, "psi": float(((p - q) * np.log(p / q)).sum())})
-    return sorted(found, key=lambda row: -row["psi"])
+        found.append(FeatureDrift(name, float(((p - q) * np.log(p / q)).sum())))
+    return tuple(sorted(found, key=lambda row: -row.psi))
 
 
 def _count_clipped(decisions: list[BarDecision]) -> dict[str, int]:
@@ -246,25 +229,3 @@ def _format_day(minute: int) -> str:
 
 def _format_time(time: int) -> str:
     return str(np.datetime64(int(time), "ns").astype("datetime64[s]")) + "Z"
-
-
-def summarise(report: Mapping[str, Any]) -> str:
-    """Sum a drift report up."""
-    equity = report["equity"]
-    surprise = report["surprise"]
-    words = (
-        f"{report['decisions']} decisions over {report['sessions']} sessions,"
-        f" {report['shortfall']['fills']} fills: the account made {equity['return']:+.2%}, its twin"
-        f" {equity['twin_return']:+.2%} ({equity['difference_bps']:+.2f} bps apart)."
-    )
-    if surprise["value"] is not None:
-        state = (
-            "earns less than its backtest: stop it" if surprise["alarm"] else "no evidence of drift"
-        )
-        words += (
-            f" {state[0].upper()}{state[1:]} (e-value {surprise['value']:.2f}, alarm above"
-            f" {ALARM:g})."
-        )
-    if report["halts"]:
-        words += f" Halted: {report['halts'][-1]['why']}."
-    return words

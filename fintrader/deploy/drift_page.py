@@ -1,15 +1,13 @@
-"""The page of a drift report (`deploy.drift.measure`)."""
+"""The page of a drift report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from fintrader.deploy.drift import ALARM, PSI_NOTABLE, summarise
+from fintrader.deploy.drift_report import ALARM, PSI_NOTABLE, DriftReport
 from fintrader.files import write_text
 from fintrader.report.page import Page
 from fintrader.results.figures.shortfall import (
@@ -26,20 +24,20 @@ from fintrader.results.table import Table, list_facts
 _SHOWN = 20
 
 
-def write_drift(path: Path, report: Mapping[str, Any]) -> Path:
-    """Write the report as one HTML page that needs nothing else; returns its path."""
+def write_drift(path: Path, report: DriftReport) -> Path:
+    """Write the report as one HTML page that needs nothing else; return its path."""
     write_text(path, render_drift(report))
     return path
 
 
-def find_heading(report: Mapping[str, Any]) -> tuple[str, Tone]:
+def find_heading(report: DriftReport) -> tuple[str, Tone]:
     """State the finding in a sentence, and its tone."""
-    if report["surprise"]["alarm"]:
+    if report.surprise is not None and report.surprise.is_alarm:
         return "It earns less than its backtest: stop it and find out why.", "doubt"
-    if report["halts"]:
-        return f"Halted: {report['halts'][-1]['why']}.", "doubt"
-    apart = abs(report["equity"]["difference_bps"])
-    if report["equity"]["largest_difference_usd"] == 0:
+    if report.halts:
+        return f"Halted: {report.halts[-1].text}.", "doubt"
+    apart = abs(report.equity.difference_bps)
+    if report.equity.largest_difference_usd == 0:
         return "The account is its twin's to the last bit.", "good"
     return (
         f"{apart:,.1f} bps from its twin, and no evidence that it earns less than its backtest.",
@@ -47,20 +45,20 @@ def find_heading(report: Mapping[str, Any]) -> tuple[str, Tone]:
     )
 
 
-def render_drift(report: Mapping[str, Any]) -> str:
-    """The page. Equal reports give equal bytes."""
-    page = Page(f"Drift of {report['deployment']}")
+def render_drift(report: DriftReport) -> str:
+    """Render the page. Equal reports give equal bytes."""
+    page = Page(f"Drift of {report.deployment}")
     finding, tone = find_heading(report)
     about = (
-        f"Bundle {report['bundle']} of the run {report['run']}; {report['from']} to {report['to']}."
+        f"Bundle {report.bundle} of the run {report.run}; {report.first_day} to {report.last_day}."
     )
-    origin = list_facts({"The backtest it comes from": report["verdict"] or ""})
+    origin = list_facts({"The backtest it comes from": report.verdict or ""})
     page.add_header(
         "From backtest to paper",
         Section(
             key="finding",
             title=finding,
-            headline=summarise(report),
+            headline=report.summarise(),
             tables=(origin,) if origin.rows else (),
             notes=(about,),
             tone=tone,
@@ -74,12 +72,13 @@ def render_drift(report: Mapping[str, Any]) -> str:
     return page.render()
 
 
-def _present_account(report: Mapping[str, Any]) -> Section:
-    daily = report["daily"]
-    equity = report["equity"]
+def _present_account(report: DriftReport) -> Section:
+    daily = report.daily
+    band = None if daily.band is None else (daily.band.low_usd, daily.band.high_usd)
+    equity = report.equity
     rows = [
-        ("Account", f"{equity['account_usd']:,.2f}", f"{equity['return']:+.2%}"),
-        ("Twin", f"{equity['twin_usd']:,.2f}", f"{equity['twin_return']:+.2%}"),
+        ("Account", f"{equity.account_usd:,.2f}", f"{equity.account_return:+.2%}"),
+        ("Twin", f"{equity.twin_usd:,.2f}", f"{equity.twin_return:+.2%}"),
     ]
     note = (
         "The twin is the same policy under the same limits in the ledger of the backtest, over the"
@@ -90,76 +89,82 @@ def _present_account(report: Mapping[str, Any]) -> Section:
         key="account",
         title="Account and twin",
         figures=(
-            Chart("drift", partial(drift_figure, daily)),
-            Chart("difference", partial(difference_figure, daily)),
+            Chart(
+                "drift", partial(drift_figure, daily.days, daily.account_usd, daily.twin_usd, band)
+            ),
+            Chart(
+                "difference",
+                partial(difference_figure, daily.days, daily.account_usd, daily.twin_usd),
+            ),
         ),
         tables=(Table.of(("", "Equity, USD", "Return"), rows),),
         notes=(note,),
     )
 
 
-def _present_alarm(report: Mapping[str, Any]) -> Section:
-    surprise = report["surprise"]
+def _present_alarm(report: DriftReport) -> Section:
+    surprise = report.surprise
     title = "Is it surprising?"
-    if surprise["value"] is None:
-        few = "The backtest has too few sessions to say what is usual."
+    if surprise is None:
+        few = "The backtest has too few sessions for a comparison."
         return Section("alarm", title, notes=(few,))
-    draw = partial(betting_figure, surprise["path"], pd.DatetimeIndex(report["daily"]["date"]))
+    draw = partial(betting_figure, surprise.path, pd.DatetimeIndex(report.daily.days))
     note = (
-        "What 1 became for a bettor who holds that the account earns less than its backtest did."
+        "The wealth, from 1, of a bettor who holds that the account earns less than its backtest did."
         f" Above {ALARM:g} he has a point: that happens to one in twenty deployments without drift,"
         " however long they run. The first twenty sessions teach him how much days vary."
     )
     return Section("alarm", title, figures=(Chart("surprise", draw),), notes=(note,))
 
 
-def _present_shortfall(report: Mapping[str, Any]) -> Section:
-    shortfall = report["shortfall"]
+def _present_shortfall(report: DriftReport) -> Section:
+    shortfall = report.shortfall
+    bps = shortfall.bps
     rows = [
-        (title, f"{shortfall['usd'][key]:+,.2f}", f"{shortfall['bps'][key]:+.2f}")
+        (title, f"{shortfall.usd[key]:+,.2f}", f"{bps[key]:+.2f}")
         for key, title in SHORTFALL.items()
     ]
     note = (
-        f"{shortfall['fills']:,} of {shortfall['orders']:,} orders filled,"
-        f" {shortfall['ordered_usd']:,.0f} USD in all. Above zero is a cost."
+        f"{shortfall.fills:,} of {shortfall.orders:,} orders filled,"
+        f" {shortfall.ordered_usd:,.0f} USD in all. Above zero is a cost."
     )
     return Section(
         key="shortfall",
         title="Cost of the orders",
-        figures=(Chart("shortfall", partial(shortfall_figure, shortfall)),),
+        figures=(Chart("shortfall", partial(shortfall_figure, bps)),),
         tables=(Table.of(("Against the price at the decision", "USD", "bps"), rows),),
         notes=(note,),
     )
 
 
-def _present_features(report: Mapping[str, Any]) -> Section:
+def _present_features(report: DriftReport) -> Section:
     rows = [
-        (row["name"], f"{row['psi']:.3f}", "shifted" if row["psi"] > PSI_NOTABLE else "")
-        for row in report["features"][:_SHOWN]
+        (row.name, f"{row.psi:.3f}", "shifted" if row.psi > PSI_NOTABLE else "")
+        for row in report.features[:_SHOWN]
     ]
     note = (
         f"Between the backtest's rows and those decided upon; above {PSI_NOTABLE:g} is usually"
         " called a shift."
     )
     columns = ("Feature", "Population stability index", "")
-    return Section("features", "What it saw", tables=(Table.of(columns, rows),), notes=(note,))
+    return Section("features", "Features seen", tables=(Table.of(columns, rows),), notes=(note,))
 
 
-def _present_news(report: Mapping[str, Any]) -> Section:
-    limits = report["limits"]
+def _present_news(report: DriftReport) -> Section:
+    limits = report.limits
     notes = []
     tables = []
-    cuts = [
-        (name, *(str(limits[side].get(name, 0)) for side in ("account", "twin")))
-        for name in sorted({*limits["account"], *limits["twin"]})
+    rows = [
+        (name, *(str(cuts.get(name, 0)) for cuts in (limits.account, limits.twin)))
+        for name in sorted({*limits.account, *limits.twin})
     ]
-    if cuts:
-        tables.append(Table.of(("Decisions cut by", "Account", "Twin"), cuts))
+    if rows:
+        tables.append(Table.of(("Decisions cut by", "Account", "Twin"), rows))
     else:
         notes.append("No limit bound any order.")
-    if report["late_bars"]:
-        notes.append(f"{report['late_bars']:,} bars came late and were not acted on.")
-    alerts = [(alert["time"], alert["kind"], alert["text"]) for alert in report["alerts"]]
+    if report.late_bars:
+        notes.append(f"{report.late_bars:,} bars came late and were not acted on.")
+    alerts = [(alert.time, alert.kind, alert.text) for alert in report.alerts]
     if alerts:
         columns = ("When", "Alert", "Details")
         tables.append(Table.of(columns, alerts[-_SHOWN:], words=columns))

@@ -16,7 +16,7 @@ import datetime as dt
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,14 @@ from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import WallClock
 from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT
 from fintrader.deploy.deployment import find_deployment, report_drift
+from fintrader.deploy.drift_report import DriftReport, read_report
 from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import LiveSettings
 from fintrader.errors import DeployError
-from fintrader.files import read_json, seal, unseal, write_bytes
+from fintrader.files import seal, unseal, write_bytes
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
@@ -118,7 +119,7 @@ def find_real_deployment(home: Path, bundle: Bundle) -> Path:
     return place
 
 
-def require_proof(home: Path, bundle: Bundle) -> Mapping[str, Any]:
+def require_proof(home: Path, bundle: Bundle) -> DriftReport:
     """Return the drift report of a deployment that may trade real money. Raises DeployError for any
     other."""
     with Journal(home / JOURNAL, reading=True) as journal:
@@ -128,32 +129,31 @@ def require_proof(home: Path, bundle: Bundle) -> Mapping[str, Any]:
             f"{home.name} has not traded a paper account; run `fintrader paper RUN --feed alpaca"
             " --broker alpaca` first"
         )
-    report: Mapping[str, Any] = (
-        report_drift(home) if not (home / REPORT).is_file() else read_json(home / REPORT)
-    )
-    daily = report["daily"]
-    sessions = int(report["sessions"])
-    if report["bundle"] != bundle.id:
+    report = read_report(home / REPORT) or report_drift(home)
+    daily = report.daily
+    if report.bundle != bundle.id:
         raise DeployError(
             f"{home / REPORT} is of another bundle; run `fintrader status {home.name}"
             " --drift` again"
         )
-    if sessions < SESSIONS:
-        raise DeployError(f"{home.name} has {sessions} paper sessions; real money needs {SESSIONS}")
-    if report["surprise"]["alarm"]:
+    if report.sessions < SESSIONS:
+        raise DeployError(
+            f"{home.name} has {report.sessions} paper sessions; real money needs {SESSIONS}"
+        )
+    if report.surprise is not None and report.surprise.is_alarm:
         raise DeployError(
             f"{home.name} earns less on paper than its backtest did; real money would, too"
         )
-    if "low_usd" not in daily:
+    if daily.band is None:
         raise DeployError(
             f"{home.name} comes from a run without a backtest, which has no band; backtest the run,"
             " and freeze it again"
         )
-    low = daily["low_usd"][-1]
-    high = daily["high_usd"][-1]
-    if not low <= daily["account_usd"][-1] <= high:
+    low = daily.band.low_usd[-1]
+    high = daily.band.high_usd[-1]
+    if not low <= daily.account_usd[-1] <= high:
         raise DeployError(
-            f"the paper account stands at {daily['account_usd'][-1]:,.0f} USD, outside the"
+            f"the paper account stands at {daily.account_usd[-1]:,.0f} USD, outside the"
             f" backtest's band of {low:,.0f} to {high:,.0f}; wait until it is inside, or find"
             " the cause"
         )
@@ -165,7 +165,7 @@ def require_consent(
     bundle: Bundle,
     number: str,
     settings: LiveSettings,
-    report: Mapping[str, Any],
+    report: DriftReport,
     ask: Ask,
 ) -> Consent:
     """Return the consent that stands, or a new one that is typed now. Raises DeployError without
@@ -181,12 +181,12 @@ def require_consent(
         raise DeployError("real money needs a limit on the amount: --cap-usd AMOUNT")
     if ask is input and not sys.stdin.isatty():
         raise DeployError("consent is typed by a person: run this in a terminal")
-    returns = np.array(report["daily"]["account_return"])
+    returns = np.array(report.daily.account_return)
     expected = np.array(bundle.record.daily_returns)
     print(f"{home.name}, bundle {bundle.id}, of the run {bundle.record.run}")
     print(f"  verdict: {bundle.record.verdict}")
     print(
-        f"  paper: {report['sessions']} sessions, {report['equity']['return']:+.2%}; worst day"
+        f"  paper: {report.sessions} sessions, {report.equity.account_return:+.2%}; worst day"
         f" {returns.min():+.2%}"
     )
     print(

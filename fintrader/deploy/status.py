@@ -23,6 +23,7 @@ from fintrader.deploy.control import (
     list_aliases,
     list_requests,
 )
+from fintrader.deploy.drift_report import DriftReport, read_report
 from fintrader.deploy.entries import (
     Alert,
     BarDecision,
@@ -85,7 +86,7 @@ class Status:
     """The newest alerts, halts and resumptions, newest first."""
     requests: tuple[str, ...] = ()
     """Requests (halt, resume, flatten) that are not carried out yet."""
-    report: Mapping[str, Any] | None = None
+    report: DriftReport | None = None
     """The drift report, once there is one."""
 
     @property
@@ -139,8 +140,9 @@ def read_status(home: Path) -> Status:
             )
         raise DeployError(f"{home} holds no deployment; make one with `fintrader paper RUN`")
     record = read_record(home / "bundle")
-    role, beat, report = _read_files(home)
-    status = Status(home.name, record, "not begun", role=role)
+    role, beat = _read_files(home)
+    report = read_report(home / REPORT)
+    status = Status(home.name, record, "not begun", role=role, report=report)
     if not (home / JOURNAL).is_file():
         return status
     with Journal(home / JOURNAL, reading=True) as journal:
@@ -167,22 +169,18 @@ def read_status(home: Path) -> Status:
         next_decision=None if beat is None else beat.next_decision,
         beat=None if beat is None else beat.time,
         requests=tuple(kind for _, kind in list_requests(home)),
-        report=report,
     )
 
 
-def _read_files(home: Path) -> tuple[str, Heartbeat | None, Mapping[str, Any] | None]:
-    """Read role, heartbeat and drift report from their files. Raises DeployError for damaged ones."""
+def _read_files(home: Path) -> tuple[str, Heartbeat | None]:
+    """Read role and heartbeat from their files. Raises DeployError for damaged ones."""
     try:
         roles = {name: alias for alias, name in list_aliases(home.parent).items()}
         beat = None
         if (home / HEARTBEAT).is_file():
             beat = from_json(Heartbeat, read_json(home / HEARTBEAT))
-        report = read_json(home / REPORT) if (home / REPORT).is_file() else None
-        if report is not None and not {"daily", "shortfall", "equity"} <= set(report):
-            raise ValueError(f"{REPORT} is no drift report")
-        return roles.get(home.name, ""), beat, report
-    except (FintraderError, ValueError, TypeError) as error:
+        return roles.get(home.name, ""), beat
+    except (FintraderError, TypeError) as error:
         raise DeployError(
             f"{home.parent}: a file of a deployment is damaged ({error}); remove it"
         ) from None

@@ -181,7 +181,7 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
     assert all("the same command goes on" in text for text in said)
     for home in homes:
         report = report_drift(home)
-        assert report["decisions"] >= 2
+        assert report.decisions >= 2
         with Journal(home / JOURNAL, reading=True) as journal:
             assert len(journal.entries(DeploymentStart)) == 1
             known = set(journal.orders())
@@ -218,8 +218,8 @@ def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
     trained(market, "5m", 12)
     home = twenty_days_on_paper(market)
     report = report_drift(home)
-    assert report["sessions"] >= 20
-    assert report["decisions"] >= 20 * 24 - 2
+    assert report.sessions >= 20
+    assert report.decisions >= 20 * 24 - 2
     requests = len(market.seen)
     refused = command(
         "live", home.name, "--cap-usd", "250000", "--endpoint", market.endpoint, **LIVE_KEYS

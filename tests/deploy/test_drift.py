@@ -7,11 +7,14 @@ from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.drift_page import find_heading, render_drift
+from fintrader.deploy.drift_report import PSI_NOTABLE, read_report
 from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
 from fintrader.deploy.recorder import Recorder
-from fintrader.files import dump_json
+from fintrader.errors import DeployError
+from fintrader.files import write_json
+from fintrader.records import to_json
 from tests.engines.deployments import FREE, MINUTE, frozen, replayed, settings
 
 DATA = settings(
@@ -37,12 +40,12 @@ def measured(home, bundle):
 def test_a_replay_does_not_drift(made):
     home, bundle, market = made
     report = measured(home, bundle)
-    assert report["equity"]["largest_difference_usd"] == 0.0
-    assert report["equity"]["account_usd"] == report["equity"]["twin_usd"] != 1e6
-    assert report["sessions"] == len(np.unique(market.session.numpy()))
-    assert report["shortfall"]["bps"]["fees"] == pytest.approx(bundle.env.cost_bps, rel=1e-2)
-    assert report["shortfall"]["fills"] == report["shortfall"]["orders"] > 50
-    assert max(row["psi"] for row in report["features"]) < 0.1
+    assert report.equity.largest_difference_usd == 0.0
+    assert report.equity.account_usd == report.equity.twin_usd != 1e6
+    assert report.sessions == len(np.unique(market.session.numpy()))
+    assert report.shortfall.bps["fees"] == pytest.approx(bundle.env.cost_bps, rel=1e-2)
+    assert report.shortfall.fills == report.shortfall.orders > 50
+    assert max(row.psi for row in report.features) < 0.1
     assert find_heading(report)[1] == "good"
     page = render_drift(report)
     assert "to the last bit" in page
@@ -90,25 +93,23 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path):
         journal.write(report, at=decided)
         found = drift.measure_shortfall(journal, market, bundle)
     fee = min(0.002 * 80 * (opened + 0.05), 3.0)
-    assert found["usd"]["delay"] == pytest.approx(80 * (opened - price))
-    assert found["usd"]["spread_and_impact"] == pytest.approx(80 * 0.05 + 3.0 - fee)
-    assert found["usd"]["fees"] == pytest.approx(fee)
-    assert found["usd"]["unfilled"] == pytest.approx(20 * (closed - price))
-    assert found["usd"]["rounding"] == pytest.approx(0.4 * (closed - price))
-    assert found["ordered_usd"] == pytest.approx(100 * price)
+    assert found.usd["delay"] == pytest.approx(80 * (opened - price))
+    assert found.usd["spread_and_impact"] == pytest.approx(80 * 0.05 + 3.0 - fee)
+    assert found.usd["fees"] == pytest.approx(fee)
+    assert found.usd["unfilled"] == pytest.approx(20 * (closed - price))
+    assert found.usd["rounding"] == pytest.approx(0.4 * (closed - price))
+    assert found.ordered_usd == pytest.approx(100 * price)
 
 
 def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not():
     rng = np.random.default_rng(0)
     expected = rng.normal(0.002, 0.01, 250)
     false = sum(
-        drift._measure_surprise(rng.choice(expected, 63), expected)["largest"] > drift.ALARM
-        for _ in range(200)
+        drift.measure_surprise(rng.choice(expected, 63), expected).is_alarm for _ in range(200)
     )
     assert false <= 0.05 * 200  # a quarter of sessions, no drift
     found = sum(
-        drift._measure_surprise(rng.normal(-0.004, 0.01, 126), expected)["largest"] > drift.ALARM
-        for _ in range(50)
+        drift.measure_surprise(rng.normal(-0.004, 0.01, 126), expected).is_alarm for _ in range(50)
     )
     assert found >= 40
 
@@ -118,7 +119,7 @@ def test_the_band_holds_nine_of_ten_accounts():
     expected = rng.normal(0.0005, 0.01, 500)
     band = drift.simulate_fan(expected, 40, 1e6, seed=0)
     ends = 1e6 * np.prod(1 + rng.choice(expected, (4000, 40)), axis=1)
-    inside = ((ends > band["low_usd"][-1]) & (ends < band["high_usd"][-1])).mean()
+    inside = ((ends > band.low_usd[-1]) & (ends < band.high_usd[-1])).mean()
     assert 0.86 < inside < 0.94
 
 
@@ -129,10 +130,17 @@ def test_shifted_features_stand_out(made):
         found = drift.measure_feature_drift(bundle, market, np.arange(0, market.num_bars, 5))
     finally:
         market.features[:, :, 1] -= 2.0
-    assert found[0]["name"] == "volatility_26"
-    assert found[0]["psi"] > drift.PSI_NOTABLE > found[1]["psi"]
+    assert found[0].name == "volatility_26"
+    assert found[0].psi > PSI_NOTABLE > found[1].psi
 
 
-def test_reports_are_plain_json(made):
+def test_a_stored_report_is_read_back_or_refused(made, tmp_path):
     home, bundle, _ = made
-    assert '"surprise"' in dump_json(measured(home, bundle))
+    report = measured(home, bundle)
+    path = tmp_path / "drift.json"
+    assert read_report(path) is None
+    write_json(path, to_json(report))
+    assert read_report(path) == report
+    write_json(path, to_json(report) | {"from": "2016-01-04"})
+    with pytest.raises(DeployError, match=r"from is a field .* --drift` writes it anew"):
+        read_report(path)

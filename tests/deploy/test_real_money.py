@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,15 @@ from fintrader.cli import main
 from fintrader.deploy import control, real_money, status
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.control import JOURNAL, REPORT
+from fintrader.deploy.drift_report import (
+    Band,
+    DailyDrift,
+    DriftReport,
+    EquityDrift,
+    LimitCuts,
+    Shortfall,
+    Surprise,
+)
 from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
@@ -20,9 +30,11 @@ from fintrader.deploy.settings import LiveSettings, PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError
 from fintrader.files import seal, write_json
+from fintrader.records import to_json
 from tests.engines.deployments import frozen
 
 NUMBER = "PA1LOOPBACK"
+BAND = Band((9e5,), (1e6,), (1.1e6,))
 
 
 @pytest.fixture(scope="module")
@@ -47,38 +59,42 @@ def home(tmp_path, bundle):
     return tmp_path
 
 
-def report(home, made, **changes):
-    daily = {
-        "low_usd": [9e5],
-        "high_usd": [1.1e6],
-        "account_usd": [1e6],
-        "account_return": [0.01, -0.02],
-    }
-    body = {
-        "bundle": made.id,
-        "sessions": 25,
-        "surprise": {"alarm": False},
-        "daily": daily,
-        "equity": {"return": 0.01},
-    }
-    write_json(home / REPORT, body | changes)
+def report(home, made, *, band=BAND, account=1e6, **changes):
+    found = DriftReport(
+        deployment="mine",
+        bundle=made.id,
+        run="none",
+        verdict=None,
+        first_day="2016-01-04",
+        last_day="2016-02-08",
+        sessions=25,
+        decisions=100,
+        held_back=0,
+        equity=EquityDrift(1e6, account, 1e6, 0.01, 0.01, 0.0, 0.0),
+        daily=DailyDrift(("2016-02-08",), (account,), (1e6,), (0.01, -0.02), (0.0,), band),
+        surprise=Surprise((1.0,)),
+        shortfall=Shortfall(0, 0, 0.0, {}),
+        features=(),
+        limits=LimitCuts({}, {}, ""),
+        halts=(),
+        alerts=(),
+        late_bars=0,
+    )
+    write_json(home / REPORT, to_json(replace(found, **changes)))
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"sessions": 19}, "needs 20"),
-        ({"surprise": {"alarm": True}}, "earns less on paper"),
-        (
-            {"daily": {"low_usd": [9e5], "high_usd": [1.1e6], "account_usd": [8e5]}},
-            "outside the backtest's band",
-        ),
-        ({"daily": {"account_usd": [1e6]}}, "no band"),
+        ({"surprise": Surprise((1.0, 30.0, 2.0))}, "earns less on paper"),
+        ({"account": 8e5}, "outside the backtest's band"),
+        ({"band": None}, "no band"),
         ({"bundle": "00000000"}, "another bundle"),
     ],
 )
 def test_what_has_not_proved_itself_is_refused(home, bundle, changes, match):
-    assert real_money.require_proof(home, bundle)["sessions"] == 25
+    assert real_money.require_proof(home, bundle).sessions == 25
     report(home, bundle, **changes)
     with pytest.raises(DeployError, match=match):
         real_money.require_proof(home, bundle)

@@ -132,17 +132,18 @@ def show_curves(status: Status, timezone: str) -> None:
     version = (status.name, len(status.curve), status.state, timezone)
     if report is not None and status.state == "finished":
         st.subheader("What the account is worth", anchor=False)
-        charts.show(lambda: drift_figure(report["daily"]), "live_drift", version=version)
+        daily = report.daily
+        curves = (daily.days, daily.account_usd, daily.twin_usd)
+        band = None if daily.band is None else (daily.band.low_usd, daily.band.high_usd)
+        charts.show(lambda: drift_figure(*curves, band), "live_drift", version=version)
         left, right = st.columns(2)
         with left:
             st.subheader("Account less twin", anchor=False)
-            charts.show(
-                lambda: difference_figure(report["daily"]), "live_difference", version=version
-            )
+            charts.show(lambda: difference_figure(*curves), "live_difference", version=version)
         with right:
             st.subheader("What the orders cost", anchor=False)
             charts.show(
-                lambda: shortfall_figure(report["shortfall"]), "live_shortfall", version=version
+                lambda: shortfall_figure(report.shortfall.bps), "live_shortfall", version=version
             )
     elif len(status.curve) > 1:
         st.subheader("What the account is worth", anchor=False)

@@ -1,10 +1,9 @@
-"""Charts of a deployment: its account beside its twin and the backtest's band, and what came
-between the two."""
+"""Charts of a deployment: its account with its twin and the backtest's band, and the causes of their
+difference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -18,37 +17,40 @@ SHORTFALL = {
     "unfilled": "Not filled",
     "rounding": "Rounding to whole shares",
 }
-"""What an order may cost against the price it was decided at, in the order of a drift report."""
+"""Parts of an order's cost against the price it was decided at, in the order of a drift report."""
 
 
-def drift_figure(daily: Mapping[str, Any]) -> go.Figure:
-    """Account and twin at each session's close, USD, over the band of the backtest's own days
-    (`drift.json`'s `daily`)."""
-    days = pd.to_datetime(pd.Series(daily["date"]))
+def drift_figure(
+    dates: Sequence[str],
+    account_usd: Sequence[float],
+    twin_usd: Sequence[float],
+    band: tuple[Sequence[float], Sequence[float]] | None,
+) -> go.Figure:
+    """Account and twin at each session's close, over the band (low, high) of the backtest's days."""
+    days = pd.to_datetime(pd.Series(dates))
     figure = go.Figure()
-    if "low_usd" in daily:
-        figure.add_scatter(
-            x=days, y=daily["low_usd"], line={"width": 0}, showlegend=False, hoverinfo="skip"
-        )
+    if band is not None:
+        low_usd, high_usd = band
+        figure.add_scatter(x=days, y=low_usd, line={"width": 0}, showlegend=False, hoverinfo="skip")
         figure.add_scatter(
             x=days,
-            y=daily["high_usd"],
+            y=high_usd,
             fill="tonexty",
             fillcolor="rgba(97,110,124,0.15)",
             line={"width": 0},
             name="nine in ten of the backtest's days drawn again",
             hoverinfo="skip",
         )
-    for key, name, look in (
+    for values, name, look in (
         (
-            "twin_usd",
+            twin_usd,
             "Twin: the same bars in the backtest's ledger",
             {"color": PALETTE[1], "dash": "dash"},
         ),
-        ("account_usd", "Account", {"color": COLOURS["ensemble"], "width": 2}),
+        (account_usd, "Account", {"color": COLOURS["ensemble"], "width": 2}),
     ):
         figure.add_scatter(
-            x=days, y=daily[key], name=name, line=look, hovertemplate="%{y:,.0f} USD<extra></extra>"
+            x=days, y=values, name=name, line=look, hovertemplate="%{y:,.0f} USD<extra></extra>"
         )
     return layout(figure, "What the account is worth", "USD", height=400)
 
@@ -68,12 +70,12 @@ def account_figure(curve: Sequence[tuple[int, float]], timezone: str = "UTC") ->
     )
 
 
-def difference_figure(daily: Mapping[str, Any]) -> go.Figure:
+def difference_figure(
+    dates: Sequence[str], account_usd: Sequence[float], twin_usd: Sequence[float]
+) -> go.Figure:
     """Account less twin at each session's close, bps of the twin."""
-    days = pd.to_datetime(pd.Series(daily["date"]))
-    apart = [
-        1e4 * (a / b - 1) for a, b in zip(daily["account_usd"], daily["twin_usd"], strict=True)
-    ]
+    days = pd.to_datetime(pd.Series(dates))
+    apart = [1e4 * (ours / theirs - 1) for ours, theirs in zip(account_usd, twin_usd, strict=True)]
     figure = go.Figure(go.Bar(x=days, y=apart, marker={"color": PALETTE[1]}))
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:+.2f} bps<extra></extra>")
     layout(
@@ -97,14 +99,13 @@ def difference_figure(daily: Mapping[str, Any]) -> go.Figure:
     return figure
 
 
-def shortfall_figure(shortfall: Mapping[str, Any]) -> go.Figure:
-    """Parts of the implementation shortfall, bps of what was ordered."""
-    bps = shortfall["bps"]
+def shortfall_figure(bps: Mapping[str, float]) -> go.Figure:
+    """Parts of the implementation shortfall, bps of the ordered amount."""
     names = [SHORTFALL[name] for name in SHORTFALL]
     figure = go.Figure(go.Bar(x=[bps[name] for name in SHORTFALL], y=names, orientation="h"))
     figure.update_traces(
         marker={"color": [PALETTE[0], PALETTE[1], PALETTE[3], PALETTE[5], PALETTE[6]]},
         hovertemplate="%{x:+.2f} bps<extra></extra>",
     )
-    layout(figure, "", "", "bps of what was ordered", height=260, hovermode="closest")
+    layout(figure, "", "", "bps of the ordered amount", height=260, hovermode="closest")
     return figure.update_yaxes(autorange="reversed", automargin=True)
