@@ -69,7 +69,7 @@ Spans = dict[str, dict[str, tuple[str, str]]]
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ChunkManifest:
     """Content of a manifest's file; `Collection` explains the fields."""
 
     identity: dict[str, JsonValue]
@@ -247,7 +247,7 @@ class Collection:
         return found
 
 
-def _read_manifest(home: ObjectStore, name: str) -> Manifest:
+def _read_manifest(home: ObjectStore, name: str) -> ChunkManifest:
     """Read a manifest that `Collection.save` wrote. Raises DataError when its seal is broken, or it
     has another format."""
     damaged = DataError(f"{home}/{name} is damaged; delete {home} and build again")
@@ -255,7 +255,7 @@ def _read_manifest(home: ObjectStore, name: str) -> Manifest:
     if body.pop("format", None) != FORMAT:
         raise damaged
     try:
-        return from_json(Manifest, {"files": [], **body})
+        return from_json(ChunkManifest, {"files": [], **body})
     except RecordError:
         raise damaged from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fintrader.cli.options import parse
 from fintrader.errors import ConfigError
 from fintrader.market.compare_bars import CompareSettings, compare_bars, open_side
+from fintrader.records import to_json
 
 
 class CompareOptions(CompareSettings):
@@ -40,7 +41,7 @@ def compare_data(argv: list[str]) -> None:
     report = compare_bars(a, b, calendar, tolerance_bps=options.tolerance_bps)
     written = write_comparison(report, options.out)
     if options.as_json:
-        print(json.dumps(report))
+        print(json.dumps(to_json(report)))
         return
     print(describe(report))
     for path in written:

@@ -14,7 +14,7 @@ times that are moved.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,7 +68,7 @@ class CompareSettings(Settings):
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What would explain differences of a symbol from one session to another."""
+    """A possible explanation of the differences of a symbol from one session to another."""
 
     kind: str
     """`scale`, `volume_scale` or `shift`."""
@@ -79,6 +79,74 @@ class Suspicion:
     value: float
     """B over A, or by how many minutes (of daily bars: sessions) B stands later."""
     detail: str
+
+
+@dataclass(frozen=True)
+class ColumnDifference:
+    """Differences of one column; absolute ones but for the mean, None without a common cell."""
+
+    cells: int
+    agree: float | None = None
+    """Share of the cells within the tolerance."""
+    median_bps: float | None = None
+    p99_bps: float | None = None
+    largest_bps: float | None = None
+    mean_bps: float | None = None
+
+
+@dataclass(frozen=True)
+class SymbolDifference:
+    """Numbers of bars of one symbol, and its differences by column."""
+
+    symbol: str
+    both: int
+    agree: int
+    only_a: int
+    only_b: int
+    columns: dict[str, ColumnDifference]
+
+
+@dataclass(frozen=True)
+class SideSummary:
+    """Size of one side: rows read, and bars on the common grid."""
+
+    name: str
+    rows: int
+    bars: int
+    symbols: int
+    repeated: int
+
+
+@dataclass(frozen=True)
+class BarComparison:
+    """Two sets of bars laid over each other, on the days that both span."""
+
+    a: SideSummary
+    b: SideSummary
+    calendar: str
+    bar_minutes: int
+    tolerance_bps: float
+    sessions: tuple[str, ...]
+    symbols: tuple[str, ...]
+    symbols_only_a: tuple[str, ...]
+    symbols_only_b: tuple[str, ...]
+    both: int
+    agree: int
+    only_a: int
+    only_b: int
+    """Numbers of bars."""
+    columns: dict[str, ColumnDifference]
+    by_symbol: tuple[SymbolDifference, ...]
+    suspicions: tuple[Suspicion, ...]
+    days: dict[str, tuple[tuple[float | None, ...], ...]]
+    """Tables `[symbols][sessions]`: `agree` (share of the bars of either that agree), `only_a`,
+    `only_b` (bars), and for each column the largest absolute difference in bps (None where there is
+    nothing to compare)."""
+
+    @property
+    def bars(self) -> int:
+        """Bars that at least one side has."""
+        return self.both + self.only_a + self.only_b
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -143,14 +211,8 @@ def _market_bars(market: MarketTensors) -> Bars:
 
 def compare_bars(
     a: Side, b: Side, calendar: str = "XNAS", *, tolerance_bps: float = 0.1
-) -> dict[str, Any]:
-    """Plain JSON: what agrees of the days that both sides span.
-
-    `days` holds tables `[symbols][sessions]`: `agree` (share of the bars of either that agree),
-    `only_a`, `only_b` (bars), and for each column the largest absolute difference in bps (None
-    where there is nothing to compare). Raises DataError when there is no day or no symbol that both
-    have.
-    """
+) -> BarComparison:
+    """Compare two sets of bars. Raises DataError when there is no day or no symbol that both have."""
     grid = _common_grid(a, b, calendar)
     symbols = sorted(set(a.bars.symbols) & set(b.bars.symbols))
     if not symbols:
@@ -158,50 +220,45 @@ def compare_bars(
             f"{a.name} and {b.name} have no symbol in common; rename those of one of them"
         )
     merged = [_merge(side, grid) for side in (a, b)]
-    rows: list[dict[str, Any]] = []
+    rows: list[SymbolDifference] = []
     suspicions: list[Suspicion] = []
     gathered: dict[str, list[Array]] = {name: [] for name in COLUMNS}
-    days: dict[str, list[Any]] = {name: [] for name in ("agree", "only_a", "only_b", *COLUMNS)}
+    days: dict[str, tuple[tuple[float | None, ...], ...]] = {}
     for symbol in symbols:
         ours, theirs = (_dense(bars, symbol, grid.num_bars) for bars in merged)
         one = _Symbol(symbol, ours, theirs, grid, tolerance_bps)
-        rows.append(one.summary())
+        rows.append(one.summarise())
         for name, values in one.by_session().items():
-            days[name].append(values)
+            days[name] = (*days.get(name, ()), tuple(values))
         for name in COLUMNS:
             gathered[name].append(one.known(name).astype(np.float32))
         suspicions += one.suspicions()
     columns = {name: _column(np.concatenate(gathered[name]), tolerance_bps) for name in COLUMNS}
-    totals = {
-        name: sum(row[name] for row in rows) for name in ("both", "agree", "only_a", "only_b")
-    }
-    return {
-        "a": _about(a, merged[0]),
-        "b": _about(b, merged[1]),
-        "calendar": calendar,
-        "bar_minutes": grid.bar_minutes,
-        "tolerance_bps": tolerance_bps,
-        "sessions": [str(day) for day in grid.dates],
-        "symbols": symbols,
-        "symbols_only_a": sorted(set(a.bars.symbols) - set(symbols)),
-        "symbols_only_b": sorted(set(b.bars.symbols) - set(symbols)),
-        **totals,
-        "columns": columns,
-        "by_symbol": rows,
-        "suspicions": [asdict(one) for one in suspicions],
-        "days": days,
-    }
+    return BarComparison(
+        a=_summarise(a, merged[0]),
+        b=_summarise(b, merged[1]),
+        calendar=calendar,
+        bar_minutes=grid.bar_minutes,
+        tolerance_bps=tolerance_bps,
+        sessions=tuple(str(day) for day in grid.dates),
+        symbols=tuple(symbols),
+        symbols_only_a=tuple(sorted(set(a.bars.symbols) - set(symbols))),
+        symbols_only_b=tuple(sorted(set(b.bars.symbols) - set(symbols))),
+        both=sum(row.both for row in rows),
+        agree=sum(row.agree for row in rows),
+        only_a=sum(row.only_a for row in rows),
+        only_b=sum(row.only_b for row in rows),
+        columns=columns,
+        by_symbol=tuple(rows),
+        suspicions=tuple(suspicions),
+        days=days,
+    )
 
 
-def _about(side: Side, merged: Bars) -> dict[str, Any]:
+def _summarise(side: Side, merged: Bars) -> SideSummary:
     bars = side.bars
-    return {
-        "name": side.name,
-        "rows": len(bars),
-        "bars": len(merged),
-        "symbols": len(bars.symbols),
-        "repeated": int(bars.repeats().sum()),
-    }
+    repeated = int(bars.repeats().sum())
+    return SideSummary(side.name, len(bars), len(merged), len(bars.symbols), repeated)
 
 
 def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
@@ -287,12 +344,16 @@ class _Symbol:
         values = self.bps[:, COLUMNS.index(column)]
         return values[np.isfinite(values)]
 
-    def summary(self) -> dict[str, Any]:
-        counts = {
-            name: int(getattr(self, name).sum()) for name in ("both", "agree", "only_a", "only_b")
-        }
-        columns = {name: _column(self.known(name), self.tolerance) for name in COLUMNS}
-        return {"symbol": self.symbol, **counts, "columns": columns}
+    def summarise(self) -> SymbolDifference:
+        """Count the bars, and measure the differences by column."""
+        return SymbolDifference(
+            symbol=self.symbol,
+            both=int(self.both.sum()),
+            agree=int(self.agree.sum()),
+            only_a=int(self.only_a.sum()),
+            only_b=int(self.only_b.sum()),
+            columns={name: _column(self.known(name), self.tolerance) for name in COLUMNS},
+        )
 
     def by_session(self) -> dict[str, list[Any]]:
         """Of each session: the tables' rows (see `compare_bars`)."""
@@ -413,24 +474,16 @@ def _runs(values: Array, apart: float) -> list[Array]:
     return [np.array(run) for run in runs]
 
 
-def _column(bps: Array, tolerance_bps: float) -> dict[str, Any]:
-    """Cells, share that agrees, median and 99 % quantile of the absolute difference, its largest,
-    the mean."""
+def _column(bps: Array, tolerance_bps: float) -> ColumnDifference:
+    """Measure the differences of a column."""
     if not len(bps):
-        return {
-            "cells": 0,
-            "agree": None,
-            "median_bps": None,
-            "p99_bps": None,
-            "largest_bps": None,
-            "mean_bps": None,
-        }
+        return ColumnDifference(0)
     size = np.abs(bps)
-    numbers = {
-        "agree": float((size <= tolerance_bps).mean()),
-        "median_bps": float(np.median(size)),
-        "p99_bps": float(np.quantile(size, 0.99)),
-        "largest_bps": float(size.max()),
-        "mean_bps": float(bps.mean(dtype=np.float64)),
-    }
-    return {"cells": len(bps), **{name: round(value, 4) for name, value in numbers.items()}}
+    numbers = (
+        (size <= tolerance_bps).mean(),
+        np.median(size),
+        np.quantile(size, 0.99),
+        size.max(),
+        bps.mean(dtype=np.float64),
+    )
+    return ColumnDifference(len(bps), *(round(float(number), 4) for number in numbers))

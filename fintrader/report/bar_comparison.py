@@ -4,7 +4,8 @@ with a heat map."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import plotly.graph_objects as go
 
 from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.files import write_json, write_text
+from fintrader.market.compare_bars import BarComparison, ColumnDifference, Suspicion
+from fintrader.records import to_json
 from fintrader.report.page import Page
 from fintrader.results.figures.style import layout
 from fintrader.results.formatting import DASH, count
@@ -32,12 +35,7 @@ LEAST_BPS = 0.01
 MOST_BPS = 10_000.0
 """Ends of the logarithmic scale; what lies beyond has the colour of the end."""
 SHOWN = 12
-NUMBERS = {
-    "median_bps": "Median, bps",
-    "p99_bps": "99 %, bps",
-    "largest_bps": "Largest, bps",
-    "mean_bps": "Mean, bps",
-}
+NUMBERS = ("Median, bps", "99 %, bps", "Largest, bps", "Mean, bps")
 KINDS = {
     "scale": "another scale",
     "volume_scale": "volumes in another unit",
@@ -45,44 +43,51 @@ KINDS = {
 }
 
 
-def merged_suspicions(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Suspicions that several symbols share, as one: `symbols` in place of `symbol`; the widest
-    first."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for one in report["suspicions"]:
-        key = one["value"] if one["kind"] == "shift" else round(float(np.log(one["value"])), 1)
-        groups[one["kind"], key].append(one)
+@dataclass(frozen=True)
+class SharedSuspicion:
+    """Suspicions of one kind and value that several symbols share."""
+
+    kind: str
+    symbols: tuple[str, ...]
+    first: str
+    last: str
+    symbol_days: int
+    detail: str
+
+
+def merge_suspicions(report: BarComparison) -> list[SharedSuspicion]:
+    """Merge the suspicions that several symbols share, the widest first."""
+    groups: dict[tuple[str, float], list[Suspicion]] = defaultdict(list)
+    for one in report.suspicions:
+        key = one.value if one.kind == "shift" else round(float(np.log(one.value)), 1)
+        groups[one.kind, key].append(one)
     found = [
-        {
-            "kind": kind,
-            "symbols": sorted({one["symbol"] for one in ones}),
-            "first": min(one["first"] for one in ones),
-            "last": max(one["last"] for one in ones),
-            "symbol_days": sum(one["sessions"] for one in ones),
-            "detail": ones[0]["detail"],
-        }
+        SharedSuspicion(
+            kind=kind,
+            symbols=tuple(sorted({one.symbol for one in ones})),
+            first=min(one.first for one in ones),
+            last=max(one.last for one in ones),
+            symbol_days=sum(one.sessions for one in ones),
+            detail=ones[0].detail,
+        )
         for (kind, _), ones in groups.items()
     ]
-    return sorted(found, key=lambda one: -one["symbol_days"])
+    return sorted(found, key=lambda one: -one.symbol_days)
 
 
-def describe(report: Mapping[str, Any]) -> str:
+def describe(report: BarComparison) -> str:
     """The report as lines for a terminal."""
-    lines = [f"A: {report['a']['name']}, B: {report['b']['name']}", _lead(report)]
-    for side in "ab":
-        names = report[f"symbols_only_{side}"]
-        lines += [f"symbols only in {side.upper()}: {_some(names)}"] if names else []
-    lines.append(
-        f"  {'':<8}{'cells':>12}{'agree':>9}" + "".join(f"{name:>14}" for name in NUMBERS.values())
-    )
-    for name, column in report["columns"].items():
-        if column["cells"]:
-            numbers = "".join(f"{column[key]:>14,.2f}" for key in NUMBERS)
-            lines.append(f"  {name:<8}{column['cells']:>12,}{column['agree']:>9.2%}{numbers}")
-    suspects = merged_suspicions(report)
+    lines = [f"A: {report.a.name}, B: {report.b.name}", _lead(report)]
+    for side, names in (("A", report.symbols_only_a), ("B", report.symbols_only_b)):
+        lines += [f"symbols only in {side}: {_some(names)}"] if names else []
+    lines.append(f"  {'':<8}{'cells':>12}{'agree':>9}" + "".join(f"{name:>14}" for name in NUMBERS))
+    for name, column in report.columns.items():
+        if column.cells:
+            numbers = "".join(f"{value:>14,.2f}" for value in _list_numbers(column))
+            lines.append(f"  {name:<8}{column.cells:>12,}{column.agree:>9.2%}{numbers}")
+    suspects = merge_suspicions(report)
     lines += [
-        f"  {KINDS[one['kind']]}? {one['detail']}: {_some(one['symbols'])}, {one['first']} to"
-        f" {one['last']}"
+        f"  {KINDS[one.kind]}? {one.detail}: {_some(one.symbols)}, {one.first} to {one.last}"
         for one in suspects[:SHOWN]
     ]
     if len(suspects) > SHOWN:
@@ -90,19 +95,18 @@ def describe(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _lead(report: Mapping[str, Any]) -> str:
-    bars = report["both"] + report["only_a"] + report["only_b"]
+def _lead(report: BarComparison) -> str:
     return (
-        f"{len(report['symbols'])} symbols of both, {report['sessions'][0]} to"
-        f" {report['sessions'][-1]}, bars of {report['bar_minutes']} minutes: of {bars:,} bars"
-        f" {report['agree']:,} agree within {report['tolerance_bps']:g} bps in all prices;"
-        f" {report['only_a']:,} only in A, {report['only_b']:,} only in B"
+        f"{len(report.symbols)} symbols of both, {report.sessions[0]} to"
+        f" {report.sessions[-1]}, bars of {report.bar_minutes} minutes: of {report.bars:,} bars"
+        f" {report.agree:,} agree within {report.tolerance_bps:g} bps in all prices;"
+        f" {report.only_a:,} only in A, {report.only_b:,} only in B"
     )
 
 
-def render_comparison(report: Mapping[str, Any]) -> str:
+def render_comparison(report: BarComparison) -> str:
     """Render the report as one HTML page that needs nothing else."""
-    page = Page(f"{report['a']['name']} against {report['b']['name']}")
+    page = Page(f"{report.a.name} against {report.b.name}")
     page.add_header("Two sources of bars", _present_finding(report))
     page.add(_present_columns(report))
     page.add(_present_suspicions(report))
@@ -117,7 +121,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
             notes=("Blank where the two have no bar in common.",),
         )
     )
-    if report["only_a"] or report["only_b"]:
+    if report.only_a or report.only_b:
         alone = Chart("alone", partial(_draw_alone, report))
         page.add(Section("only-one", "Bars that only one has", figures=(alone,)))
     page.add(_present_symbols(report))
@@ -127,24 +131,22 @@ def render_comparison(report: Mapping[str, Any]) -> str:
             partial(
                 heat_map,
                 report,
-                report["days"][name],
+                report.days[name],
                 f"{name.capitalize()}: largest difference, bps",
             ),
         )
         for name in COLUMNS
-        if report["columns"][name]["cells"]
+        if report.columns[name].cells
     )
     page.add(Section("details", "By column, symbol and day", figures=details))
     return page.render()
 
 
-def _present_finding(report: Mapping[str, Any]) -> Section:
-    bars = report["both"] + report["only_a"] + report["only_b"]
-    share = report["agree"] / bars if bars else 0.0
+def _present_finding(report: BarComparison) -> Section:
+    share = report.agree / report.bars if report.bars else 0.0
     about = "; ".join(
-        f"{side.upper()}: {report[side]['name']}, {count(report[side]['rows'])} rows, "
-        f"{count(report[side]['repeated'])} of them repeated"
-        for side in "ab"
+        f"{letter}: {side.name}, {count(side.rows)} rows, {count(side.repeated)} of them repeated"
+        for letter, side in (("A", report.a), ("B", report.b))
     )
     return Section(
         key="finding",
@@ -155,25 +157,25 @@ def _present_finding(report: Mapping[str, Any]) -> Section:
     )
 
 
-def _present_columns(report: Mapping[str, Any]) -> Section:
-    rows = [(name, *_cells(column)) for name, column in report["columns"].items()]
+def _present_columns(report: BarComparison) -> Section:
+    rows = [(name, *_cells(column)) for name, column in report.columns.items()]
     note = (
         "Prices: 10,000 (B / A - 1); volume: 10,000 (B - A) / the larger. Median, 99 % and largest"
-        f" are of the absolute difference. A cell agrees within {report['tolerance_bps']:g} bps."
+        f" are of the absolute difference. A cell agrees within {report.tolerance_bps:g} bps."
     )
-    table = Table.of(("Column", "Cells", "Agree", *NUMBERS.values()), rows, notes=[note])
+    table = Table.of(("Column", "Cells", "Agree", *NUMBERS), rows, notes=[note])
     return Section("columns", "By column", tables=(table,))
 
 
-def write_comparison(report: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+def write_comparison(report: BarComparison, folder: Path) -> tuple[Path, Path]:
     """Write `comparison.json` and `comparison.html` (self-contained); returns both paths."""
-    write_json(folder / "comparison.json", report)
+    write_json(folder / "comparison.json", to_json(report))
     write_text(folder / "comparison.html", render_comparison(report))
     return folder / "comparison.json", folder / "comparison.html"
 
 
 def heat_map(
-    report: Mapping[str, Any], values: Sequence[Sequence[float | None]], title: str
+    report: BarComparison, values: Sequence[Sequence[float | None]], title: str
 ) -> go.Figure:
     """Symbols by sessions, differences in bps on a logarithmic scale."""
     cells = np.array(
@@ -195,9 +197,9 @@ def heat_map(
     )
 
 
-def _draw_alone(report: Mapping[str, Any]) -> go.Figure:
+def _draw_alone(report: BarComparison) -> go.Figure:
     """Bars that one side lacks: how many more B has than A."""
-    days = report["days"]
+    days = report.days
     alone = np.array(days["only_b"], dtype=np.float64) - np.array(days["only_a"], dtype=np.float64)
     most = max(float(np.abs(alone).max()), 1.0)
     title = "Bars only in B (red) less bars only in A (blue)"
@@ -207,14 +209,14 @@ def _draw_alone(report: Mapping[str, Any]) -> go.Figure:
 
 
 def _map(
-    report: Mapping[str, Any], z: Any, shown: Any, title: str, *, hover: str, **look: Any
+    report: BarComparison, z: Any, shown: Any, title: str, *, hover: str, **look: Any
 ) -> go.Figure:
-    symbols = report["symbols"]
-    gap = 0.5 if len(report["sessions"]) <= 300 else 0.0  # finer cells would be nothing but gap
+    symbols = report.symbols
+    gap = 0.5 if len(report.sessions) <= 300 else 0.0  # finer cells would be nothing but gap
     look = {"colorscale": [list(one) for one in SHADES], "xgap": gap, "ygap": 0.5, **look}
     look["colorbar"] = {"thickness": 12, "outlinewidth": 0, **look.get("colorbar", {})}
     look |= {
-        "x": report["sessions"],
+        "x": report.sessions,
         "y": symbols,
         "customdata": shown,
         "hovertemplate": f"{hover}<extra></extra>",
@@ -229,9 +231,9 @@ def _map(
     return figure.update_xaxes(type="category", nticks=10, tickangle=0)
 
 
-def _find_worst(report: Mapping[str, Any]) -> list[list[float | None]]:
+def _find_worst(report: BarComparison) -> list[list[float | None]]:
     """The largest difference of any price, by symbol and session."""
-    tables = [report["days"][name] for name in PRICES]
+    tables = [report.days[name] for name in PRICES]
     return [
         [
             max((cell for cell in cells if cell is not None), default=None)
@@ -241,31 +243,35 @@ def _find_worst(report: Mapping[str, Any]) -> list[list[float | None]]:
     ]
 
 
-def _cells(column: Mapping[str, Any]) -> list[str]:
-    if not column["cells"]:
+def _list_numbers(column: ColumnDifference) -> tuple[float | None, ...]:
+    return (column.median_bps, column.p99_bps, column.largest_bps, column.mean_bps)
+
+
+def _cells(column: ColumnDifference) -> list[str]:
+    if not column.cells:
         return ["0", *[DASH] * (1 + len(NUMBERS))]
     return [
-        count(column["cells"]),
-        f"{column['agree']:.2%}",
-        *(f"{column[key]:,.2f}" for key in NUMBERS),
+        count(column.cells),
+        f"{column.agree:.2%}",
+        *(f"{value:,.2f}" for value in _list_numbers(column)),
     ]
 
 
-def _present_suspicions(report: Mapping[str, Any]) -> Section:
+def _present_suspicions(report: BarComparison) -> Section:
     key = "explanations"
     title = "Possible explanations"
-    found = merged_suspicions(report)
+    found = merge_suspicions(report)
     if not found:
         none = "Neither a scale nor a shift in time that would explain differences."
         return Section(key, title, notes=(none,))
     rows = [
         (
-            KINDS[one["kind"]].capitalize(),
-            one["detail"],
-            _some(one["symbols"]),
-            one["first"],
-            one["last"],
-            count(one["symbol_days"]),
+            KINDS[one.kind].capitalize(),
+            one.detail,
+            _some(one.symbols),
+            one.first,
+            one.last,
+            count(one.symbol_days),
         )
         for one in found
     ]
@@ -273,7 +279,7 @@ def _present_suspicions(report: Mapping[str, Any]) -> Section:
     return Section(key, title, tables=(Table.of((*words, "Symbol-days"), rows, words=words),))
 
 
-def _present_symbols(report: Mapping[str, Any]) -> Section:
+def _present_symbols(report: BarComparison) -> Section:
     columns = (
         "Symbol",
         "Bars of both",
@@ -283,17 +289,17 @@ def _present_symbols(report: Mapping[str, Any]) -> Section:
         *(f"{name.capitalize()}, median" for name in COLUMNS),
     )
     rows = []
-    for row in report["by_symbol"]:
-        medians = [row["columns"][name]["median_bps"] for name in COLUMNS]
+    for row in report.by_symbol:
+        medians = [row.columns[name].median_bps for name in COLUMNS]
         cells = (
-            row["symbol"],
-            count(row["both"]),
-            f"{row['agree'] / row['both']:.1%}" if row["both"] else DASH,
-            count(row["only_a"]),
-            count(row["only_b"]),
+            row.symbol,
+            count(row.both),
+            f"{row.agree / row.both:.1%}" if row.both else DASH,
+            count(row.only_a),
+            count(row.only_b),
         )
         rows.append((*cells, *(DASH if value is None else f"{value:,.2f}" for value in medians)))
-    lacking = {side: report[f"symbols_only_{side.lower()}"] for side in "AB"}
+    lacking = {"A": report.symbols_only_a, "B": report.symbols_only_b}
     notes = [f"Only in {side}: {', '.join(names)}." for side, names in lacking.items() if names]
     return Section("symbols", "By symbol", tables=(Table.of(columns, rows),), notes=tuple(notes))
 

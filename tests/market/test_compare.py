@@ -11,7 +11,7 @@ import pytest
 from fintrader.cli import main
 from fintrader.errors import DataError
 from fintrader.market.compare_bars import CompareSettings, Side, compare_bars, open_side
-from fintrader.report.bar_comparison import describe, merged_suspicions, render_comparison
+from fintrader.report.bar_comparison import describe, merge_suspicions, render_comparison
 from tests.bars.tables import REAL_2016, REAL_FOLDER, as_bars, minute_table, write_csv
 
 PRICES = ["open", "high", "low", "close"]
@@ -24,20 +24,20 @@ def compared(a, b, **how):
 
 def found(report):
     names = ("kind", "symbol", "first", "last", "sessions", "value")
-    return [tuple(one[name] for name in names) for one in report["suspicions"]]
+    return [tuple(getattr(one, name) for name in names) for one in report.suspicions]
 
 
 def test_bars_agree_with_themselves():
     table = minute_table(3, 4, missing=0.2)
     report = compared(table, table.sample(frac=1, random_state=0))
-    assert (report["both"], report["agree"], report["only_a"], report["only_b"]) == (
+    assert (report.both, report.agree, report.only_a, report.only_b) == (
         len(table),
         len(table),
         0,
         0,
     )
-    assert {column["largest_bps"] for column in report["columns"].values()} == {0.0}
-    assert report["suspicions"] == []
+    assert {column.largest_bps for column in report.columns.values()} == {0.0}
+    assert report.suspicions == ()
 
 
 def test_every_number_is_that_of_pandas():
@@ -53,8 +53,8 @@ def test_every_number_is_that_of_pandas():
         theirs, on=["ts", "ticker"], suffixes=("_a", "_b"), how="outer", indicator=True
     )
     matched = both[both._merge == "both"]
-    assert report["both"] == len(matched)
-    assert (report["only_a"], report["only_b"]) == tuple(
+    assert report.both == len(matched)
+    assert (report.only_a, report.only_b) == tuple(
         (both._merge == f"{side}_only").sum() for side in ("left", "right")
     )
     bps = pd.DataFrame(
@@ -62,22 +62,22 @@ def test_every_number_is_that_of_pandas():
     )
     most = np.maximum(matched.volume_a, matched.volume_b)
     bps["volume"] = 1e4 * (matched.volume_b - matched.volume_a) / most
-    for name, column in report["columns"].items():
-        assert column["cells"] == len(matched)
-        assert column["agree"] == pytest.approx((bps[name].abs() <= 0.1).mean(), abs=1e-4)
-        assert column["median_bps"] == pytest.approx(bps[name].abs().median(), abs=1e-4)
-        assert column["largest_bps"] == pytest.approx(bps[name].abs().max(), abs=1e-3)
-        assert column["mean_bps"] == pytest.approx(bps[name].mean(), abs=1e-3)
+    for name, column in report.columns.items():
+        assert column.cells == len(matched)
+        assert column.agree == pytest.approx((bps[name].abs() <= 0.1).mean(), abs=1e-4)
+        assert column.median_bps == pytest.approx(bps[name].abs().median(), abs=1e-4)
+        assert column.largest_bps == pytest.approx(bps[name].abs().max(), abs=1e-3)
+        assert column.mean_bps == pytest.approx(bps[name].mean(), abs=1e-3)
     agree = (bps[PRICES].abs() <= 0.1).all(axis=1)
-    assert report["agree"] == agree.sum()
+    assert report.agree == agree.sum()
     by = [matched.ticker, matched.ts.dt.date.astype(str)]
     largest = bps.close.abs().groupby(by).max()
     rows = both.groupby([both.ticker, both.ts.dt.date.astype(str)]).size()
-    for k, symbol in enumerate(report["symbols"]):
-        for s, day in enumerate(report["sessions"]):
-            assert report["days"]["close"][k][s] == pytest.approx(largest[symbol, day], abs=1e-3)
+    for k, symbol in enumerate(report.symbols):
+        for s, day in enumerate(report.sessions):
+            assert report.days["close"][k][s] == pytest.approx(largest[symbol, day], abs=1e-3)
             share = agree.groupby(by).sum()[symbol, day] / rows[symbol, day]
-            assert report["days"]["agree"][k][s] == pytest.approx(share, abs=1e-4)
+            assert report.days["agree"][k][s] == pytest.approx(share, abs=1e-4)
 
 
 def test_minutes_are_put_together_to_days():
@@ -88,10 +88,10 @@ def test_minutes_are_put_together_to_days():
     days.loc[3, "close"] *= 1.01
     days["ts"] += pd.Timedelta("9h30min")
     report = compared(minutes, days)
-    assert (report["bar_minutes"], report["both"], report["agree"]) == (390, 10, 9)
-    assert report["columns"]["close"]["largest_bps"] == pytest.approx(100.0, abs=1e-3)
-    assert report["columns"]["volume"]["largest_bps"] == 0.0
-    assert report["days"]["close"][0][3] == pytest.approx(100.0, abs=1e-3)
+    assert (report.bar_minutes, report.both, report.agree) == (390, 10, 9)
+    assert report.columns["close"].largest_bps == pytest.approx(100.0, abs=1e-3)
+    assert report.columns["volume"].largest_bps == 0.0
+    assert report.days["close"][0][3] == pytest.approx(100.0, abs=1e-3)
 
 
 def test_scales_lots_and_moved_times_are_found_where_they_are():
@@ -115,9 +115,9 @@ def test_scales_lots_and_moved_times_are_found_where_they_are():
         ("shift", "DDD", days[6], days[7], 2, -60.0),
     ]
     everybody = table.assign(ts=table.ts + pd.Timedelta("1min"))
-    (one,) = merged_suspicions(compared(table, everybody))
-    assert (one["symbols"], one["symbol_days"]) == (["AAA", "BBB", "CCC", "DDD"], 32)
-    assert one["detail"] == "B's bars stand 1 minute later than A's"
+    (one,) = merge_suspicions(compared(table, everybody))
+    assert (one.symbols, one.symbol_days) == (("AAA", "BBB", "CCC", "DDD"), 32)
+    assert one.detail == "B's bars stand 1 minute later than A's"
 
 
 def test_days_that_are_dated_a_session_late_are_found():
@@ -183,7 +183,7 @@ def test_a_page_says_what_is_missing_and_escapes_names():
     assert "&lt;b&gt;one" in page
     assert "<b>one" not in page
     assert "390 only in B" in page
-    assert report["days"]["close"][0] == [0.0, None, 0.0]
+    assert report.days["close"][0] == (0.0, None, 0.0)
 
 
 @pytest.mark.real_data(DAILY)
@@ -192,14 +192,12 @@ def test_real_minutes_against_real_days():
         open_side(str(path), CompareSettings(), Path("unused")) for path in (REAL_2016, DAILY)
     )
     report = compare_bars(a, b, calendar)
-    assert report["both"] == 7_945
+    assert report.both == 7_945
     for name in ("open", "high", "low"):
-        assert report["columns"][name]["median_bps"] == 0.0
+        assert report.columns[name].median_bps == 0.0
     # the days are adjusted for the splits of later years, the minutes are as traded
     split = {
-        one["symbol"]: round(1 / one["value"], 2)
-        for one in report["suspicions"]
-        if one["kind"] == "scale"
+        one.symbol: round(1 / one.value, 2) for one in report.suspicions if one.kind == "scale"
     }
     assert split == {
         "AAPL": 4,
@@ -210,4 +208,4 @@ def test_real_minutes_against_real_days():
         "FAST": 2,
         "FISV": 2,
     } | {name: split[name] for name in ("CTXS", "HSIC")}
-    assert not [one for one in report["suspicions"] if one["kind"] == "shift"]
+    assert not [one for one in report.suspicions if one.kind == "shift"]
