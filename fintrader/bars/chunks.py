@@ -98,8 +98,8 @@ class Collection:
     next_row: int | None = None
     """The number that a further row of the file would have, once it is complete."""
     files: tuple[tuple[str, str, int], ...] = ()
-    """Of several files as one: each one's name, the SHA-256 of its content, and the number of its
-    first row."""
+    """Name, SHA-256 of the content and number of the first row of each file, where several files
+    are one collection."""
     manifest: str = MANIFEST
 
     @classmethod

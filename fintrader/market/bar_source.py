@@ -111,7 +111,7 @@ def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
 
 
 def bar_store(settings: DataSettings, cache: Path) -> ObjectStore:
-    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of
+    """The store of chunks of bars: `settings.store`, or `bars` next to (or in) the cache of
     markets."""
     if settings.store is not None:
         return ObjectStore(settings.store)

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ from fintrader.market.universe import (
     survivorship,
 )
 from fintrader.progress import Progress
-from fintrader.records import to_json
+from fintrader.records import JsonValue, to_json
 from fintrader.results.market_description import (
     BuildRecord,
     MarketDescription,
@@ -170,8 +170,8 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
     return MarketSource(kind, tuple(SourceFile(**file) for file in files), identity)
 
 
-def portable(settings: DataSettings) -> dict[str, Any]:
-    """Write settings as JSON without any path: where a file lies changes nothing."""
+def portable(settings: DataSettings) -> Mapping[str, JsonValue]:
+    """Write settings as JSON without any path: the place of a file changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
     del values["store"]
     # The content of files counts, see `identify_source`.
@@ -371,9 +371,9 @@ def _log_provenance(provenance: Provenance) -> None:
         if count and provenance.source is not None:
             log.warning("%s: %d %s", provenance.source.kind, count, REPAIRS[kind])
     survivors = provenance.survivorship
-    if survivors is not None and (sentence := survivors.describe()):
+    if survivors is not None and survivors.describe():
         level = logging.WARNING if survivors.survivors_only else logging.INFO
-        log.log(level, "%s", sentence)
+        log.log(level, "%s", survivors.describe())
 
 
 def _market_features(

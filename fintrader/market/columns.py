@@ -95,7 +95,7 @@ class ColumnStore:
             file.close()
 
     def forget(self, bar: int) -> None:
-        """What lies before this bar will not be read again: give its room back."""
+        """Free the scratch files of bars before this one, which are not read again."""
         for file in self._files[: bar // self._stretch]:
             file.close()
 
@@ -182,8 +182,7 @@ class ColumnStore:
         )
 
     def block(self, cell_bytes: int | None = None) -> int:
-        """How many bars to take at a time, by the bytes of a cell (those of all arrays by
-        default)."""
+        """Bars to take at a time, by the bytes of a cell (those of all arrays by default)."""
         width = len(self.slots) * (16 + 4 * self.features if cell_bytes is None else cell_bytes)
         return min(max(BLOCK_BYTES // max(width, 1), 16), self.bars)
 

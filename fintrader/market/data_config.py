@@ -44,13 +44,12 @@ class Placed(Protocol):
 
 
 class DataConfig(Settings):
-    """What the commands that only look at bars take from a run's configuration; its other parts are
-    not read."""
+    """The part of a run's configuration that commands on bars read."""
 
     name: str = "run"
     """Name of the run; a configuration file's own name unless set."""
     reproducible: Reproducible = "same_machine"
-    """As in the run's configuration."""
+    """Machines on which the build gives equal bytes, see the run's configuration."""
     runs_dir: Path = Path("runs")
     """Folder that holds all runs."""
     cache: Path = Path("data/tensors")
@@ -82,7 +81,7 @@ share."""
 
 
 def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> DataConfig:
-    """What a configuration file says of its bars; see `load_config`. Raises ConfigError."""
+    """Load the part of a configuration file on bars; see `load_config`. Raises ConfigError."""
     values = read_values(Path(path))
     for option, choice in (chosen or {}).items():
         choose(values, option, choice, DATA_CHOICES)

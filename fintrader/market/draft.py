@@ -1,5 +1,5 @@
-"""A market all of which is known but its big arrays: those come in blocks of bars, into a file or
-into memory."""
+"""A market before its big arrays are laid out: they come in blocks of bars, into a file or into
+memory."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """How the features are put on one scale."""
+    """Scaling of the features."""
 
     settings: FeatureSettings
     relative: int
-    """So many of the first features are made relative to the members, where the settings say so."""
+    """Number of the first features that are made relative to the members."""
     scaled: Array
     """`[F]` bool: the features that are standardised; `mean` and `spread` `[F]` are 0 and 1 of the
     others."""
@@ -84,7 +84,7 @@ class Draft:
     days: Array
     """`[S, N]` bool: members of each day."""
     shares: Array | None
-    """`[S, N]` float32: shares outstanding, None when nobody gave any."""
+    """`[S, N]` float32: shares outstanding, None without a file of them."""
     scaling: Scaling
 
     def write(self, path: Path) -> str:
@@ -112,7 +112,7 @@ class Draft:
         )
 
     def tensors(self) -> MarketTensors:
-        """The same in memory. Raises MarketError."""
+        """Lay the market out in memory. Raises MarketError."""
         import torch  # a market that goes into a file needs none
 
         from fintrader.market.tensors import Events, MarketTensors

@@ -48,7 +48,7 @@ DAILY_FEATURES = (
 
 
 class FeatureSettings(Settings):
-    """Which features a market carries, and how they are scaled."""
+    """Features of a market, and their scaling."""
 
     names: tuple[str, ...] = (
         "return_1",
@@ -148,8 +148,7 @@ def intraday(bars: SymbolBars, window: int) -> Array:
 
 
 class _Sessions:
-    """Where the sessions of one symbol begin, and at what price each had opened as far as known at
-    each bar."""
+    """Sessions of one symbol, and the opening price of each as far as known at each bar."""
 
     def __init__(self, bars: SymbolBars) -> None:
         rows = np.arange(len(bars))
@@ -367,7 +366,8 @@ def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
         else:
             bars = max(bars, int(_REACH[kind] * window) + 1)
     for name in context:
-        if match := _INDEX.fullmatch(name):
+        match = _INDEX.fullmatch(name)
+        if match:
             bars = max(bars, int(match.group(2)) + 1)
     return bars, sessions
 

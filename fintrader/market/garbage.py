@@ -1,4 +1,4 @@
-"""What is kept of bars and markets that nothing refers to any more."""
+"""Garbage: kept bars and markets that nothing refers to any more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 
 @dataclass
 class Garbage:
-    """What may be removed; false when there is nothing."""
+    """Files that may be removed; false without any."""
 
     markets: dict[Path, int] = field(default_factory=dict)
     """Folders of built markets, and their bytes."""
@@ -67,8 +67,8 @@ def feed_of(settings: DataSettings, cache: Path) -> Feed:
 def find_garbage(
     settings: Iterable[DataSettings], markets: Iterable[str], *, cache: Path
 ) -> Garbage:
-    """What neither these settings refer to nor, of markets, these addresses; in the cache and in
-    the settings' stores.
+    """Find objects in the cache and in the settings' stores to which neither these settings nor, of
+    markets, these addresses refer.
 
     Raises DataError when the bars of one of the settings cannot be found, StorageError when a store
     cannot be reached.
@@ -107,7 +107,7 @@ def find_garbage(
 
 
 def _made_from(path: Path, settings: DataSettings) -> bool:
-    """Whether a market was built of these settings, whatever the bars were then."""
+    """True where a market was built with these settings, from any bars."""
     data = ObjectStore(path).get(RECORD)
     return data is not None and unseal(data, DataError(f"{path / RECORD} is damaged"))[
         "settings"

@@ -1,5 +1,5 @@
-"""The index a strategy is compared with: from a file, from the synthetic market, or made of the
-universe itself."""
+"""Index level of a market: from a file, from the synthetic market, or the universe in equal
+weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`load_market`: a market of whatever says which, be it a configuration, a finished file or bars in
-pandas.
+"""`load_market`: a market from a configuration, a finished file or bars in pandas.
 
 Bars in pandas come as a long table, a wide one (a column for each field and symbol), or one table
 for each symbol. Every form becomes the long table that files hold, and goes the same way from
@@ -115,7 +114,7 @@ def _market_of(
 
 
 def _are_frames(what: object) -> bool:
-    """Whether `what` is a table, or a dictionary of tables."""
+    """True of a table, or a dictionary of tables."""
     return isinstance(what, pd.DataFrame) or (
         isinstance(what, Mapping)
         and bool(what)
@@ -253,7 +252,7 @@ def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
 
 
 def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[str, list[Any]]:
-    """What each of these columns is: `open`, `ts`, ... -> the columns that could be it."""
+    """Find the columns that could play each role: `open`, `ts`, ..."""
     found: dict[str, list[Any]] = {}
     for role in roles:
         own = source.names.get(role)

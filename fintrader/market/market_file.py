@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,7 +59,7 @@ _SAFETENSORS = {
 }
 _PIECE = 4 << 20
 _LONGEST_HEADER = 100_000_000
-"""As safetensors has it."""
+"""Longest header that safetensors reads."""
 
 
 class StoredArray(NamedTuple):
@@ -67,7 +67,7 @@ class StoredArray(NamedTuple):
 
     name: str
     kind: str
-    """As numpy and torch call it: float32, bool, ..."""
+    """Name of the type in numpy and torch: float32, bool, ..."""
     shape: tuple[int, ...]
 
     @property
@@ -88,18 +88,18 @@ def stored_order(entries: Iterable[StoredArray]) -> list[StoredArray]:
 
 def preamble(order: Sequence[StoredArray], metadata: Mapping[str, str]) -> bytes:
     """All bytes of a safetensors file before its arrays, which follow in `order`."""
-    header: dict[str, Any] = {"__metadata__": metadata}
+    arrays = {}
     offset = 0
     for entry in order:
         stop = offset + entry.nbytes
         kind = _SAFETENSORS[entry.kind][0]
-        header[entry.name] = {
+        arrays[entry.name] = {
             "dtype": kind,
-            "shape": list(entry.shape),
-            "data_offsets": [offset, stop],
+            "shape": entry.shape,
+            "data_offsets": (offset, stop),
         }
         offset = stop
-    text = json.dumps(header, sort_keys=True).encode()
+    text = json.dumps({"__metadata__": metadata, **arrays}, sort_keys=True).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
@@ -121,7 +121,7 @@ def write_market(
     path: Path | str,
     header: str,
     entries: Sequence[StoredArray],
-    whole: Mapping[str, Any],
+    whole: Mapping[str, Array | memoryview],
     blocks: Iterable[tuple[int, Mapping[str, Array]]] = (),
 ) -> str:
     """Write a market file atomically; returns its content hash.
@@ -210,8 +210,8 @@ def stored_minutes(path: Path | str) -> Array:
 
 
 def _pieces(handle: int, offset: int, size: int) -> Iterator[bytes]:
-    """What was written, read back: the hash is that of the file, and its order of arrays is another
-    than the file's."""
+    """Read written bytes back for the hash, which takes the arrays in another order than the
+    file."""
     while size:
         piece = read_at(handle, min(size, _PIECE), offset)
         if not piece:

@@ -36,7 +36,7 @@ _SWITCH = 2
 
 
 class SplittingLayout(Protocol):
-    """What is needed of an `ObservationLayout`."""
+    """The part of an `ObservationLayout` that the oracle policy reads."""
 
     def split(self, obs: Tensor) -> Mapping[str, Tensor]:
         """Parts named account, holdings `[B, N]`, features `[B, N, F]`, tradable, context."""

@@ -48,7 +48,7 @@ class PlantedInSettings(FilesSettings):
         return 1.0 - 1.0 / self.horizon
 
     def files(self) -> FilesSettings:
-        """How the bars are read, without what is planted into them."""
+        """Settings that read the bars, without those of the planted feature."""
         return FilesSettings.model_validate(
             self.model_dump(include=set(FilesSettings.model_fields) - {"kind"})
         )
@@ -115,7 +115,7 @@ def plant(
 
 
 def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Array, Array]:
-    """What members earn from the next open over `horizon` bars or to the last row, of rows `[T,
+    """Return of members from the next open over `horizon` bars or to the last row, of rows `[T,
     N]`.
 
     Standardised over the members of each bar, `[T, N]`; the share of the horizon that it spans,

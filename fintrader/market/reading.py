@@ -149,11 +149,10 @@ class Reader:
             )
         self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up)
         self.repairs: dict[str, dict[str, int]] = {}
-        """How many rows of each symbol were repaired, by kind."""
+        """Number of repaired rows of each symbol, by kind."""
         self._ahead: dict[str, Bars] = {}
-        first = feed.symbols[
-            0
-        ]  # a wrong zone or label shows in any symbol: say so before anything else
+        # a wrong zone or label shows in any symbol: refuse it before all else
+        first = feed.symbols[0]
         self._ahead[first] = self.read(first)
 
     def read(self, symbol: str) -> Bars:

@@ -38,7 +38,7 @@ SourceSettings = Annotated[
 
 
 class DataSettings(Settings):
-    """Where bars come from and what a market is made of."""
+    """Bars and composition of a market."""
 
     source: SourceSettings = SyntheticSettings()
     path: PathText | None = None
@@ -139,8 +139,8 @@ class DataSettings(Settings):
 def read_settings(
     what: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
 ) -> DataSettings:
-    """The data settings of a configuration (a name, a YAML file, settings or plain values) with
-    `changes` over them.
+    """Read the data settings of a configuration (a name, a YAML file, settings or plain values), and
+    put `changes` over them.
 
     Raises ConfigError naming the field that is wrong.
     """
@@ -149,10 +149,9 @@ def read_settings(
         where = str(what)
         values = values.get("data", values)
     elif isinstance(what, Mapping):
-        values, where = (
-            dict(what.get("data", what)),
-            "settings",
-        )  # as in a file, alone or in a whole configuration
+        # as in a file, alone or in a whole configuration
+        values = dict(what.get("data", what))
+        where = "settings"
     else:
         settings = getattr(what, "data", what)  # of a whole run's configuration
         if not isinstance(settings, DataSettings):

@@ -1,5 +1,4 @@
-"""What happens to shares besides trading, for the synthetic market: jumps, halts, splits,
-dividends, listings.
+"""The synthetic market, and its events: jumps, halts, splits, dividends, listings.
 
 Each happens to stocks of its own, chosen by the seed, so that every one can be told apart in the
 bars.
@@ -61,7 +60,7 @@ REGIME_SWITCH = 0.002
 
 @dataclass(frozen=True, eq=False)
 class RandomEvents:
-    """What happens, drawn from the seed."""
+    """Events of a market, drawn from the seed."""
 
     jumps: Array
     """`[T, N]` added to the log return of a bar."""
@@ -171,7 +170,7 @@ class SyntheticSettings(Settings):
     The extra column `signal` holds the state at the bar's close, +1 or -1. None: nothing is
     predictable."""
     events: Annotated[Mapping[EventKind, float], fill_mapping(EVENTS)] = EVENTS
-    """How often something happens; by default nothing does. `jumps`: chance per stock and session
+    """Frequency of events; 0 by default. `jumps`: probability per stock and session
     that its price jumps with the first bar, by `jump_size` (standard deviation of the logarithm);
     `halts`: market-wide halts of `halt_bars` bars; `splits`, `dividends` (1 % of the price, once),
     `delistings`, `late_listings`: the number of stocks that have one. (Half days are the
@@ -212,10 +211,10 @@ def synthetic_grid(
 
 @dataclass(frozen=True, eq=False)
 class SyntheticMarket:
-    """What `generate` makes."""
+    """A generated market."""
 
     bars: Bars
-    """As traded: splits and dividends show."""
+    """Prices as traded: splits and dividends show."""
     index: Array
     """`[T]` level at each bar's close."""
     actions: tuple[Action, ...]

@@ -26,6 +26,7 @@ from fintrader.market.market_file import (
     StoredArray,
     header_text,
     read_description,
+    refuse_bad_cells,
     write_market,
 )
 from fintrader.results.market_description import MarketDescription, Normalisation, Provenance
@@ -34,7 +35,7 @@ _KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items(
 _OPTIONAL = frozenset({"shares_outstanding"})
 _DESCRIBED = fields(MarketDescription)
 WHOLE = "whole"
-"""What a market that was never split is called among the windows."""
+"""Window name of a market that was never split."""
 
 
 def stored_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -183,7 +184,7 @@ class MarketTensors:
     normalisation: Normalisation | None = None
     """Statistics by which features and context were scaled; None where unknown."""
     provenance: Provenance = field(default_factory=Provenance)
-    """Where it comes from, the exchange's time zone and sessions a year, and what its build did."""
+    """The market's source, time zone, sessions a year, and the effects of its build."""
     cut_from: tuple[str, ...] = ()
     """Windows of the split that its bars lie in, as `("train",)`; a cut of a cut keeps them. Empty
     for a market that was never split, and for bars between its windows."""
@@ -193,7 +194,8 @@ class MarketTensors:
     are always checked."""
 
     def __post_init__(self, trusted: bool) -> None:
-        self._validate_shapes()
+        self._validate_arrays()
+        self._validate_windows()
         self._validate_events()
         if not trusted:
             self._validate_values()
@@ -263,9 +265,10 @@ class MarketTensors:
         return close if growth is None else close * growth
 
     def to(self, device: torch.device | str) -> MarketTensors:
-        """The same market on another device."""
-        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.arrays()}
-        return replace(self, **moved, events=Events(*(value.to(device) for value in self.events)))
+        """Copy the market to another device."""
+        moved: Any = {name: tensor.to(device) for name, tensor in self.arrays()}
+        events = Events(*(value.to(device) for value in self.events))
+        return replace(self, **moved, events=events, trusted=True)
 
     def window(self, start: int, stop: int) -> MarketTensors:
         """Bars `[start, stop)` as a view, which knows the windows it was cut from.
@@ -276,10 +279,10 @@ class MarketTensors:
             raise MarketError(
                 f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars"
             )
-        rows: dict[str, Any] = {name: tensor[start:stop] for name, tensor in self.arrays()}
-        rows["events"] = self.events.within(start, stop)
+        rows: Any = {name: tensor[start:stop] for name, tensor in self.arrays()}
+        events = self.events.within(start, stop)
         cut_from = self._windows_within(start, stop)
-        return replace(self, **rows, windows=None, cut_from=cut_from, trusted=True)
+        return replace(self, **rows, events=events, windows=None, cut_from=cut_from, trusted=True)
 
     def _windows_within(self, start: int, stop: int) -> tuple[str, ...]:
         """Windows that bars `[start, stop)` lie in: those the market was cut from, else its own."""
@@ -337,9 +340,10 @@ class MarketTensors:
         trusted: bool = False,
     ) -> MarketTensors:
         """Put a description and the arrays by name together."""
-        values: dict[str, Any] = {one.name: getattr(description, one.name) for one in _DESCRIBED}
+        values: Any = {one.name: getattr(description, one.name) for one in _DESCRIBED}
         windows = description.windows
-        values |= {**rows, "windows": None if windows is None else Windows(*windows)}
+        values["windows"] = None if windows is None else Windows(*windows)
+        values |= rows
         return cls(**values, events=events, trusted=trusted)
 
     def save(self, path: Path | str) -> str:
@@ -389,7 +393,7 @@ class MarketTensors:
         MarketError."""
         return market_file.stored_hash(path)
 
-    def _validate_shapes(self) -> None:
+    def _validate_arrays(self) -> None:
         bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)
         if bars == 0 or assets == 0:
             raise MarketError(
@@ -413,29 +417,13 @@ class MarketTensors:
                 raise MarketError(f"{name} lies on {tensor.device}, close on {self.close.device}")
         if len(self.symbols) != assets or len(set(self.symbols)) != assets:
             raise MarketError(f"{len(set(self.symbols))} distinct symbols for {assets} assets")
-        if any(
-            value.shape != self.events.bar.shape or value.device != self.close.device
-            for value in self.events
-        ):
-            raise MarketError(
-                "events need one bar, asset, split and dividend each, on the device of the prices"
-            )
-        if self.events.bar.ndim != 1 or any(
-            value.dtype != getattr(torch, kind)
-            for value, kind in zip(self.events, market_file.EVENTS.values(), strict=True)
-        ):
-            raise MarketError(
-                "events need bar and asset as int64, split and dividend as float64, one after"
-                " another"
-            )
+
+    def _validate_windows(self) -> None:
         if self.windows is not None:
+            bars = self.num_bars
             edges = [edge for window in self.windows for edge in window]
-            if (
-                edges != sorted(edges)
-                or edges[0] < 0
-                or edges[-1] > bars
-                or any(a >= b for a, b in self.windows)
-            ):
+            is_ordered = edges == sorted(edges) and all(a < b for a, b in self.windows)
+            if not is_ordered or edges[0] < 0 or edges[-1] > bars:
                 raise MarketError(
                     f"windows {self.windows} must be non-empty, in order and inside {bars} bars"
                 )
@@ -447,6 +435,20 @@ class MarketTensors:
 
     def _validate_events(self) -> None:
         bar, asset, split, dividend = self.events
+        if any(
+            value.shape != bar.shape or value.device != self.close.device for value in self.events
+        ):
+            raise MarketError(
+                "events need one bar, asset, split and dividend each, on the device of the prices"
+            )
+        if bar.ndim != 1 or any(
+            value.dtype != getattr(torch, kind)
+            for value, kind in zip(self.events, market_file.EVENTS.values(), strict=True)
+        ):
+            raise MarketError(
+                "events need bar and asset as int64, split and dividend as float64, one after"
+                " another"
+            )
         if not bool(_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
             raise MarketError(
                 f"an event lies outside the market's {self.num_bars} bars and {self.num_assets}"
@@ -455,9 +457,8 @@ class MarketTensors:
         if not bool(((bar * self.num_assets + asset).diff() > 0).all()):
             raise MarketError("events must come by bar and then asset, one of an asset a bar")
         before = self.close[(bar - 1).clamp(min=0), asset].to(torch.float64)
-        before[(bar == 0) | before.isnan()] = (
-            math.inf
-        )  # nothing is adjusted by a price that is not there
+        # nothing is adjusted by a missing price
+        before[(bar == 0) | before.isnan()] = math.inf
         wrong = ~is_possible(split, dividend, before)
         if bool(wrong.any()):
             first = int(wrong.nonzero()[0])
@@ -480,32 +481,20 @@ class MarketTensors:
             "benchmark must be finite and positive": (
                 (self.benchmark > 0).all() & self.benchmark.isfinite().all()
             ),
-            # in blocks: `isfinite` makes a copy of what it looks at
-            "features must be finite": all(
-                bool(self.features[at : at + 8192].isfinite().all())
-                for at in range(0, self.num_bars, 8192)
-            ),
             "context must be finite": self.context.isfinite().all(),
-            "prices must be positive, or NaN where not listed": (
-                ((self.close > 0) | self.close.isnan()).all()
-                & ((self.open > 0) | self.open.isnan()).all()
-                & ~self.close.isinf().any()
-            ),
-            "volume must be finite and not negative": (
-                (self.volume >= 0).all() & self.volume.isfinite().all()
-            ),
             "shares outstanding must be finite and positive, or NaN where unknown": (
                 self.shares_outstanding is None
                 or ((self.shares_outstanding > 0) | self.shares_outstanding.isnan()).all()
                 & ~self.shares_outstanding.isinf().any()
             ),
-            "a tradable cell needs an open and a close": (
-                (~self.tradable | (self.open.isfinite() & self.close.isfinite())).all()
-            ),
         }
         for message, holds in checks.items():
             if not bool(holds):
                 raise MarketError(message)
+        cells = ("open", "close", "volume", "features", "tradable")
+        rows = {name: getattr(self, name).cpu().numpy() for name in cells}
+        for at in range(0, self.num_bars, 8192):  # in blocks: the checks copy the cells
+            refuse_bad_cells({name: values[at : at + 8192] for name, values in rows.items()})
 
 
 def _inside(numbers: Tensor, count: int) -> Tensor:

@@ -1,8 +1,7 @@
-"""Which symbols a market holds, and when each belongs to the index: from what was known at the
-time.
+"""Symbols of a market, and their days of membership in the index, as known at the time.
 
 Names that were delisted or dropped later stay in, with `member` False from then on; to keep only
-today's members would be to know in 2016 who would survive. Tickers that changed are resolved to the
+today's members would be to know the survivors in advance. Tickers that changed are resolved to the
 ones of the day.
 """
 
@@ -63,7 +62,7 @@ class UniverseSettings(Settings):
 
 
 class Coverage:
-    """How much of the training window each symbol traded in, and for how many dollars."""
+    """Share of the training window in which each symbol traded, and its turnover in dollars."""
 
     def __init__(self, train: tuple[int, int]) -> None:
         self.train = train

@@ -15,7 +15,7 @@ from fintrader.config import validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
-from fintrader.market.starter import config_path, write_config, yaml_of
+from fintrader.market.starter import config_path, render_yaml, write_config
 from fintrader.pipeline.config import RunConfig
 from tests.bars.tables import assert_same_market, minute_table, write_csv
 
@@ -191,7 +191,9 @@ LAYOUTS = {
 
 
 def built(found, folder):
-    return validate(DataSettings, yaml.safe_load(yaml_of(found, folder / "x.yaml"))["data"], "test")
+    return validate(
+        DataSettings, yaml.safe_load(render_yaml(found, folder / "x.yaml"))["data"], "test"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +252,7 @@ def test_a_configuration_is_not_written_over(bars, tmp_path):
     write_config(found, path, force=True)
     assert str(config_path("x/my.bars.csv.gz")) == "my.bars.yaml"
     with pytest.raises(BarError, match="reach over 2 sessions"):
-        yaml_of(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
+        render_yaml(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(change, la
     if label == "end":
         table["ts"] += pd.Timedelta("1min")
     found = detect(str(write_csv(tmp_path, table)))
-    text = yaml_of(found, tmp_path / "x.yaml")
+    text = render_yaml(found, tmp_path / "x.yaml")
     with pytest.raises(BarError, match=r"data\.waive"):
         make_market(built(found, tmp_path))
     marked = [line for line in text.splitlines() if line.startswith(("  # waive", "  #   - "))]
@@ -345,7 +347,7 @@ def test_what_to_do_next_depends_on_faults(tmp_path, capsys):
 def test_sound_bars_come_without_waivers(bars, tmp_path):
     found = detect(str(write_csv(tmp_path, bars)))
     assert found.waivers == []
-    assert "waive" not in yaml_of(found, tmp_path / "x.yaml")
+    assert "waive" not in render_yaml(found, tmp_path / "x.yaml")
 
 
 @pytest.mark.slow
