@@ -7,15 +7,18 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from fintrader.cli.options import Option, describe_shape, list_options, take_choices
 from fintrader.cli.registry import COMMANDS, DATA, GROUPS, RUN
 from fintrader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fintrader.market.data_config import Choices
 
 USUAL = (
     "name",
@@ -143,7 +146,7 @@ def _load_models(name: str, argv: Sequence[str] = ()) -> Iterator[BaseModel]:
             yield getattr(module, model)()
 
 
-def _list_choices(name: str) -> Mapping[str, Any]:
+def _list_choices(name: str) -> Choices:
     if RUN in COMMANDS[name].settings:
         from fintrader.pipeline.config import CHOICES
 

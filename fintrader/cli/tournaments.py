@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -85,11 +86,11 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         print(json.dumps(answer, indent=2, sort_keys=True))
         return
     console = Console()
-    plainly: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    print_plainly = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     if whole is not None:
-        console.print(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}", **plainly)
+        print_plainly(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}")
         if whole[0].problem:
-            console.print(f"  {whole[0].problem}", **plainly)
+            print_plainly(f"  {whole[0].problem}")
     if race is None:
         return
     state = "finished" if race.finished else "racing" if race.active else "interrupted"

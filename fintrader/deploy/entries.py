@@ -191,7 +191,7 @@ class DeploymentEnd:
     """The end of a replay, or of a deployment with a last day."""
 
 
-KINDS: Mapping[str, Any] = {
+KINDS: Mapping[str, type] = {
     "start": DeploymentStart,
     "decision": BarDecision,
     "mark": Mark,
