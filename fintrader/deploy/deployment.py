@@ -27,7 +27,6 @@ from fintrader.files import write_json
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
-from fintrader.pipeline.backtest_context import backtest_settings
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import open_run
@@ -194,7 +193,7 @@ def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
         name=name,
         policy=policy,
         data=config.data,
-        env=backtest_settings(config),
+        env=config.trading,
         market=market,
         origin=_describe_run(run, config, manifest, settings.policy, companies),
     )

@@ -32,13 +32,6 @@ class Repeat:
     """What the policies were trained in."""
 
 
-def backtest_settings(config: RunConfig) -> EnvSettings:
-    """The environment's settings, at the backtest's costs if it has its own."""
-    if config.backtest.cost_bps is None:
-        return config.trading
-    return config.trading.model_copy(update={"cost_bps": config.backtest.cost_bps})
-
-
 def settings_hash(config: RunConfig, window: str) -> str:
     """SHA-256 of everything a window's backtest is made with besides the run itself."""
     asked = {
@@ -47,7 +40,7 @@ def settings_hash(config: RunConfig, window: str) -> str:
         "sensitivity": config.backtest.sensitivity,
     }
     asked["limits"] = LimitSettings().model_dump()
-    made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
+    made_with = {"env": config.trading.model_dump(mode="json"), **asked}
     return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
 
 
@@ -63,7 +56,7 @@ def provenance(
 
     `title` is what the report calls the window.
     """
-    env = backtest_settings(config)
+    env = config.trading
     trained = config.trading if repeat is None else repeat.trained
     other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
     own = config if repeat is None else load_config(config.folder.config)

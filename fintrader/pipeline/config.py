@@ -62,13 +62,11 @@ def launcher_models() -> dict[str, type[LauncherSettings]]:
 
 
 class BacktestSettings(Settings):
-    """The last look: which windows, and at what costs."""
+    """Windows and controls of the backtest. Its costs are those of `env`."""
 
     window: tuple[Window, ...] = Field(("test",), min_length=1)
     """Windows of the market to trade, each into a folder of its own; nobody has looked at the test
     window before."""
-    cost_bps: float | None = Field(None, ge=0, le=5000)
-    """Proportional cost per trade in basis points; None keeps the environment's."""
     null_model: bool = True
     """Repeat the whole search on features that hold no information (doubles the time; tells luck
     from skill)."""

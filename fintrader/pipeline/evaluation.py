@@ -35,7 +35,6 @@ from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
     Repeat,
     add_data,
-    backtest_settings,
     caveats,
     provenance,
     settings_hash,
@@ -72,7 +71,7 @@ def evaluate_chosen(
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck,
     written down."""
     folder = config.folder
-    env = backtest_settings(config)
+    env = config.trading
     windows = MarketTensors.load(path).split()
     market: MarketTensors = getattr(windows, window)
 
@@ -155,7 +154,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its"
             " config.yaml first"
         )
-    env = backtest_settings(config)
+    env = config.trading
     parts: dict[str, list[BacktestResult]] = {}
     folds = []
     tests = list[MarketTensors]()
@@ -314,7 +313,7 @@ def _write(
         ),
         search=search,
         market=markets,
-        settings=backtest_settings(config),
+        settings=config.trading,
         caveats=caveats(config, context),
         sensitivity=rows,
         explanation=explain("ensemble", moved),
@@ -387,7 +386,7 @@ def _simulate_chosen(
     With them `null_model`: what the same search made of the features of `shuffled()`, where there
     was one.
     """
-    env = backtest_settings(config)
+    env = config.trading
     store = run_store(folder)
     market: MarketTensors = getattr(windows, window)
     store.ensure_policy(store.read_result(best))

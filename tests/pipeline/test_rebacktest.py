@@ -14,7 +14,7 @@ from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, write_config
 
 OTHERWISE = [
-    *("--env.fill", "close", "--env.decision-interval", "60", "--backtest.cost-bps", "5"),
+    *("--env.fill", "close", "--env.decision-interval", "60", "--env.cost-bps", "5"),
     *("--env.half-spread-bps", "3", "--backtest.sensitivity", "False"),
 ]
 pytestmark = pytest.mark.usefixtures("in_this_process")

@@ -93,10 +93,10 @@ def test_a_backtest_made_again_is_reproduced_with_its_own_settings_and_a_touched
     finished, tmp_path
 ):
     folder = Path(shutil.copytree(finished, tmp_path / "runs" / finished.name))
-    main(["backtest", str(folder), "--backtest.cost-bps", "5"])
+    main(["backtest", str(folder), "--env.cost-bps", "5"])
     record = read_record(folder / "backtest" / "report.html")
-    assert record["recipe"]["backtest"]["backtest"]["cost_bps"] == 5
-    assert record["recipe"]["config"]["backtest"]["cost_bps"] is None
+    assert record["recipe"]["backtest"]["env"]["cost_bps"] == 5
+    assert record["recipe"]["config"]["env"]["cost_bps"] != 5
     metrics = record["metrics"]
     metrics["ensemble"]["sharpe"] *= 1.01
     (problem,) = reproduce(changed(folder / "backtest" / "report.html", metrics=metrics))

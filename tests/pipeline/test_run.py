@@ -223,7 +223,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
         "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
     )
     again = fintrader(
-        "backtest", str(folder), "--backtest.cost-bps", "0", "--backtest.sensitivity", "False"
+        "backtest", str(folder), "--env.cost-bps", "0", "--backtest.sensitivity", "False"
     )
     assert again.status == 0, again.err
     cheaper = read_backtest(folder / "backtest")

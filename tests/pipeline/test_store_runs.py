@@ -118,9 +118,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_p
     looked = open_run(f"{URL}/tiny")
     assert (looked / "pods" / "p0000" / "metrics.jsonl").stat().st_size > 0
 
-    cli.main(
-        ["backtest", f"{URL}/tiny", "--backtest.cost-bps", "40", "--cache", str(here / "tensors")]
-    )
+    cli.main(["backtest", f"{URL}/tiny", "--env.cost-bps", "40", "--cache", str(here / "tensors")])
     empty(elsewhere)
     looked = open_run(f"{URL}/tiny")
     assert read_backtest(looked / "backtest").context.trading.cost_bps == 40

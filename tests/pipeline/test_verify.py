@@ -296,14 +296,12 @@ def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(run, tmp
 @pytest.mark.slow
 def test_the_looks_of_all_runs_are_counted(run):
     def again(cost):
-        assert fintrader("backtest", str(run), "--backtest.cost-bps", cost).status == 0
+        assert fintrader("backtest", str(run), "--env.cost-bps", cost).status == 0
         return int(read_backtest(run / "backtest").context.look)
 
     assert [again("1"), again("2"), again("1")] == [2, 3, 2]
     shutil.copytree(run, run.parent / "renamed")
-    assert (
-        fintrader("backtest", str(run.parent / "renamed"), "--backtest.cost-bps", "3").status == 0
-    )
+    assert fintrader("backtest", str(run.parent / "renamed"), "--env.cost-bps", "3").status == 0
     assert read_backtest(run.parent / "renamed" / "backtest").context.look == 4
     told = fintrader("looks", "--runs-dir", str(run.parent))
     assert told.status == 0, told.out
