@@ -1,5 +1,4 @@
-"""Two sets of bars laid over each other: what agrees, by how much the rest differs, and what would
-explain it.
+"""Comparison of two sets of bars: their agreement, their differences, and explanations of these.
 
 Both are put on the calendar's grid; where one has longer bars, those of the other are put together
 to them inside each session, so that minute bars are compared with days. A *bar* is a symbol's row
@@ -56,14 +55,14 @@ class Side(NamedTuple):
 
 
 class CompareSettings(Settings):
-    """How two sets of bars are compared."""
+    """Settings of a comparison of two sets of bars."""
 
     tolerance_bps: float = 0.1
-    """Within which prices agree: what rounding to four decimals and to float32 takes."""
+    """Largest difference of prices that agree: that of rounding to four decimals and to float32."""
     calendar: str = "XNAS"
-    """Of files; configurations and built markets say their own."""
+    """Calendar of files; configurations and built markets name theirs."""
     timezone: str | None = None
-    """Of times in files that carry none; the calendar's unless set."""
+    """Zone of times in files that carry none; the calendar's unless set."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
 
 
 def _columns_of(path: str) -> dict[str, str]:
-    """What the first file calls its columns; the usual names where it has none that is alike."""
+    """Find the names of the first file's columns; the usual names where it has none alike."""
     found = {plain(name): name for name in present_columns(list_files(path)[0], FilesSettings())}
     names = {role: SPELLINGS.get(role, (role,)) for role in COLUMN_NAMES}
     known = {
@@ -356,7 +355,7 @@ class _Symbol:
         )
 
     def by_session(self) -> dict[str, list[Any]]:
-        """Of each session: the tables' rows (see `compare_bars`)."""
+        """The tables' rows of each session (see `compare_bars`)."""
         counted = {
             name: self._summed(getattr(self, name))
             for name in ("both", "agree", "only_a", "only_b")
