@@ -129,7 +129,7 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
         draft[name] = st.selectbox(
             title, options, _index(options, value), help=text, key=key, **how
         )
-    elif kind in ("integer", "number") and (_is_number(value) or (may_be_none and value is None)):
+    elif kind in ("integer", "number") and (_is_number(value) or value is None):
         draft[name] = _draw_number(title, value, field, key)
     elif kind == "string" and "examples" in field and isinstance(value, str):
         # What the settings know by name; anything else may be typed, and the models judge it.
@@ -232,9 +232,10 @@ def _draw_yaml(title: str, value: Any, text: str | None, key: str) -> Any:
 
 
 def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] = ()) -> None:
-    """A mapping from names to models, one row each, with a line to add one; `names` are suggested
-    for new rows."""
-    model: Schema = field["additionalProperties"]
+    """Draw a mapping from names to models or lists, one row each, with a line to add one; `names`
+    are suggested for new rows."""
+    values: Schema = field["additionalProperties"]
+    model: Schema = next(one for one in values.get("anyOf", [values]) if "properties" in one)
     if not isinstance(draft.get(name), dict):
         draft[name] = {}
     entries: Draft = draft[name]
@@ -249,6 +250,10 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
             ):
                 del entries[entry]
                 st.rerun()
+            if isinstance(entries[entry], list):
+                choices_key = f"{key}.{entry}.choices"
+                entries[entry] = _draw_yaml("Choices", entries[entry], None, choices_key)
+                continue
             if not isinstance(entries[entry], dict):
                 entries[entry] = {}
             with st.container(horizontal=True, vertical_alignment="bottom"):
