@@ -28,8 +28,8 @@ def require_memory(
     free = measure_free_memory(device)
     if free is not None and needed > free:
         raise error(
-            f"{purpose} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device};"
-            f" {remedy}"
+            f"{purpose} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on"
+            f" {device}; {remedy}"
         )
 
 

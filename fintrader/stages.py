@@ -38,8 +38,8 @@ ABOUT = {
     "tournament": "agents are trained, compared on the validation window, and copied with changes",
     "null_model": (
         "the same search on bars whose features hold no information, to show the results of luck"
-        " alone. It takes about as long as the tournament; backtest.null_model: false leaves it out,"
-        " and with it that comparison"
+        " alone. It takes about as long as the tournament; backtest.null_model: false leaves it"
+        " out, and with it that comparison"
     ),
     "backtest": (
         "the selected policies trade the untouched test window, next to baselines and null models"

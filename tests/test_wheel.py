@@ -79,6 +79,7 @@ def test_the_wheel_holds_two_packages_and_the_configurations(wheel):
         "fintrader/report/page.css",
         "fintrader/report/page.js",
         "fintrader/results/defaults.json",
+        "fintrader_app/style.css",
     }
     assert {*files, "fintrader_app/views/backtest.py"} <= set(names)
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fintrader").rglob("*.py")}

@@ -54,40 +54,6 @@ ICON = (  # drawn here: a named icon would be fetched from somebody's server
     ' rx="7" fill="#0f766e"/><path d="M9 7v18M16 5v20M23 9v16" stroke="white"'
     ' stroke-width="2"/><path d="M9 13v8M16 9v9M23 12v9" stroke="white" stroke-width="5"/></svg>'
 )
-STYLE = """<style>
-.stMainBlockContainer {padding: 4.2rem 2rem 3rem; max-width: 1560px;}
-.stElementContainer, .stElementContainer[data-stale] {opacity: 1 !important; transition: none !important;}
-.stMainBlockContainer h1 {font-size: 1.7rem; padding: 0;}
-.stMainBlockContainer h3 {font-size: 1.1rem; padding: .4rem 0 0;}
-[data-testid="stMetricValue"] {font-size: 1.45rem; font-variant-numeric: tabular-nums;}
-[data-testid="stMetricLabel"] {opacity: .75;}
-.ft-stages {display: flex; gap: .7rem; list-style: none; margin: 0 !important;
-  padding: 0 !important;}
-.ft-stages li {flex: 1 1 0; min-width: 0; margin: 0 !important; font-size: .8rem; line-height: 1.35;}
-.ft-stages b {font-weight: 600; display: block;}
-.ft-stages small {font-size: .75rem; opacity: .75; display: block; font-variant-numeric: tabular-nums;}
-.ft-stages i {display: block; height: 5px; border-radius: 3px; margin: .25rem 0; background: rgba(128,138,148,.28);}
-.ft-stages i::before {content: ""; display: block; height: 100%; width: var(--share, 0%); border-radius: 3px;
-  background: #0d9488;}
-.ft-stages .running i::before {background: #2f7fd1;}
-.ft-stages .failed i {background: rgba(214,69,69,.4);}
-.ft-stages .failed i::before {background: #d64545;}
-.ft-stages .stopped i {background: rgba(217,115,13,.35);}
-.ft-stages .stopped i::before {background: #d9730d;}
-.ft-stages .waiting b {opacity: .6; font-weight: 400;}
-.ft-runs {width: 100%; border-collapse: collapse; font-size: .875rem; white-space: nowrap;}
-.ft-runs th {font-weight: 400; opacity: .6; text-align: left;}
-.ft-runs th, .ft-runs td {height: 35px; padding: 0 .5rem; border: 1px solid rgba(128,138,148,.2);}
-.ft-runs td:nth-child(n+4) {text-align: right; font-variant-numeric: tabular-nums;}
-[data-testid="stHtml"]:has(.ft-runs) {overflow: hidden;}
-@media (max-width: 640px) {
-  .ft-stages {flex-direction: column; gap: .15rem;}
-  .ft-stages li {display: grid; grid-template-columns: 6.2rem 1fr 8.3rem; gap: .6rem; align-items: center;}
-  .ft-stages small {text-align: right;}
-  .stMainBlockContainer {padding: 4rem .9rem 2rem;}
-  [data-testid="stMetricValue"] {font-size: 1.15rem;}
-}
-</style>"""
 
 STATUS = {
     "running": (":material/progress_activity:", "blue"),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
 from fintrader_app.guard import Guard
-from fintrader_app.shell import ICON, PAGES, STYLE
+from fintrader_app.shell import ICON, PAGES
 
 st.set_page_config(page_title="fintrader", page_icon=ICON, layout="wide")
 # There are headers when a browser asks, and no guard when this file was given to `streamlit run`.
 if st.context.headers and not Guard.is_standing:
     st.error("This server has no guard, so it shows no pages. Start the app with `fintrader app`.")
     st.stop()
-st.html(STYLE)
+st.html(Path(__file__).with_name("style.css"))
 first, *others = PAGES
 home = st.Page(
     f"views/{first.file}", title=first.title, icon=first.icon, url_path="home", default=True

@@ -56,7 +56,8 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Json]:
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             sealed = json.loads((file.metadata() or {})["fintrader"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
             header = json.loads(sealed["header"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, broadcast_shapes, nn
 
 from fintrader.agents.fast import fast_on_cpu
 from fintrader.agents.heads import EXTRA_LATENT_SCALE
@@ -110,7 +110,7 @@ class Hidden(nn.Sequential):
 
 def join(*parts: Tensor) -> Tensor:
     """Concatenate along the last dimension, the others broadcast."""
-    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
+    shape = broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
     return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
 
 

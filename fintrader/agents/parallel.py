@@ -233,7 +233,9 @@ class PipelinedAgent:
         on_gpu = agent.device.type == "cuda"
         self._home = torch.cuda.current_stream(agent.device) if on_gpu else None
         """The training loop's stream: the current one."""
-        self._stream = torch.cuda.Stream(agent.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = None
+        if on_gpu:
+            self._stream = torch.cuda.Stream(agent.device)  # type: ignore[no-untyped-call]
 
     def prepare_env(self, env: Any) -> Any:
         """Prepare `env` as the agent itself does."""

@@ -368,8 +368,8 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
 
 def _describe_power(alpha: AlphaTest) -> str:
     return (
-        f"With {count(alpha.sessions)} sessions the test has {percent(ev.POWER, 0)} power only above"
-        f" an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
+        f"With {count(alpha.sessions)} sessions the test has {percent(ev.POWER, 0)} power only"
+        f" above an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
         f" {ratio(alpha.ratio, 1)}."
     )
 

@@ -120,7 +120,8 @@ def _describe_all(options: Sequence[Option], words: Sequence[str]) -> list[str]:
     chosen = [option for option in options if option.name[2:].startswith(section)]
     if not chosen:
         raise ConfigError(
-            f"--help-all {section}: no setting begins so; the sections are {_name_sections(options)}"
+            f"--help-all {section}: no setting begins so; the sections are"
+            f" {_name_sections(options)}"
         )
     lines = []
     for option in chosen:

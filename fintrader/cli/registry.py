@@ -132,7 +132,8 @@ COMMANDS: Mapping[str, Command] = {
     "data compare": Command(
         "data_compare:compare_data",
         "A B [--json] [--out DIR]",
-        "two sources of bars, cell by cell; minutes against days too; writes a page with a heat map",
+        "two sources of bars, cell by cell; minutes against days too; writes a page with a heat"
+        " map",
         ("fintrader.cli.data_compare:CompareOptions",),
     ),
     "paper": Command(
@@ -145,7 +146,8 @@ COMMANDS: Mapping[str, Command] = {
     "live": Command(
         "deployments:live",
         "NAME",
-        "real money, which is refused; closed until a market-life simulator has passed on this code",
+        "real money, which is refused; closed until a market-life simulator has passed on this"
+        " code",
         ("fintrader.deploy.settings:LiveSettings",),
     ),
     "halt": Command("deployments:halt", "NAME", "order nothing more, at once; shares stay", _PLACE),

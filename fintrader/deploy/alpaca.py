@@ -162,7 +162,8 @@ class AlpacaBroker:
             if answer.status == 404:
                 if not answer.message:
                     raise BrokerUnsureError(
-                        "a server before alpaca answers that there is no such page; it is asked again"
+                        "a server before alpaca answers that there is no such page; it is asked"
+                        " again"
                     )
                 return None
             raise self._explain_refusal(answer)

@@ -110,9 +110,9 @@ def _present_alarm(report: DriftReport) -> Section:
         return Section("alarm", title, notes=(few,))
     draw = partial(betting_figure, surprise.path, pd.DatetimeIndex(report.daily.days))
     note = (
-        "The wealth, from 1, of a bettor who holds that the account earns less than its backtest did."
-        f" Above {ALARM:g} he has a point: that happens to one in twenty deployments without drift,"
-        " however long they run. The first twenty sessions teach him how much days vary."
+        "The wealth, from 1, of a bettor who holds that the account earns less than its backtest"
+        f" did. Above {ALARM:g} he has a point: that happens to one in twenty deployments without"
+        " drift, however long they run. The first twenty sessions teach him how much days vary."
     )
     return Section("alarm", title, figures=(Chart("surprise", draw),), notes=(note,))
 

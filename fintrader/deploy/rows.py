@@ -199,7 +199,8 @@ class RecentMarket:
                 "test": None,
             }
         )
-        # A fault that stops a build is journalled here: half a day with it is better than no market.
+        # A fault that stops a build is journalled here: half a day with it is better than no
+        # market.
         self._asked = settings.model_copy(
             update={
                 "features": features,

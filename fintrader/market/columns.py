@@ -82,7 +82,10 @@ class ColumnStore:
         self._rows: dict[str, Array] = {}
         stretches = range(-(-bars // self._stretch))
         # open as long as the build goes on, and each until its bars are in the market
-        self._files = [tempfile.TemporaryFile(dir=folder, buffering=0) for _ in stretches]  # noqa: SIM115
+        self._files = [
+            tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+            for _ in stretches
+        ]
 
     def __len__(self) -> int:
         return self.bars

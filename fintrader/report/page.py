@@ -86,7 +86,8 @@ class Page:
         body = "\n".join([self._header, f"<nav>{''.join(self._links)}</nav>", *self._sections])
         charts = pack(json.dumps(self._charts, sort_keys=True))
         return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(self.title)}</title>
 <style>{_read_asset("page.css")}</style></head>
 <body><main>

@@ -365,7 +365,8 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
             sides.append(f"{side} {rival} ({percent(theirs, signed=True)})")
     text = (
-        f"Net of costs, {title_of(name)} ({percent(returned, signed=True)}) is {' and '.join(sides)}."
+        f"Net of costs, {title_of(name)} ({percent(returned, signed=True)}) is"
+        f" {' and '.join(sides)}."
         if sides
         else ""
     )

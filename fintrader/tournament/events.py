@@ -88,8 +88,8 @@ class EventLog:
         if broken:
             raise TournamentError(
                 f"{path}: line {broken[0]} is not as it was written, not in its place, or of"
-                f" another version; `fintrader verify {path.parent} --repair` sets the log aside and keeps its whole"
-                " lines"
+                f" another version; `fintrader verify {path.parent} --repair` sets the log aside"
+                " and keeps its whole lines"
             )
         make_folder(path.parent)
         if not path.exists():

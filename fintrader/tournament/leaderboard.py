@@ -99,15 +99,19 @@ class Leaderboard:
 
 
 VERSION = 2
-POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL, parent TEXT,
-  parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL, algo TEXT,
+POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL,
+  parent TEXT,
+  parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL,
+  algo TEXT,
   agent TEXT NOT NULL, hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL"""
 """Columns of the table `pods` from the spec; its further columns change while the pod is at
 work."""
-RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL, status TEXT NOT NULL,
+RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL,
+  status TEXT NOT NULL,
   reason TEXT NOT NULL, score REAL, window_scores TEXT NOT NULL, metrics TEXT NOT NULL,
   looks INTEGER NOT NULL, benchmark_score REAL,
-  snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, updates INTEGER NOT NULL, seconds REAL NOT NULL,
+  snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, updates INTEGER NOT NULL,
+  seconds REAL NOT NULL,
   started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL"""
 """Columns of the table `entries` that equal fields of a result."""
 _POD_NAMES, _RESULT_NAMES = (
@@ -117,15 +121,19 @@ _POD_NAMES, _RESULT_NAMES = (
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pods ({POD_COLUMNS},
-  state TEXT NOT NULL DEFAULT 'waiting', attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
+  state TEXT NOT NULL DEFAULT 'waiting', attempts INTEGER NOT NULL DEFAULT 0,
+  reason TEXT NOT NULL DEFAULT '',
   device TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS entries ({RESULT_COLUMNS},
   applied INTEGER NOT NULL UNIQUE, lineage_env_steps INTEGER NOT NULL, PRIMARY KEY (pod, epoch));
 CREATE INDEX IF NOT EXISTS entries_by_score ON entries (score DESC);
 CREATE VIEW IF NOT EXISTS leaderboard AS
-  SELECT row_number() OVER (ORDER BY e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch, e.score, e.window_scores,
-    e.metrics, e.status, p.parent, p.origin, p.generation, p.algo, p.hyper, p.budget, e.env_steps, e.lineage_env_steps,
-    e.snapshot, e.policy, p.seed, p.data_hash, e.applied, e.seconds, e.finished, e.device, e.attempts
+  SELECT row_number() OVER (ORDER BY e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch,
+  e.score, e.window_scores,
+    e.metrics, e.status, p.parent, p.origin, p.generation, p.algo, p.hyper, p.budget, e.env_steps,
+    e.lineage_env_steps,
+    e.snapshot, e.policy, p.seed, p.data_hash, e.applied, e.seconds, e.finished, e.device,
+    e.attempts
   FROM entries e JOIN pods p ON p.pod = e.pod
   WHERE e.score IS NOT NULL
   ORDER BY rank LIMIT (SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'size');

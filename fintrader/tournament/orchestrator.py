@@ -14,6 +14,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -432,7 +433,7 @@ class Orchestrator:
             attempt = self.lost.get(spec.pod, 0) + 1
             future = self.launcher.submit(spec, attempt=attempt)
             self.running[spec.pod] = future
-            future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
+            future.add_done_callback(partial(self._note_end, spec.pod))
             is_orphan = spec.pod in self.orphans
             self.orphans -= {spec.pod}
             self._events.append(LaunchEvent(pod=spec.pod, attempt=attempt, orphan=is_orphan))
@@ -440,6 +441,10 @@ class Orchestrator:
         if ready:
             self.waiting = [spec for spec in self.waiting if spec.pod not in self.running]
         self._more_to_start = vacant > LAUNCHES and len(ready) == LAUNCHES
+
+    def _note_end(self, pod: str, ended: Future[PodResult]) -> None:
+        """Put an ended pod where the loop waits for it; called by any thread."""
+        self._inbox.put((pod, ended))
 
     def _count_unmade(self) -> int:
         """Count the specs that could be made at once."""

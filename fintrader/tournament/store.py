@@ -421,4 +421,5 @@ def _describe_difference(there: Any, here: Any) -> str:
     if not (isinstance(there, dict) and isinstance(here, dict)):
         return ""
     names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
-    return f" ({', '.join(f'{name}: {there.get(name)} there, {here.get(name)} here' for name in names[:3])})"
+    fields = [f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names[:3]]
+    return f" ({', '.join(fields)})"

@@ -129,7 +129,8 @@ def describe(event: TournamentEvent) -> str:
             stopped = ", stopped early" if event.status == "stopped" else ""
             return f"{event.pod}: {event.score:.3f}, {rank}{stopped}"
         case LossEvent():
-            return f"{event.pod}: lost at attempt {event.attempt} ({event.reason}: {event.detail[:80]})"
+            why = f"{event.reason}: {event.detail[:80]}"
+            return f"{event.pod}: lost at attempt {event.attempt} ({why})"
         case DrainEvent():
             return f"{event.pod}: stopped to make room, continues later"
         case DamageEvent():

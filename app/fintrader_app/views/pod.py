@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -126,15 +127,17 @@ def smooth_values(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any,
     return pd.Series(values).ewm(alpha=1 - share, ignore_na=True).mean().to_numpy()
 
 
-def show_curves(folder: Folder, names: list[str]) -> None:
-    found: dict[str, pd.DataFrame] = {}
+def load_curves(folder: Folder, names: list[str]) -> dict[str, pd.DataFrame]:
+    """Load the learning curves that are stored and not empty."""
+    found = {}
     for name in names:
-        try:
-            table = artifacts.load_learning(folder, name)
-        except NotThereError:
-            continue
-        if len(table):
-            found[name] = table
+        with contextlib.suppress(NotThereError):
+            found[name] = artifacts.load_learning(folder, name)
+    return {name: table for name, table in found.items() if len(table)}
+
+
+def show_curves(folder: Folder, names: list[str]) -> None:
+    found = load_curves(folder, names)
     if not found:
         st.info("No learning curve is stored for this pod yet.", icon=":material/hourglass_empty:")
         return

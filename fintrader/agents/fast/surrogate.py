@@ -33,7 +33,8 @@ def clipped_surrogate(
     if row_index is None:
         row_index = torch.arange(len(mean))
     drawn = (rollout.latent, rollout.log_prob, rollout.advantage)
-    return ClippedSurrogate.apply(mean, log_std, row_index, *drawn, clip_coef)  # type: ignore[no-untyped-call]
+    given = (mean, log_std, row_index, *drawn, clip_coef)
+    return ClippedSurrogate.apply(*given)  # type: ignore[no-untyped-call]
 
 
 class _Rows(NamedTuple):

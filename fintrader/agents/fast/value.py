@@ -26,7 +26,8 @@ def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
     row_index = batch.row_index
     if row_index is None:
         row_index = torch.arange(len(batch.private))
-    return QuadraticValue.apply(each, top, row_index, batch.private)  # type: ignore[no-untyped-call]
+    given = (each, top, row_index, batch.private)
+    return QuadraticValue.apply(*given)  # type: ignore[no-untyped-call]
 
 
 # Every account looks its bar's coefficients up, so that they are never copied for each account.

@@ -49,9 +49,8 @@ def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
     table = monthly_returns(daily, timezone)
     rows = [str(year) for year in table.index]
     table.columns = pd.Index(MONTHS)
-    if (
-        len(table) == 1
-    ):  # no column but those of the year's sessions: a phone has room for a few numbers side by side
+    # A single year shows no column but those of its sessions: a phone has room for a few numbers.
+    if len(table) == 1:
         there = table.columns[table.notna().any()]
         table = table.loc[:, there[0] : there[-1]]
     figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1%}")

@@ -46,10 +46,14 @@ COLOURS = {
     "cap_weight": "#5b7f2b",
 }
 _TONES = """
-  #0b4f9e #6cb2ff  #2a9d8f #4fd1c0  #d9730d #ffa657  #9065b0 #c9a1ec  #c14c8a #f08abf  #616e7c #aab4c0
-  #a0a8b0 #7f8994  #0b6e99 #63c3ec  #448361 #7cc79d  #b35900 #f0a35e  #2f8f9d #6ed3e0  #7f6d5f #c7b5a6
-  #b42318 #ff8f86  #6b8e23 #b5d56a  #b8860b #e6bd52  #4682b4 #86bce8  #cd5c5c #f19a9a  #20b2aa #67dcd4
-  #8b6f9c #c3a9d2  #708090 #aebac6  #1f2933 #e6eaef  #ffffff #161b22  #c3cdd6 #5b6875  #e4e7eb #2b3440
+  #0b4f9e #6cb2ff  #2a9d8f #4fd1c0  #d9730d #ffa657  #9065b0 #c9a1ec
+  #c14c8a #f08abf  #616e7c #aab4c0
+  #a0a8b0 #7f8994  #0b6e99 #63c3ec  #448361 #7cc79d  #b35900 #f0a35e
+  #2f8f9d #6ed3e0  #7f6d5f #c7b5a6
+  #b42318 #ff8f86  #6b8e23 #b5d56a  #b8860b #e6bd52  #4682b4 #86bce8
+  #cd5c5c #f19a9a  #20b2aa #67dcd4
+  #8b6f9c #c3a9d2  #708090 #aebac6  #1f2933 #e6eaef  #ffffff #161b22
+  #c3cdd6 #5b6875  #e4e7eb #2b3440
   #9aa5b1 #5b6875  #eef4fb #1c2836  white #161b22
   rgba(11,79,158,0.10) rgba(108,178,255,0.14)
 """
@@ -167,11 +171,12 @@ def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None 
     for position, name in enumerate(curves.columns):
         values = curves[name].to_numpy(dtype=np.float64)
         at = keep(values, POINTS)
+        label = escape_label(title_of(str(name)))
         figure.add_trace(
             go.Scatter(
                 x=at,
                 y=values[at],
-                name=escape_label(title_of(str(name))),
+                name=label,
                 mode="lines",
                 line={
                     "color": colour_of(str(name), position),
@@ -179,7 +184,7 @@ def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None 
                     "dash": DASHES.get(str(name), "solid"),
                 },
                 customdata=stamps(times[at]),
-                hovertemplate=f"{hover}  %{{customdata}}<extra>{escape_label(title_of(str(name)))}</extra>",
+                hovertemplate=f"{hover}  %{{customdata}}<extra>{label}</extra>",
             )
         )
     time_axis(figure, times)

@@ -34,8 +34,9 @@ def present_baselines(view: BacktestView) -> Section:
     paper = paper_table(metrics, main=view.main, about=context.strategies)
     notes = (
         *paper.notes,
-        f"Daily returns, {stored.sessions_a_year} sessions a year, risk-free rate 0; Calmar = annual"
-        " return / |max drawdown|. An annual return of less than a year is an extrapolation.",
+        f"Daily returns, {stored.sessions_a_year} sessions a year, risk-free rate 0; Calmar ="
+        " annual return / |max drawdown|. An annual return of less than a year is an"
+        " extrapolation.",
     )
     tables = [replace(paper, notes=notes)]
     if stored.portfolio is not None:

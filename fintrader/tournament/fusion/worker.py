@@ -230,7 +230,9 @@ def run_rank(task: RankTask, channel: Channel) -> None:
 def connect(address: str, patience: timedelta) -> Any:
     """Connect to the store that the pod's process keeps."""
     host, _, port = address.rpartition(":")
-    return dist.TCPStore(host, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), is_master=False, timeout=patience
+    )
 
 
 def order(orders: Any, number: int) -> int:

@@ -275,8 +275,8 @@ class RayLauncher:
         if size > 1 and roomy:
             return (
                 f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only"
-                f" {roomy} of {len(offers)} node(s) can hold that; lower --launcher.nodes, or add nodes"
-                " and run the same command again"
+                f" {roomy} of {len(offers)} node(s) can hold that; lower --launcher.nodes, or add"
+                " nodes and run the same command again"
             )
         most = {
             name: max((offer.get(name, 0.0) for offer in offers), default=0.0) for name in shape
@@ -284,8 +284,8 @@ class RayLauncher:
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
             f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(offers)}"
-            f" node(s) offer at most {there}; lower --launcher.gpus, --launcher.cpus or --launcher.resources, or"
-            " add nodes and run the same command again"
+            f" node(s) offer at most {there}; lower --launcher.gpus, --launcher.cpus or"
+            " --launcher.resources, or add nodes and run the same command again"
         )
 
     # --- tasks ------------------------------------------------------------------------------------
