@@ -211,7 +211,7 @@ def _follow(
 
 
 def _is_tagged(member: Any, part: int | str) -> bool:
-    """Whether pydantic calls this member of a union `part`."""
+    """Check that pydantic calls this member of a union `part`."""
     return get_origin(member) is Annotated and any(
         isinstance(one, Tag) and one.tag == part for one in get_args(member)
     )

@@ -1,4 +1,4 @@
-"""What a backtest says of itself: how its figures were made, of which data, and what they take for
+"""Context of a backtest: how its figures were made, of which data, and what they take for
 granted."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Repeat:
     command: str
     """The command line that gives it."""
     trained: EnvSettings
-    """What the policies were trained in."""
+    """Environment that the policies were trained in."""
 
 
 def settings_hash(config: RunConfig, window: str) -> str:

@@ -98,7 +98,7 @@ class RunConfig(Settings):
     """Root of all randomness of agents and tournament (a synthetic market has a seed of its
     own)."""
     reproducible: Reproducible = "same_machine"
-    """Where a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under
+    """Machines on which a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under
     Linux, with the same packages and C library). That takes fixed code paths and one thread: two to
     three times slower, and no GPU."""
     device: str = Field("auto", json_schema_extra={"examples": ["auto", "cpu", "cuda"]})

@@ -96,7 +96,7 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
 
 
 def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
-    """As `run`, without the look at the test window: data and tournament."""
+    """Run data and tournament, without the look at the test window."""
     return Run(run_search(configured(config, overrides)), load_policy=load_policy)
 
 

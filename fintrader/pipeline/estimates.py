@@ -1,4 +1,4 @@
-"""How long a run will take and how much memory, before it starts: from what earlier runs here took,
+"""Estimates of a run's time and memory before it starts: from what earlier runs here took,
 or from constants.
 
 An estimate says what it rests on, and between which figures the truth will probably lie.
@@ -29,7 +29,7 @@ COMPILING_SECONDS = 25.0
 """The first run on a machine compiles the environment's code."""
 MAIN_BYTES = 700 << 20
 POD_BYTES = 450 << 20
-"""Of the command itself and of a pod, beside their market: mostly torch."""
+"""Memory of the command itself and of a pod, without their market: mostly torch."""
 _ONLY_LENGTH = frozenset(
     {"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"}
 )
@@ -38,37 +38,37 @@ _ONLY_LENGTH_GROUPS = ("backtest.", "walkforward.", "tournament.search.")
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """What an earlier run on this machine took."""
+    """Seconds of an earlier run on this machine."""
 
     name: str
     config: RunConfig
     race_seconds: float
-    """Of one search of all its pods: the quicker of tournament and null model, since the first may
+    """Seconds of one search of all its pods: the quicker of tournament and null model, since the first may
     have compiled."""
     other_seconds: float
-    """Of all other stages."""
+    """Seconds of all other stages."""
     market_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will probably take."""
+    """Time and memory that a run will probably take."""
 
     tournament_seconds: float
     null_seconds: float
-    """As long as the tournament again; 0 where it is left out."""
+    """Seconds of the null model, those of the tournament again; 0 where it is left out."""
     other_seconds: float
     memory_bytes: int | None
     """At its peak, on this machine; None where nobody knows how large the market will be."""
     sure: Sure
     why: str
-    """What it rests on."""
+    """Evidence for the estimate."""
     short_of: int | None = None
     """Bytes that are free, where that is less than `memory_bytes`."""
 
     @property
     def seconds(self) -> float:
-        """Of the whole run."""
+        """Seconds of the whole run."""
         return self.tournament_seconds + self.null_seconds + self.other_seconds
 
     @property
@@ -103,7 +103,7 @@ def record_of(
 
 
 def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
-    """What a run of these settings will probably take, from the earlier run that is most like
+    """Estimate a run of these settings from the earlier run that is most like
     it."""
     likely = next((one for one in records if _differs_in_length_only(one.config, config)), None)
     like = likely or next((one for one in records if _comparable(one.config, config)), None)
@@ -188,7 +188,7 @@ def _shape(config: RunConfig) -> tuple[int | None, int | None]:
 
 
 def _market_bytes(config: RunConfig) -> int | None:
-    """Of the market's tensors: three prices, the features, two flags."""
+    """Bytes of the market's tensors: three prices, the features, two flags."""
     bars, symbols = _shape(config)
     if bars is None or symbols is None:
         return None

@@ -259,7 +259,7 @@ def _look(
     kind: str,
     context: BacktestContext,
 ) -> Look:
-    """What the ledger of looks is to say of the results."""
+    """Describe the results for the ledger of looks."""
     return look_at(
         markets,
         results,
@@ -340,13 +340,13 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
 
 
 def window_folder(folder: RunFolder, window: str) -> Path:
-    """Where a window's backtest lies: the test window's in `backtest/`, another's in
+    """Locate a window's backtest: the test window's in `backtest/`, another's in
     `backtest/<window>/`."""
     return folder.backtest if window == "test" else folder.backtest / window
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
-    """Whether a window's backtest lies there whole, sealed with its report, and as these settings
+    """Check that a window's backtest lies there whole, sealed with its report, and as these settings
     make it."""
     home = window_folder(config.folder, window)
     if not all(

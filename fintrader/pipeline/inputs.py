@@ -1,4 +1,4 @@
-"""Whether what a run's settings name is there, asked before it starts: files, runs, devices,
+"""Check of all that a run's settings name, before it starts: files, runs, devices,
 packages, rights."""
 
 from __future__ import annotations

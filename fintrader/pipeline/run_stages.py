@@ -301,7 +301,7 @@ def changed_claim(config: RunConfig) -> set[str]:
 
 
 def _nothing_made(folder: RunFolder) -> bool:
-    """Whether a run's name is free again: its bars were refused before there was a market."""
+    """Check that a run's name is free again: its bars were refused before there was a market."""
     if not (folder.config.is_file() and folder.manifest.is_file()):
         return False
     made = {path.name for path in folder.root.iterdir() if not path.name.startswith(".")}
@@ -323,7 +323,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
 
 
 def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
-    """The same search on features that hold no information: what it finds there is luck by
+    """Search on features that hold no information: a strategy found there is luck by
     construction."""
     if not config.backtest.null_model or manifest.done("null_model"):
         return
@@ -360,7 +360,7 @@ class Start:
 
 
 def _start(config: RunConfig, manifest: Manifest) -> Start | None:
-    """What the configuration says to start from; the manifest says what that was."""
+    """Find the run that the configuration starts from, as the manifest recorded it."""
     address = config.from_run
     if address is None:
         return None

@@ -1,4 +1,4 @@
-"""Where and how a command works: its logs, its metrics endpoint, and the run it holds, here and in
+"""Session of a command: its logs, its metrics endpoint, and the run it holds, here and in
 its store."""
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def observing(config: RunConfig) -> Iterator[MetricsEndpoint | None]:
 def watching(
     config: RunConfig, folder: RunFolder
 ) -> Iterator[Callable[[Orchestrator], None] | None]:
-    """What the reconcile loop of a search is to call after each turn; None where nobody watches."""
+    """Build the function that a search calls after each turn; None without observers."""
     endpoint = _endpoint.get()
     with logs.bind(run=folder.label):
         if endpoint is None:
@@ -94,7 +94,7 @@ def watching(
 
 
 PATIENCE_SECONDS = 30.0
-"""How long somebody who only looks waits for others to have looked."""
+"""Seconds that a reader waits for other readers."""
 HELD = ".held"
 """In a copy: somebody was at work on the run when it was looked at, which is this file's time."""
 
