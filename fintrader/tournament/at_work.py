@@ -1,4 +1,4 @@
-"""The lock and the life sign of a pod's folder: which process trains the pod, whoever started it.
+"""The lock and the life sign of a pod's folder: the process that trains the pod.
 
     pods/<id>/.lock     held by the one process that trains or evaluates the pod
     pods/<id>/.sign     the last sign of life of that process

@@ -48,7 +48,7 @@ class Shrinkage:
     """t-statistic of the pooled returns in excess of the benchmark's."""
     sessions: int
     tracking_error: float | None
-    """Of a year, as the tilts were learned."""
+    """Tracking error of a year, as the tilts were learned."""
     tilt_scale: float
     """Factor of the tilts: kappa, times the scale to the wanted tracking error."""
 

@@ -89,7 +89,7 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
         pieces = tuple(whole.window(a, b) for a, b in bars if b - a >= least)
         if not pieces:
             raise ConfigError(
-                f"tournament.validation_folds: beside a fold of {len(part)} sessions no piece of"
+                f"tournament.validation_folds: besides a fold of {len(part)} sessions no piece of"
                 f" {least} bars is left to train on (an episode, env.episode_bars, and the bar it"
                 " begins at); raise the number of folds, shorten the episode, or lengthen"
                 " data.windows"

@@ -77,7 +77,7 @@ def acquire(
             with open_file(path, "ab") as other:
                 if try_lock(other):
                     raise TournamentError(
-                        f"{run.root}: file locks keep nobody out here (a network file system?), and"
+                        f"{run.root}: file locks exclude no process here (a network file system?), and"
                         " two orchestrators would spoil one run; choose a local disk (--runs-dir),"
                         " or a store (`store: s3://...`)"
                     )

@@ -36,7 +36,7 @@ class PodTask:
     """Resources that it takes on each node of a cluster."""
     evaluate_elsewhere: bool = False
     trained: TrainedPod | None = None
-    """What is to be evaluated; None: train."""
+    """Pod to evaluate; None: train."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Host(Protocol):
     """A machine on which ranks run."""
 
     address: str
-    """Where the ranks of other machines reach it."""
+    """Address at which the ranks of other machines reach it."""
 
     def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
         """Start a rank for each task."""

@@ -48,10 +48,8 @@ class MirroredStore(RunStore):
         ]
         self.mirror.objects.map(self._push, new)
         over = {name.rpartition("/")[0] for name in listing if name.endswith("/result.json")}
-        left = [
-            name for name in listing if (match := _STATE.fullmatch(name)) and match["pod"] in over
-        ]
-        self.mirror.objects.remove(*left)
+        states = filter(None, map(_STATE.fullmatch, listing))
+        self.mirror.objects.remove(*(state[0] for state in states if state["pod"] in over))
 
     def _push(self, path: Path) -> None:
         """Push a spec or result that was written before the run had a store, or just before a
@@ -61,7 +59,7 @@ class MirroredStore(RunStore):
         try:
             files = {} if path.name == "spec.json" else self._keep_files(PodResult.from_json(path))
         except (TournamentError, CheckpointError):
-            return  # damaged: whoever drives the tournament sets it aside
+            return  # damaged: the orchestrator sets it aside
         self._write_copy(path, self.mirror.create_pod_file(pod, path.name, text, files))
 
     def _keep_files(self, result: PodResult) -> dict[str, str]:

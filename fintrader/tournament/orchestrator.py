@@ -120,18 +120,17 @@ class Orchestrator:
         self.pending = PendingResults(scheduler)
         self.waiting: list[PodSpec] = []
         self._made: list[PodSpec] = []
-        """Specs that are not stored yet: nobody trains them."""
+        """Specs that are not stored yet, and so not trained."""
         self.orphans: frozenset[str] = frozenset()
         """Pods that an earlier orchestrator left at work."""
         self.running: dict[str, Future[PodResult]] = {}
         self.lost: dict[str, int] = {}
-        """How often each pod came to nothing."""
+        """Lost attempts of each pod."""
         self.failed: dict[str, int] = {}
-        """How often by something of its own, not because somebody ended its process or its
-        machine."""
+        """Those of them that were its fault, unlike the end of its process or machine from outside."""
         self.reconciles = 0
         self.turn_seconds = 0.0
-        """What the last turn took."""
+        """Duration of the last turn."""
         self._inbox: queue.SimpleQueue[tuple[str, Future[PodResult]]] = queue.SimpleQueue()
         self._ended: list[tuple[str, Future[PodResult]]] = []
         self._events: list[TournamentEvent] = []
@@ -374,7 +373,10 @@ class Orchestrator:
         """Apply results and make specs that are due, step by step, each spec after exactly the
         results it needs."""
         self._make_due(stored)
-        while (result := self.pending.take(len(self.leaderboard.applied))) is not None:
+        while True:
+            result = self.pending.take(len(self.leaderboard.applied))
+            if result is None:
+                break
             entry = FinishedPod(self.specs[int(result.pod[1:])], result)
             number = len(self.leaderboard.applied)
             placement = submit(self.leaderboard, entry)
@@ -384,7 +386,8 @@ class Orchestrator:
                 self._announced.add(entry.spec.pod)
                 self._events.append(build_result_event(entry, number, placement))
             self._make_due(stored)
-        self.specs += stored[len(self.specs) :]  # what they need to have seen is not there any more
+        # The results that these had seen are not there any more.
+        self.specs += stored[len(self.specs) :]
 
     def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
         """Make the specs that are due now; stored ones are read back."""

@@ -143,14 +143,14 @@ def _store_result(
 
 
 @contextlib.contextmanager
-def _bind_logs(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
+def _bind_logs(spec: PodSpec, context: PodContext, stage: str) -> Iterator[None]:
     """Write structured logs, if requested, with the names of run and pod on every line."""
     with (
         logs.use_format(),
         logs.bind(run=context.run.label, pod=spec.pod, attempt=context.attempt),
     ):
         log.info(
-            f"{what} begins", extra={"fields": {"device": context.device, "origin": spec.origin}}
+            f"{stage} begins", extra={"fields": {"device": context.device, "origin": spec.origin}}
         )
         try:
             yield
@@ -245,9 +245,10 @@ def serve() -> None:
             os._exit(1)
 
     threading.Thread(target=read_tasks, daemon=True).start()
-    while (task := tasks.get()) is not None and _run_task(task, channel):
-        pass
-    os._exit(1 if task else 0)
+    for task in iter(tasks.get, None):
+        if not _run_task(task, channel):
+            os._exit(1)
+    os._exit(0)
 
 
 def _save_and_end(*_: object) -> None:

@@ -20,7 +20,7 @@ WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_s
 
 @dataclass
 class PodContext:
-    """What a body needs besides its spec: where things lie, and how to give a sign of life."""
+    """Needs of a body besides its spec: places of files, and a way to give signs of life."""
 
     run: RunFolder
     market: Path
@@ -41,7 +41,7 @@ class PodContext:
     after another."""
     operations: OperationsSettings = WITHOUT_WAITING
     slot: str = ""
-    """Where its launcher put it."""
+    """Slot that its launcher gave it."""
     evaluate_elsewhere: bool = False
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
 
@@ -77,5 +77,5 @@ class PodContext:
 
 
 Body = Callable[[PodSpec, PodContext], PodResult]
-"""What trains a pod. It stores snapshot and policy, and returns what it learned: a result, or a
+"""Function that trains a pod, stores snapshot and policy, and returns a result or a
 `TrainedPod`."""

@@ -328,14 +328,15 @@ def check_tournament(
 ) -> Recount:
     """Make every check of a finished or stopped tournament.
 
-    `settings`: the current ones, by which the ensemble is made; None: it is not. `must_be_finished`: something else
-    says that it has ended, so its log has to say so too.
+    `settings`: the current ones, by which the ensemble is made; None: it is not made.
+    `must_be_finished`: the log has to say that the tournament has ended.
 
     Raises TournamentError when it is running, or the folder holds none.
     """
     if leases.is_held(run, find_mirror(run.root)) or list_at_work(run):
         raise TournamentError(f"{run.root} is running; verify it when it has ended")
-    if wrong := run.list_misplaced():
+    wrong = run.list_misplaced()
+    if wrong:
         problems = tuple(f"{path} stands where something else belongs" for path in wrong)
         return Recount((_describe("files", "every path with the kind of thing there", problems),))
     stored = StoredTournament.read(run, generator)
@@ -354,8 +355,8 @@ def check_tournament(
 
 def _describe(name: str, compares: str, problems: Iterable[str], result: str = "") -> Check:
     remedy = (
-        "`fintrader verify RUN --repair` makes again what follows from the rest and sets aside what"
-        " does not; then the run's own command trains what is missing"
+        "`fintrader verify RUN --repair` makes the files again that follow from the rest and sets"
+        " the others aside; then the run's own command trains the missing pods"
     )
     return Check(name, compares, tuple(problems), result, remedy)
 
@@ -442,7 +443,7 @@ def _check_specs(stored: StoredTournament) -> Check:
         result += f"; {same} made again from the seed and the results before them, and equal"
     return _describe(
         "specs",
-        "each spec.json with its seal, and with what the seed and the results before it make",
+        "each spec.json with its seal, and with the one that the seed and the results before it make",
         problems,
         result,
     )
@@ -527,7 +528,7 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
     rows, expected = ({row.pod: row for row in read_pods(path)} for path in (here, again))
     wrong = [pod for pod, row in rows.items() if not _is_equal(row, expected.get(pod))]
     if wrong:
-        return [f"{here.name}: {', '.join(wrong[:5])} are not what specs, results and events say"]
+        return [f"{here.name}: {', '.join(wrong[:5])} do not follow from specs, results and events"]
     behind = [
         pod
         for pod, row in expected.items()
@@ -583,7 +584,7 @@ def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None
             problems.append("ensemble.json does not follow from the leaderboard")
         policy = stored.run.ensemble / "policy.safetensors"
         if not policy.is_file() or read_bytes(policy) != read_bytes(other / policy.name):
-            problems.append("ensemble/policy.safetensors is not what its members make")
+            problems.append("ensemble/policy.safetensors is not the one that its members make")
     return _describe(
         "ensemble",
         compares,

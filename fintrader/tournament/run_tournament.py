@@ -132,8 +132,9 @@ def run_tournament(
         _check_market(settings, Path(market), env, agents)
         store = open_store(folder, mirror)
         store.pull()
-        if inherit is not None and (begun_with := inherit(store)) is not None:
-            generator = replace(generator, inherited=begun_with.entries)
+        parents = None if inherit is None else inherit(store)
+        if parents is not None:
+            generator = replace(generator, inherited=parents.entries)
         store.claim(describe_identity(generator), lambda: has_specs_of(folder, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
@@ -216,7 +217,8 @@ def _check_market(
         make_blocks(market, folds, env)
     layout = ObservationLayout.of(market, env.lookback, benchmark=shows_benchmark(market, env))
     for agent in agents:
-        if shrinks and isinstance(head := getattr(agent, "head", None), ActionHeadSettings):
+        head = getattr(agent, "head", None)
+        if shrinks and isinstance(head, ActionHeadSettings):
             check_tilts(ActionHead(layout, head))
 
 

@@ -50,7 +50,7 @@ Space = Range | Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
 class LauncherSettings(Settings):
-    """Where pods run. A launcher may bring settings of its own model."""
+    """Place where pods run. A launcher may bring settings of another model."""
 
     kind: str = Field("local", json_schema_extra={"examples": ["local", *LAUNCHERS]})
     """`local` (processes of this machine), `ray` (a Ray cluster; extra `ray`), or
@@ -148,8 +148,8 @@ class TournamentSettings(Settings):
     founders: int = Field(2, ge=1)
     """Results on the leaderboard before anyone becomes a parent."""
     temperature: float = Field(1.0, gt=0)
-    """Of the softmax over ranks that picks a parent: small favours the best, large favours
-    nobody."""
+    """Temperature of the softmax over ranks that picks a parent: small favours the best, large
+    favours none."""
     niche: Niche = "none"
     """Who may be a parent. `none`: every row of the leaderboard; `lineage`: the best of all that
     descend from one founder, so that no family breeds with more than one; `age`: the best of those
@@ -170,8 +170,8 @@ class TournamentSettings(Settings):
     `network` shape the weights: they are drawn for fresh pods, and children keep them."""
 
     metric: Metric = "sharpe"
-    """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a
-    year, and `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs,
+    """Metric of the validation window's daily returns; `utility` is mean-variance with risk aversion
+    1, a year, and `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs,
     which itself scores 0, whatever the size of the bets; `active_utility` is what `env.reward:
     active_mean_variance` trains for, size and all."""
     validation_folds: int | None = Field(None, ge=2)
@@ -208,7 +208,7 @@ class TournamentSettings(Settings):
     already."""
 
     keep: Literal["all", "lineage", "leaders"] = "all"
-    """What stays of pods that have ended, beside spec and result. `all`: snapshot, policy and
+    """Files that stay of pods that have ended, besides spec and result. `all`: snapshot, policy and
     learning curve of each; `lineage`: of those on the leaderboard and of all that they descend
     from; `leaders`: of those on it alone. The ensemble's members are on it. Pods at work keep their
     parent in any case."""
@@ -248,8 +248,8 @@ class TournamentSettings(Settings):
         return self.learners
 
     @model_validator(mode="after")
-    def _no_idle_device(self) -> TournamentSettings:
-        """A device without a learner would idle, and nobody would notice."""
+    def _check_together(self) -> TournamentSettings:
+        """Refuse settings that contradict each other, or leave a device without a learner."""
         spans = sorted({count_spanned(device) for device in self.devices})
         if self.replicas is None and len(spans) > 1:
             raise ValueError(
@@ -261,38 +261,22 @@ class TournamentSettings(Settings):
                 f"a pod that spans {spans[-1]} devices needs a learner for each; set replicas to"
                 f" {spans[-1]} or more (or leave it out), or join fewer devices"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _folds_learn_alone(self) -> TournamentSettings:
         if self.validation_folds is not None and self.learners > 1:
             raise ValueError(
                 "validation_folds makes a learner for each block, which cannot be fused of"
                 f" {self.learners} replicas; set replicas to 1 and one device a pod, or leave"
                 " validation_folds out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _size_from_evidence(self) -> TournamentSettings:
         if self.ensemble_tracking_error is not None and self.ensemble_shrinkage == "none":
             raise ValueError(
                 "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to"
                 " james_stein too"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _niches_of_the_tournament(self) -> TournamentSettings:
         if self.order == "generations" and (self.niche != "none" or self.unchanged):
             raise ValueError(
                 "generations have no niche and no unchanged: they copy the best `survivors` and"
                 " carry each on as it is; leave both out, or set order: arrival or submission"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TournamentSettings:
         if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(
                 f"survivors ({self.survivors}) must be fewer than pool_size ({self.pool_size})"

@@ -19,7 +19,7 @@ _Raised = Literal["nan", "disk_full", "storage", "snapshot", "error", "fenced"]
 Reason = Literal["", "stopped_early", _Lost, _Raised]
 Origin = Literal["fresh", "exploit", "survivor"]
 SettingsValues: TypeAlias = Mapping[str, JsonValue]
-"""Complete settings as plain values; whoever uses them knows their model."""
+"""Complete settings as plain values, validated by their model where they are used."""
 
 
 class _SealedRecord:
@@ -34,8 +34,8 @@ class _SealedRecord:
         """Read a file. Raises TournamentError when it is missing, not as it was written, or of
         another version."""
         mend = (
-            f"`fintrader verify {path.parents[2]} --repair` makes again what can be, and sets aside"
-            " what cannot"
+            f"`fintrader verify {path.parents[2]} --repair` makes it again where it can, and else"
+            " sets it aside"
         )
         try:
             values = unseal(read_bytes(path), TournamentError(f"{path} is damaged: {mend}"))
@@ -69,8 +69,8 @@ class EvaluationTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSpec(_SealedRecord):
-    """What to train. A pure function of the root seed, the pod's number and the results seen before
-    it."""
+    """Training that a pod is to do. A pure function of the root seed, the pod's number and the
+    results before it."""
 
     pod: str
     """Identifier, `p0007`."""
@@ -121,8 +121,8 @@ class PodSpec(_SealedRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class PodResult(_SealedRecord):
-    """What came out of a pod. The body fills in what it learned, the shell (`pod`) the rest.
-    Written once, last."""
+    """Outcome of a pod. The body fills in what it learned, the shell (`pod`) the rest. Written once,
+    last."""
 
     pod: str
     epoch: int = 0
@@ -133,7 +133,7 @@ class PodResult(_SealedRecord):
     spec: str = ""
     """Digest of the spec it belongs to."""
     score: float | None = None
-    """What the leaderboard sorts by; None ranks last."""
+    """Score that the leaderboard sorts by; None ranks last."""
     window_scores: tuple[float | None, ...] = ()
     rung_scores: dict[str, float | None] = field(default_factory=dict)
     """Score on the way, by share of the budget."""
@@ -146,9 +146,9 @@ class PodResult(_SealedRecord):
     returns: tuple[float, ...] = ()
     """Daily returns on the validation window, or out of fold."""
     active_returns: tuple[float, ...] = ()
-    """The same less those of the benchmark portfolio (`env.benchmark`), at costs."""
+    """Those returns less the ones of the benchmark portfolio (`env.benchmark`), at costs."""
     benchmark_score: float | None = None
-    """What the benchmark portfolio scores on the same sessions."""
+    """Score of the benchmark portfolio on the same sessions."""
     snapshot: str | None = None
     policy: str | None = None
     """SHA-256 of the pod's `policy.safetensors`."""
@@ -162,7 +162,7 @@ class PodResult(_SealedRecord):
     take the time."""
     device: str = ""
     location: str = ""
-    """Where it was trained: `process.describe_location`."""
+    """Machine and device that trained it (`process.describe_location`)."""
     attempts: int = 1
 
     @property
@@ -192,7 +192,7 @@ class TournamentIdentity:
     """Inputs on which every pod of a tournament depends: `tournament.json`."""
 
     settings: SettingsValues
-    """Of the tournament, without those that a resumed one may change."""
+    """Settings of the tournament, without those that a resumed one may change."""
     agents: tuple[SettingsValues, ...]
     env: SettingsValues
     seed: int
@@ -208,7 +208,7 @@ class Fenced(TournamentError):
 
 
 class OrphanLost(TournamentError):
-    """A pod came to nothing while nobody listened; whoever took it over says so."""
+    """A pod came to nothing while no orchestrator listened; the one that took it over reports it."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)

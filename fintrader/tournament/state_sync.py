@@ -7,7 +7,7 @@ middle.
 What is stored is what `train` and learner fusion leave in the pod's folder, in an order in which
 every file was written before those that rest on it are read: training states first, then their
 logs, then fused rounds and scores on the way. Any attempt's state is as good as another's, since a
-pod is a function of its spec; so whoever writes last counts, and when something is missing the pod
+pod is a function of its spec; so the last writer counts, and when something is missing the pod
 begins from its spec. A pod that has a result has no state there.
 """
 
@@ -51,7 +51,7 @@ _LEFT_OUT = re.compile(
 _ROUND = re.compile(r"(?:fused-(\d+)\.safetensors|round-(\d+)/.*)")
 log = logging.getLogger("fintrader.pod")
 _active: set[TrainingState] = set()
-"""Of the pods that this process is at: a process that is asked to end stores them first."""
+"""States of the pods that this process trains: it stores them before it ends on request."""
 
 
 class TrainingState:
@@ -163,7 +163,7 @@ class TrainingState:
                 name = path.relative_to(self.folder).as_posix()
                 match = _ROUND.fullmatch(name)
                 if match and match[2] and int(match[2]) in done:
-                    continue  # fused: nobody asks for its replicas any more
+                    continue  # fused: its replicas are not needed any more
                 copy = to / name
                 make_folder(copy.parent)
                 _hold(path, copy)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from fintrader.config import validate
 from fintrader.errors import RunError, TournamentError
@@ -36,6 +35,7 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.events import EventLog, list_applied
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 
@@ -66,7 +66,7 @@ class TournamentStatus:
     requested_results: int | None
     eta_seconds: float | None
     """Seconds to the last result, at the rate since the orchestrator last started; None while there
-    is no such rate, and for a run that is finished or that nobody races."""
+    is no such rate, and for a run that is finished or not at work."""
     states: dict[str, int]
     trials: int
     env_steps: int
@@ -148,8 +148,8 @@ def _read_progress(run: RunFolder, pod: StoredPod) -> WorkingPod:
 
 
 def read_requested_pods(run: RunFolder) -> int | None:
-    """How many pods the run was asked to keep at work; None: what its settings say. A damaged
-    request is as none."""
+    """Read the number of pods that was requested to be at work; None: by the settings. A damaged
+    request counts as none."""
     try:
         pods = int(read_json(_scale_file(run))["pods"])
         return pods if pods >= 1 else None
@@ -176,7 +176,7 @@ def _scale_file(run: RunFolder) -> Path:
 
 
 def describe_effect(run: RunFolder, pods: int | None) -> str:
-    """What `scale(run, pods)` will do: a sentence for the terminal."""
+    """Describe the effect of `scale(run, pods)` in a sentence for the terminal."""
     settings = read_settings(RunStore(run))
     requested = (
         "as many pods as its settings say"
@@ -204,7 +204,7 @@ def read_settings(store: RunStore) -> TournamentSettings:
 
 
 def make_index(run: RunFolder, path: Path | None = None) -> int:
-    """Make the leaderboard again, at `path` unless in its own place; nobody else writes meanwhile.
+    """Make the leaderboard again, at `path` unless in its own place, while no orchestrator writes.
 
     Pods that were launched and have not ended count as running. Returns the number of results.
     """
@@ -225,8 +225,8 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
     return len(leaderboard.applied)
 
 
-def _find_states(log: EventLog, results: Mapping[str, Any]) -> list[PodState]:
-    """The states of pods without a result, as the log has them."""
+def _find_states(log: EventLog, results: Mapping[str, PodResult]) -> list[PodState]:
+    """List the states of pods without a result, as the log has them."""
     at: dict[str, PodState] = {}
     for event in log.records:
         match event:

@@ -10,7 +10,7 @@
 Everything else (the SQLite leaderboard, the terminal view) can be made again from these files.
 
 A run may be a working copy of one in an object store. Then `MirroredStore` (`mirrored_store.py`)
-stands in for `RunStore`, and whoever opens the run says so: `mirrored_store.open_store`.
+stands in for `RunStore` (`mirrored_store.open_store`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from fintrader.system import sync
 from fintrader.tournament.spec import PodResult, PodSpec, TournamentIdentity
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl", "validation.jsonl")
-"""Of a pod's folder, what there is beside spec and result: what an object store keeps, too, and
-what `drop` deletes."""
+"""Files of a pod besides spec and result: an object store keeps them, too, and `drop` deletes
+them."""
 _OF_A_RESULT = ("policy.safetensors", "failed.safetensors")
-"""Of a pod's tensors, those that stay: what it came to, and what it broke down with."""
+"""Tensors of a pod that stay: its policy, and the networks that it broke down with."""
 
 
 class RunStore:
@@ -91,11 +91,11 @@ class RunStore:
         return path
 
     def fetch_own_market(self, path: Path) -> Path:
-        """The same for the market that this tournament was begun with."""
+        """Fetch the market that this tournament was begun with, in the same way."""
         return path if path.exists() else self.fetch_market(self.read_identity().data_hash, path)
 
     def is_superseded(self, token: int) -> bool:
-        """Whether the run has gone from the holder with this token to one that does not use this
+        """Tell whether the run has gone from the holder with this token to one that does not use this
         folder.
 
         One that does takes the pods over that are at work in it.
@@ -198,7 +198,7 @@ class RunStore:
         return [self.write_spec(spec) for spec in specs]
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
-        """The same of one. Not synced: `keep_spec` does that where the pod runs. Until then a power
+        """Write one spec, in the same way. Not synced: `keep_spec` does that where the pod runs. Until then a power
         cut may lose it."""
         path = self.locate_spec(spec.pod)
         data = spec.to_json().encode()
@@ -230,8 +230,8 @@ class RunStore:
             return find_seal(file.read(SEAL_BYTES))
 
     def is_replaced(self, spec: PodSpec) -> bool:
-        """Whether another spec of that pod stands in this folder: that of another run, which lies
-        here now."""
+        """Tell whether another spec of that pod stands in this folder: that of a run which lies here
+        now."""
         try:
             return self.read_spec_digest(spec.pod) != spec.digest
         except OSError:
@@ -335,18 +335,17 @@ class RunStore:
         return data
 
     def has_snapshot(self, digest: str) -> bool:
-        """Whether the snapshot is there, whole and its own; of an object store's, whether it is
-        there."""
+        """Tell whether the snapshot is there and whole; of an object store's, whether it is there."""
         return self._is_stored(digest, self.locate_snapshot(digest))
 
     def has_policy(self, result: PodResult) -> bool:
-        """The same of a result's policy."""
+        """Tell whether a result's policy is there and whole."""
         return result.policy is None or self._is_stored(
             result.policy, self.locate_policy(result.pod)
         )
 
     def has_leftovers(self, result: PodResult) -> bool:
-        """Whether anything is left of a pod that `drop` deletes."""
+        """Tell whether anything is left of a pod that `drop` deletes."""
         snapshot = [self.locate_snapshot(result.snapshot)] if result.snapshot else []
         return any(path.exists() for path in [*snapshot, *self._list_pod_files(result.pod)])
 
@@ -381,14 +380,14 @@ class RunStore:
         return path.is_file() and hash_file(path) == digest
 
     def _is_stored(self, digest: str, path: Path) -> bool:
-        """Whether content is where it counts."""
+        """Tell whether content is where it counts."""
         return self._is_whole(path, digest)
 
     def sweep(self) -> None:
         """Remove what killed writers left behind: temporaries, and the state of trainings whose
         result stands; and move away what nothing could be written over.
 
-        Raises UnsafePathError for a symbolic link, which somebody may have put there on purpose.
+        Raises UnsafePathError for a symbolic link, which may be there on purpose.
         """
         for path in self.run.list_misplaced():
             refuse_link(path)
@@ -406,7 +405,7 @@ def move_aside(path: Path) -> Path:
     """Rename what is damaged, so that it can be made again and is still there to be looked at; its
     new path.
 
-    A name without a suffix, as a pod's folder has, gets it in front: nobody takes it for a pod.
+    A name without a suffix, as a pod's folder has, gets it in front, so that it is not taken for a pod.
     """
     before, after = (f"{path.stem}.", path.suffix) if path.suffix else ("", f".{path.name}")
     number = 1 + sum(1 for _ in path.parent.glob(f"{before}damaged-*{after}"))

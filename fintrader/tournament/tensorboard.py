@@ -37,7 +37,7 @@ Scalar = tuple[str, float, int, float | None]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and where."""
+    """Folder and size of an export."""
 
     out: Path
     pods: int

@@ -1,4 +1,4 @@
-"""The updater: whether and where a pod's result enters the leaderboard.
+"""The updater: a pod's result enters the leaderboard, or does not.
 
 A leaderboard is a pure function of the sequence of results it was given, and its final rows do not
 even depend on their order, since all results are compared by one total order: score (higher first),
@@ -16,7 +16,7 @@ from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 
 @dataclass(frozen=True)
 class Placement:
-    """What became of a submission."""
+    """Outcome of a submission."""
 
     new: bool
     """False if this (pod, epoch) had been applied before; nothing changed then."""

@@ -120,8 +120,8 @@ def inherit(
     found = _take_over(store, address, find(), heirs)
     if known is not None and found != known:
         raise TournamentError(
-            f"{address} has changed since {store.run.root} began with it, and what was taken over"
-            " is damaged; use another run name"
+            f"{address} has changed since {store.run.root} began with it, and the pods taken"
+            " over are damaged; use another run name"
         )
     found.write(store.run)
     return found
@@ -203,7 +203,7 @@ def _take_over(
         last, begins = (str(np.datetime64(ns, "ns"))[:16] for ns in (max(seen), first))
         raise TournamentError(
             f"{address} has seen bars until {last}, and the test window begins at {begins}: its"
-            " pods would know what they are tested on; test on a later window (data.windows), or"
+            " pods would know their test; test on a later window (data.windows), or"
             " start from a run that ends before"
         )
     trials = len(ranked) + (0 if before is None else before.trials)
@@ -234,7 +234,8 @@ def _transfer_pod(
         raise CheckpointError(
             "it observes something else (env.lookback, env.observation); use the same settings here"
         )
-    if (theirs := entry.spec.env.get("action")) != heirs.env.action:
+    theirs = entry.spec.env.get("action")
+    if theirs != heirs.env.action:
         raise CheckpointError(f"env.action was {theirs} there and is {heirs.env.action} here")
     try:
         state = load(source.get(str(entry.result.snapshot)))

@@ -164,7 +164,7 @@ def test_locks_that_keep_nobody_out_are_noticed(tmp_path, race, monkeypatch):
     """As on some network file systems; with a store the store keeps them apart."""
     run = RunFolder(tmp_path / "run")
     monkeypatch.setattr(system, "lock_descriptor", lambda *_, **__: True)
-    with pytest.raises(TournamentError, match="file locks keep nobody out here"):
+    with pytest.raises(TournamentError, match="file locks exclude no process here"):
         race("run", pods=2)
     assert not RunStore(run).identity_path.exists()
     attach(tmp_path / "stored", f"file://{tmp_path}/store/stored")
@@ -174,7 +174,7 @@ def test_locks_that_keep_nobody_out_are_noticed(tmp_path, race, monkeypatch):
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(system, "lock_descriptor", unknown)
-    with pytest.raises(TournamentError, match="file locks keep nobody out here"):
+    with pytest.raises(TournamentError, match="file locks exclude no process here"):
         race("run", pods=2)
 
 

@@ -11,8 +11,9 @@ Here the replicas are threads of the pod's process; `coordinator.py` gives each 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -190,6 +191,17 @@ def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[Train
         return None
 
 
+def read_rounds(
+    folder: Path, first: int = 0
+) -> Iterator[tuple[dict[str, Tensor], list[TrainResult]]]:
+    """Read the stored rounds from number `first` on, up to the first that is missing."""
+    for number in itertools.count(first):
+        stored = read_round(folder, number)
+        if stored is None:
+            return
+        yield stored
+
+
 class ThreadFusion(_Carrier):
     """`replicas` learners fused `rounds` times. After a kill, training continues in the same
     round."""
@@ -232,8 +244,8 @@ class ThreadFusion(_Carrier):
 
     def take_finished_rounds(self) -> None:
         """Take over rounds that earlier attempts, or the ranks, have finished."""
-        while self.done < self.rounds and (known := read_round(self.folder, self.done)) is not None:
-            self.fused, totals = known
+        for fused, totals in read_rounds(self.folder, self.done):
+            self.fused = fused
             self.totals += totals
             self.done += 1
         if self.done and self.fused is not None:

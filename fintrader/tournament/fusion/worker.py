@@ -38,7 +38,7 @@ from fintrader.tournament.fusion.learners import (
     build_maker,
     locate_replica,
     read_parent_state,
-    read_round,
+    read_rounds,
     split_budget,
     write_round,
 )
@@ -115,8 +115,8 @@ class Rank:
         known = b""
         if self.exchange.rank == 0:
             self.fused = parent
-            while (stored := read_round(self.folder, self.number)) is not None:
-                self.fused = stored[0]
+            for fused, _ in read_rounds(self.folder):
+                self.fused = fused
                 self.number += 1
             known = self.number.to_bytes(8, "big")
             known += save(select_inherited(self.fused)) if self.fused is not None else b""
