@@ -15,7 +15,6 @@ from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import (
     DASH,
     count,
-    describe_standing,
     explain_short_window,
     format_metric,
     is_omitted,
@@ -25,7 +24,7 @@ from fintrader.results.formatting import (
 )
 from fintrader.results.settings import Setting, changed, differing, text_of
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
-from fintrader_app.shell import hide_secrets, human, is_secret, plain
+from fintrader_app.shell import hide_secrets, human, is_secret
 
 HEADLINE = (
     ("cumulative_return", "Return"),
@@ -105,8 +104,6 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
                 height="stretch",
                 border=True,
             )
-    if stands := describe_standing(stored.metrics, stored.context):
-        st.markdown(plain(stands, 600))
     explain_dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")
 
 

@@ -283,7 +283,7 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
     not as written."""
     mend = (
         f"put {path.name} back as it was, or move it away: a new one begins then, and `fintrader"
-        " audit` says of every earlier run that its looks are not on it"
+        " verify` says of every earlier run that its looks are not on it"
     )
     lines: list[dict[str, Any]] = []
     before = FIRST
@@ -378,7 +378,7 @@ def astray(runs_dir: Path | str) -> tuple[list[str], list[str]]:
             try:
                 look = read_seal(Folder(runs.run(name).path(*inside))).get("look")
             except RunError:
-                continue  # no backtest, or one that `audit` says more of
+                continue  # no backtest, or one that `verify` says more of
             if isinstance(look, dict) and (problem := missing(lines, look)):
                 begun_here = not lines or lines[0]["sha256"] == look.get("ledger")
                 (deleted if begun_here else foreign).append(f"{name}, {window} window: {problem}")

@@ -66,6 +66,7 @@ def test_every_part_of_a_page_is_there(open_page, template):
         healthy(test)
         assert not test.error, query
     text = said(open_page(template, "backtest", run="demo"))
+    assert text.count("Net of costs, ") == 1
     assert "pays 2 basis points a trade" in text
     assert "look 2 at this window" in text
     test = open_page(template, "backtest", run="demo", part="trades")

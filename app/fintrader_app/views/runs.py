@@ -11,7 +11,14 @@ import streamlit as st
 from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import count, duration, moment, number, verdict_words
+from fintrader.results.formatting import (
+    count,
+    describe_standing,
+    duration,
+    moment,
+    number,
+    verdict_words,
+)
 from fintrader.results.run import Summary
 from fintrader.results.sections import BacktestView, present_baselines
 from fintrader.results.strategy_metrics import NO_METRICS
@@ -268,6 +275,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         view = BacktestView.of(stored)
         draw_verdict(view)
         tables.show_cards(stored, stored.strategies[0])
+        st.markdown(plain(describe_standing(stored.metrics, stored.context), 600))
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)
         with left:
