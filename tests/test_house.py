@@ -6,20 +6,20 @@ from tools import house
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_MOST = {
-    "tokens": 474_000,
-    "code_lines_over_100_columns_percent": 0.1,
-    "dict_str_any": 245,
-    "tuple_assignments": 40,
-    "walruses": 36,
+    "tokens": 472_500,
+    "code_lines_over_100_columns_percent": 0,
+    "dict_str_any": 226,
+    "tuple_assignments": 16,
+    "walruses": 22,
     "fmt_skip": 0,
     "filler_verbs_percent": 2.0,
-    "docstrings_opening_with_what_whether_how_of_percent": 4.5,
-    "per_1000_docstring_words: what": 4.2,
-    "per_1000_message_words: what": 2.9,
+    "docstrings_opening_with_what_whether_how_of_percent": 3.0,
+    "per_1000_docstring_words: what": 3.6,
+    "per_1000_message_words: what": 2.5,
     "kernels_without_a_comment": 0,
-    "functions_with_more_than_8_parameters": 6,
-    "functions_of_complexity_21_or_more": 5,
-    "class_names_used_twice": 1,
+    "functions_with_more_than_8_parameters": 4,
+    "functions_of_complexity_21_or_more": 3,
+    "class_names_used_twice": 0,
     "file_names_in_several_folders": 14,
 }
 """Figures of `fintrader/` and `app/`. Lower a number when the tree is better; never raise one."""
