@@ -24,6 +24,7 @@ import numpy as np
 
 from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
+from fintrader.tournament.ensemble import StoredEnsemble
 from fintrader.tournament.launchers import PodFailure, PodProgress
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.settings import Range, TournamentSettings
@@ -328,7 +329,7 @@ def simulate(
                 agent=agent or stubs.StubAgent(),
                 seed=world.seed,
                 launcher=cluster,
-                ensemble=lambda *_: {"members": []},
+                ensemble=lambda *_: StoredEnsemble(()),
                 watch=watch,
                 clock=clock,
                 operations=STUBBORN,

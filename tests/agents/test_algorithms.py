@@ -5,7 +5,6 @@ import torch
 
 from fintrader.agents import (
     Budget,
-    Transition,
     load_policy,
     make_agent,
     read_agent_state,
@@ -226,36 +225,6 @@ def test_another_seed_gives_other_weights_and_other_noise(algo):
     assert torch.equal(actions[0], actions[1])
     assert not torch.equal(weights[0], weights[2])
     assert not torch.equal(actions[0], actions[2])
-
-
-@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "redq"])
-def test_the_critics_lead_leaves_the_actor_alone(algo):
-    given = {
-        **OFF,
-        "network": {"hidden": [8]},
-        "learning_starts": 16,
-        "normalise": ["observations"],
-    }
-    if algo == "redq":
-        given["updates_per_step"] = 1.0
-    env = Identity(seed=3)
-    agent = make_agent(agent_settings(algo, given), env.layout, seed=0)
-    actor = agent.actor.mlp.layers[0].weight
-    target = agent.critic_target.mlp.layers[0].weight
-    before = actor.detach().clone(), target.detach().clone()
-    obs, _ = env.reset()
-    for _ in range(20):
-        action = agent.act(obs)
-        following, reward, terminated, truncated, _ = env.step(action)
-        agent.observe(Transition(obs, action, reward, terminated, truncated, following))
-        agent.update()
-        obs = following
-    assert agent.learned == 20
-    assert torch.equal(actor, before[0])
-    assert not torch.equal(target, before[1])
-    for _ in range(2):
-        agent.learn_once()
-    assert not torch.equal(actor, before[0])
 
 
 @pytest.mark.parametrize("algo", EVERY)

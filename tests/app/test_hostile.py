@@ -316,7 +316,7 @@ def test_credentials_in_data_urls_are_refused_untold(url):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"data: {{source: {{kind: files, path: '{DATA_URLS[0]}'}}}}", "password or a key"),
+        (f"data: {{path: '{DATA_URLS[0]}'}}", "password or a key"),
         ("env: {cost_bbs: 3}", "unknown setting; did you mean"),
         ("env: [", "not valid YAML"),
         ("{" * 3000, "nested more than 50 levels"),
