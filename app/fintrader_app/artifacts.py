@@ -22,6 +22,7 @@ from fintrader.results.folders import (
 )
 from fintrader.results.leaderboard_reader import read_leaderboard, read_pods, read_race
 from fintrader.results.run import Summary
+from fintrader.results.tournament_events import TournamentEvent, parse_events
 from fintrader.stages import Stage
 from fintrader.yaml_text import parse_yaml
 
@@ -102,7 +103,7 @@ def load_race(folder: Folder) -> pd.DataFrame:
     return _load_rows(folder, "race")
 
 
-def _load_rows(folder: Folder, what: str) -> pd.DataFrame:
+def _load_rows(folder: Folder, table: str) -> pd.DataFrame:
     path = folder.path("leaderboard.sqlite")
     readers: dict[str, Callable[[], pd.DataFrame]] = {
         "leaderboard": lambda: stored_runs.ranked(
@@ -111,7 +112,7 @@ def _load_rows(folder: Folder, what: str) -> pd.DataFrame:
         "pods": lambda: stored_runs.frame_of(read_pods(path, most=MAX_PODS)),
         "race": lambda: stored_runs.frame_of(read_race(path, most=MAX_PODS)),
     }
-    return READ.get("rows", (path, what), identify_board(folder), lambda _: readers[what]())
+    return READ.get("rows", (path, table), identify_board(folder), lambda _: readers[table]())
 
 
 def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
@@ -169,14 +170,14 @@ def load_validation(folder: Folder, pod: str) -> pd.DataFrame:
     return READ.get("learning", (folder.root, pod, "validation"), state, read)
 
 
-def load_events(folder: Folder) -> list[dict[str, Any]]:
-    """The run's event log, oldest first; of a very long one the end. Only what was added since is
-    read again."""
+def load_events(folder: Folder) -> list[TournamentEvent]:
+    """Load a tournament's events, oldest first; of a very long log the end. Only lines added since
+    the last call are read."""
     state = folder.signature("events.jsonl")
 
     def read(
-        before: tuple[Signature, tuple[int, list[dict[str, Any]]]] | None,
-    ) -> tuple[int, list[dict[str, Any]]]:
+        before: tuple[Signature, tuple[int, list[TournamentEvent]]] | None,
+    ) -> tuple[int, list[TournamentEvent]]:
         earlier, (offset, records) = before or ((0, 0, 0), (0, []))
         if (
             earlier[0] != state[0] or state[1] <= earlier[1]
@@ -189,6 +190,6 @@ def load_events(folder: Folder) -> list[dict[str, Any]]:
         whole = (
             added.rfind(b"\n") + 1
         )  # a line that is still being written is read when it is whole
-        return offset + whole, [*records, *parse_jsonl(added[:whole])]
+        return offset + whole, [*records, *parse_events(parse_jsonl(added[:whole]))]
 
     return READ.get("events", folder.root, state, read)[1]

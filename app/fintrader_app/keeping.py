@@ -20,10 +20,10 @@ from fintrader_app import jobs
 from fintrader_app.shell import guarded, plain, remember
 
 
-def show_done(told: str, *, gone: bool = False) -> None:
+def show_done(message: str, *, gone: bool = False) -> None:
     """Draw the page anew with a word about what was done; `gone`: the run is not in the list any
     more."""
-    st.session_state["runs_told"] = told
+    st.session_state["runs_message"] = message
     if gone:
         remember("run", None)
     st.rerun()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,15 @@ from fintrader.results.figures import PALETTE
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import count, number
+from fintrader.results.tournament_events import (
+    DrainEvent,
+    LaunchEvent,
+    LossEvent,
+    ResultEvent,
+    ResumptionEvent,
+    StartEvent,
+    TournamentEvent,
+)
 from fintrader.yaml_text import parse_yaml
 from fintrader_app.artifacts import to_numbers
 from fintrader_app.charts import GAIN, LOSS, framed
@@ -138,8 +147,8 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
     )
 
 
-def plot_curves(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
-    """`what` (`score` or `return`) of each pod's looks at the validation window, as
+def plot_curves(looks: dict[str, pd.DataFrame], column: str) -> go.Figure:
+    """`column` (`score` or `return`) of each pod's looks at the validation window, as
     `artifacts.load_validation` has them.
 
     Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the
@@ -153,7 +162,7 @@ def plot_curves(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
             dots = {"size": 4, "color": colour}
             figure.add_scatter(
                 x=fold["share"],
-                y=fold[what],
+                y=fold[column],
                 mode="lines+markers",
                 marker=dots,
                 opacity=0.25,
@@ -162,25 +171,25 @@ def plot_curves(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
                 hoverinfo="skip",
             )
         whole = rows[rows["fold"].isna()]
-        mean = parts.groupby("share", as_index=False)[what].mean()
+        mean = parts.groupby("share", as_index=False)[column].mean()
         line = pd.concat([mean[~mean["share"].isin(whole["share"])], whole]).sort_values("share")
         figure.add_scatter(
             x=line["share"],
-            y=line[what],
+            y=line[column],
             mode="lines+markers",
             name=escape_label(pod),
             line={"color": colour, "width": 2},
             hovertemplate="%{y:"
-            + (".2%" if what == "return" else ".3f")
+            + (".2%" if column == "return" else ".3f")
             + "}<extra>"
             + escape_label(pod)
             + "</extra>",
         )
-    title = "return" if what == "return" else "validation score"
+    title = "return" if column == "return" else "validation score"
     framed(figure, y_title=title, x_title="share of the pod's budget", height=320)
     figure.update_layout(showlegend=True)
     figure.update_xaxes(tickformat=".0%", range=[0, 1.02])
-    return figure.update_yaxes(tickformat=".1%" if what == "return" else None)
+    return figure.update_yaxes(tickformat=".1%" if column == "return" else None)
 
 
 def select_numbers(pods: pd.DataFrame) -> pd.DataFrame:
@@ -220,25 +229,21 @@ def plot_drift(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Fi
     return figure
 
 
-def find_launched(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Pods that were launched and have not come back, and when they were launched."""
+def find_launched(events: Iterable[TournamentEvent]) -> dict[str, float]:
+    """Find the pods that are at work, and the time of each one's launch."""
     since: dict[str, float] = {}
     for event in events:
-        kind = event.get("event")
-        pod = event.get("pod")
-        moment = number(event.get("time"))
-        if not isinstance(pod, str):
-            if kind in {"resumed", "started"}:
+        match event:
+            case StartEvent() | ResumptionEvent():
                 since.clear()
-            continue
-        if kind == "launched" and moment is not None:
-            since[pod] = moment
-        elif kind in {"applied", "lost", "drained"}:
-            since.pop(pod, None)
+            case LaunchEvent():
+                since[event.pod] = event.time
+            case ResultEvent() | LossEvent() | DrainEvent():
+                since.pop(event.pod, None)
     return since
 
 
-# --- who ran when ---------------------------------------------------------------------------------
+# --- time line ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -257,9 +262,9 @@ class Attempt:
 def list_attempts(
     pods: pd.DataFrame, launched: dict[str, float], lost: list[Attempt], *, now: float | None = None
 ) -> tuple[list[Attempt], int]:
-    """What is drawn on the time line, in order of its start, and how much there is in all.
+    """Choose the attempts to draw, in order of their start, and count all there are.
 
-    `launched`: pods at work, since when.
+    `launched` holds the pods at work with the time of their launch.
     """
     ended = pods[pods["started"].notna()]
     latest = ended.sort_values(["started", "pod"]).tail(MOST_BARS)
@@ -287,26 +292,20 @@ def _describe_attempt(row: Mapping[Hashable, Any], started: float, finished: flo
     return Attempt(row["pod"], float(started), float(finished), str(row["state"]), reason, hover)
 
 
-def list_lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
-    """Attempts that came to nothing: from the launch to the loss, with the reason; from the loss
-    alone if need be."""
+def list_lost_attempts(events: Iterable[TournamentEvent]) -> list[Attempt]:
+    """List the lost attempts, each from its launch to its loss; a launch that is not in the log is
+    drawn at the loss."""
     since: dict[str, float] = {}
     found = []
     for event in events:
-        pod = event.get("pod")
-        moment = number(event.get("time"))
-        if not isinstance(pod, str) or moment is None:
-            continue
-        if event.get("event") == "launched":
-            since[pod] = moment
-        elif event.get("event") == "lost":
-            hover = f"<br>attempt {escape_label(event.get('attempt', ''))}"
-            for key in ("host", "slot"):
-                hover += f"<br>{key} {escape_label(event[key])}" if event.get(key) else ""
-            if detail := event.get("detail"):
-                hover += f"<br>{escape_label(hide_secrets(str(detail)), 120)}"
-            begin = min(since.pop(pod, moment), moment)
-            found.append(Attempt(pod, begin, moment, "lost", str(event.get("reason") or ""), hover))
+        if isinstance(event, LaunchEvent):
+            since[event.pod] = event.time
+        elif isinstance(event, LossEvent):
+            hover = f"<br>attempt {event.attempt}"
+            if event.detail:
+                hover += f"<br>{escape_label(hide_secrets(event.detail), 120)}"
+            begin = min(since.pop(event.pod, event.time), event.time)
+            found.append(Attempt(event.pod, begin, event.time, "lost", event.reason, hover))
     return found
 
 

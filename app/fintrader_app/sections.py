@@ -13,7 +13,7 @@ import streamlit as st
 
 from fintrader.results.formatting import DASH
 from fintrader.results.sections import BacktestView, Chart, Section, present_verdict
-from fintrader.results.table import Table
+from fintrader.results.table import Row, Table
 from fintrader_app import charts, tables
 from fintrader_app.shell import hide_secrets, is_secret, plain
 
@@ -49,7 +49,7 @@ def _make(
 
 
 def draw(section: Section, state: Hashable, key: str = "") -> None:
-    """Draw a section. `state` changes when its figures do; `key` tells it from others of its kind."""
+    """Draw a section. `state` changes when its figures do; `key` distinguishes sections of a kind."""
     if section.warning:
         st.error(plain(section.warning, LONGEST), icon=":material/warning:")
     shown = section.tables
@@ -74,7 +74,8 @@ def draw(section: Section, state: Hashable, key: str = "") -> None:
 
 
 def draw_verdict(view: BacktestView, run: str = "") -> None:
-    """Draw the finding about a backtest alone: the verdict, its reason, and what would change it."""
+    """Draw the finding about a backtest alone: the verdict, its reason, and the evidence that would
+    change it."""
     verdict = present_verdict(view)
     title = f"{run}: {verdict.title}" if run else verdict.title
     finding = Section(verdict.key, title, tables=verdict.tables[:1], tone=verdict.tone)
@@ -98,19 +99,18 @@ def draw_table(table: Table, key: str) -> None:
             st.caption(fact)
         return
     names = [column or " " * (place + 1) for place, column in enumerate(table.columns)]
-    rows = [
-        {
-            name: _hide_secrets(row.cells[0], cell) if column in table.words else cell
-            for name, column, cell in zip(names, table.columns, row.cells, strict=True)
-        }
-        for row in table.rows
-    ]
-    shown = pd.DataFrame(rows, columns=names)
-    numbers = {name: read_numbers(list(shown[name])) for name in names if name not in table.words}
+    shown = pd.DataFrame([_show_cells(table, row) for row in table.rows], columns=names)
+    numbers = {
+        name: read_numbers(list(shown[name])) for name in names[1:] if name not in table.words
+    }
     read = {name: values for name, values in numbers.items() if values is not None}
     frame = shown.assign(**read)
     if any(row.note for row in table.rows):
         frame["About"] = [row.note for row in table.rows]
+    styled = frame.style
+    for name, values in read.items():
+        texts: dict[object, str] = dict(zip(values, shown[name], strict=True))
+        styled = styled.format(texts.__getitem__, [name], na_rep=DASH)
     title = table.title or table.columns[0]
     home = st.expander(plain(title)) if table.is_folded else st.container()
     with home:
@@ -118,24 +118,36 @@ def draw_table(table: Table, key: str) -> None:
             st.markdown(f"**{plain(title)}**")
         right = [name for name in names[1:] if name not in (*table.words, *read)]
         height = "content" if len(frame) <= MOST_ROWS else 38 + 35 * MOST_ROWS
-        styled = frame.style
-        for name, values in read.items():
-            texts: dict[object, str] = dict(zip(values, shown[name], strict=True))
-            styled = styled.format(texts.__getitem__, [name], na_rep=DASH)
         tables.table(styled, key, right=right, pinned=names[0], height=height)
         draw_notes(table.notes)
 
 
+def _show_cells(table: Table, row: Row) -> list[str]:
+    """Return the cells of a row, secrets hidden in columns of words."""
+    return [
+        _hide_secrets(row.cells[0], cell) if column in table.words else cell
+        for column, cell in zip(table.columns, row.cells, strict=True)
+    ]
+
+
 def read_numbers(cells: Sequence[str]) -> list[float] | None:
     """Read the numbers of a column, NaN for a dash, so that it sorts by number; None where its cells
-    are no numbers of one unit."""
+    are no numbers of one unit.
+
+    Cells that differ have numbers that differ: -0.00 and 0.00 are one step of a float apart, so that
+    each number leads back to its cell.
+    """
     numbers = []
     units = set()
+    texts: dict[float, str] = {}
     for cell in cells:
         found = _NUMBER.fullmatch(cell)
         if found is not None:
             units.add((found["currency"], found["unit"]))
-            numbers.append(float(found["sign"] + found["digits"].replace(",", "")))
+            value = float(found["sign"] + found["digits"].replace(",", ""))
+            while texts.setdefault(value, cell) != cell:
+                value = math.nextafter(value, math.inf)
+            numbers.append(value)
         elif cell == DASH:
             numbers.append(math.nan)
         else:

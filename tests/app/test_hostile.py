@@ -10,7 +10,9 @@ import pytest
 from fintrader.config import validate
 from fintrader.errors import FintraderError
 from fintrader.market.settings import DataSettings
+from fintrader.records import to_json
 from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
+from fintrader.results.tournament_events import DamageEvent, LossEvent
 from fintrader_app import artifacts, jobs, launch, markets, race
 from tests.app.conftest import healthy, said
 
@@ -283,10 +285,11 @@ def test_secrets_in_settings_and_events_are_never_shown(open_page, site):
     )
     (demo / "config.yaml").write_text("\n".join(("name: demo", *secrets)))
     detail = "OSError at https://user:s3cr3t-a@example.com/x and s3://b/x?X-Amz-Signature=s3cr3t-b"
-    event = {"time": 1.8e9, "pod": "p0001", "reason": "died", "detail": detail, "token": "s3cr3t"}
+    lost = LossEvent(pod="p0001", attempt=1, reason="died", detail=detail, time=1.8e9)
+    damaged = DamageEvent(pod="p0001", detail=detail, time=1.8e9)
     with (demo / "events.jsonl").open("a") as log:
-        for kind in ("lost", "damaged"):
-            log.write(json.dumps({**event, "event": kind}) + "\n")
+        for event in (to_json(lost), to_json(damaged), {**to_json(lost), "token": "s3cr3t"}):
+            log.write(json.dumps(event) + "\n")
     for page, expected in (("runs", "name: demo"), ("tournament", "example.com")):
         test = open_page(site, page, run="demo")
         healthy(test)

@@ -6,6 +6,7 @@ What a report shows as well is compared in `tests/results`: texts in `test_same_
 
 import html
 import json
+import math
 import re
 import sqlite3
 
@@ -25,6 +26,7 @@ from fintrader.results.formatting import (
     statistic,
 )
 from fintrader_app import tables
+from fintrader_app.sections import read_numbers
 from tests.app.conftest import box, cards, healthy, said, table_with, texts_of
 from tests.results.test_figures import numbers
 
@@ -253,3 +255,23 @@ def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(open_page,
     )
     assert len(years) == 1
     assert years["Ensemble"].item() == statistic("cumulative_return", wealth[-1] / wealth[0] - 1)
+
+
+@pytest.mark.parametrize(
+    ("cells", "order"),
+    [
+        (["0.00 %", "-0.00 %", "1.00 %"], [0, 1, 2]),
+        (["$100", "-$1,234", "$100.00", "–"], [1, 0, 2]),
+        (["9", "10", "-1"], [2, 0, 1]),
+    ],
+)
+def test_a_column_sorts_by_number_and_shows_its_cells(cells, order):
+    numbers = read_numbers(cells)
+    known = [place for place, number in enumerate(numbers) if not math.isnan(number)]
+    assert sorted(known, key=numbers.__getitem__) == order
+    assert len({numbers[place] for place in known}) == len(known), "each leads back to its cell"
+
+
+@pytest.mark.parametrize("cells", [["1 %", "$1"], ["1.2 M", "3"], ["–", "–"], ["2 h 5 min"], []])
+def test_a_column_without_one_unit_stays_text(cells):
+    assert read_numbers(cells) is None

@@ -1,5 +1,6 @@
 import itertools
 import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from fintrader.results.formatting import (
     usd,
     when,
 )
+from fintrader.results.tournament_events import DrainEvent, LaunchEvent, LossEvent, ResumptionEvent
 from fintrader.runs import RunFolder
 from fintrader_app import artifacts, charts, race
 from fintrader_app.shell import human
@@ -117,15 +119,15 @@ def test_tree_places_everyone_once_however_deep():
 
 def test_at_work():
     log = [
-        {"event": "started", "time": 1.0},
-        {"event": "launched", "pod": "a", "time": 2.0},
-        {"event": "launched", "pod": "b", "time": 3.0},
-        {"event": "applied", "pod": "a", "time": 4.0},
-        {"event": "launched", "pod": "c", "time": 5.0},
-        {"event": "lost", "pod": "c", "time": 6.0},
+        LaunchEvent(pod="a", attempt=1, time=2.0),
+        LaunchEvent(pod="b", attempt=1, time=3.0),
+        DrainEvent(pod="a", time=4.0),
+        LaunchEvent(pod="c", attempt=1, time=5.0),
+        LossEvent(pod="c", attempt=1, reason="died", detail="", time=6.0),
     ]
     assert race.find_launched(log) == {"b": 3.0}
-    assert race.find_launched([*log, {"event": "resumed", "time": 7.0}]) == {}
+    again = ResumptionEvent(token=2, of="seal", pods=3, results=0, time=7.0)
+    assert race.find_launched([*log, again]) == {}
 
 
 def test_figures_are_dressed_for_the_dark():
@@ -237,18 +239,12 @@ def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods):
 def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods):
     few = pods.head(8)
     start = float(few["started"].min())
-    lost = {"event": "lost", "attempt": 1}
+    lost = partial(LossEvent, attempt=1)
+    secret = "s3://key:s3cr3t@b/x"
     log = [
-        {"event": "launched", "pod": "p0001", "time": start},
-        {
-            **lost,
-            "pod": "p0001",
-            "reason": "oom",
-            "time": start + 4,
-            "host": "node-7",
-            "detail": "s3://key:s3cr3t@b/x",
-        },
-        {**lost, "pod": "p0002", "reason": "died", "time": start + 9.0},
+        LaunchEvent(pod="p0001", attempt=1, time=start),
+        lost(pod="p0001", reason="oom", detail=secret, time=start + 4),
+        lost(pod="p0002", reason="died", detail="", time=start + 9.0),
     ]
     found, total = race.list_attempts(few, {}, race.list_lost_attempts(log))
     assert total == 8 + 2
@@ -256,6 +252,6 @@ def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods):
     bars = next(trace for trace in figure.data if trace.name == "Lost")
     assert (list(bars.x), list(bars.base)) == ([4.0, 0.0], [0.0, 9.0])
     first, second = bars.customdata
-    assert first.startswith("p0001 · lost (oom)<br>attempt 1<br>host node-7")
+    assert first.startswith("p0001 · lost (oom)<br>attempt 1<br>s3://")
     assert "s3cr3t" not in first
     assert second.startswith("p0002 · lost (died)")

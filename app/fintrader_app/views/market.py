@@ -176,13 +176,13 @@ def show_features(market: Market) -> None:
 
 
 @remember
-def average_by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
+def average_by_session(market: Market, array: str) -> np.ndarray[Any, Any]:
     """`[sessions, N]`: share of a session's bars in which a flag is set."""
     session = market.arrays["session"]
     starts = np.flatnonzero(np.append(True, np.diff(session) > 0))
     lengths = np.diff(np.append(starts, len(session)))
     return (
-        np.add.reduceat(np.asarray(market.arrays[what], dtype=np.float32), starts, axis=0)
+        np.add.reduceat(np.asarray(market.arrays[array], dtype=np.float32), starts, axis=0)
         / lengths[:, None]
     )
 

@@ -83,10 +83,10 @@ def show_looks(folder: Folder, names: list[str]) -> None:
             icon=":material/hourglass_empty:",
         )
         return
-    for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
+    for place, (column, title) in zip(st.columns(2), LOOKED.items(), strict=True):
         with place:
             st.subheader(title, anchor=False)
-            charts.show(race.plot_curves(found, what), f"pod_validation_{what}")
+            charts.show(race.plot_curves(found, column), f"pod_validation_{column}")
     st.caption(
         "For the eye: unless the run stops pods early, only the last look counts, the pod's score."
     )

@@ -109,8 +109,9 @@ def render(runs: RunsFolder) -> None:
     with (
         st.container()
     ):  # there with or without a word in it, so that what stands below stays where it is
-        if told := st.session_state.pop("runs_told", None):
-            st.success(told, icon=":material/check:")
+        message = st.session_state.pop("runs_message", None)
+        if message:
+            st.success(message, icon=":material/check:")
     found = load_summaries(runs)
     if not found:
         st.info(

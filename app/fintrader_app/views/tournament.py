@@ -8,10 +8,12 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
+from fintrader.records import to_json
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, duration, score, short_count
 from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
+from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events
 from fintrader_app import artifacts, charts, race, search, tables
 from fintrader_app.artifacts import load_summary
 from fintrader_app.shell import (
@@ -20,7 +22,6 @@ from fintrader_app.shell import (
     guarded,
     hide_secrets,
     human,
-    is_secret,
     page,
     pick_race,
     pick_run,
@@ -36,7 +37,6 @@ LOOKED = {
     "score": "Validation score while they train",
 }
 EVERY = "all algorithms"
-LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What it said"}
 
 
 def render(runs: RunsFolder) -> None:
@@ -141,21 +141,21 @@ def show_looks(folder: Folder, pods: pd.DataFrame) -> None:
     }
     if not found:
         return
-    for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
+    for place, (column, title) in zip(st.columns(2), LOOKED.items(), strict=True):
         with place:
             st.subheader(title, anchor=False)
-            charts.show(race.plot_curves(found, what), f"race_validation_{what}")
+            charts.show(race.plot_curves(found, column), f"race_validation_{column}")
     if len(pods) > len(found):
         st.caption(f"{count(len(found))} of {count(len(pods))} pods: those at work, then the best.")
 
 
 def show_timeline(
     pods: pd.DataFrame,
-    events: list[dict[str, object]],
+    events: list[TournamentEvent],
     launched: dict[str, float],
     version: tuple[object, ...],
 ) -> None:
-    """Who ran when; of a race that has ended, drawn once."""
+    """Draw the attempts over time; those of a race that has ended are drawn once."""
     found, total = race.list_attempts(
         pods, launched, race.list_lost_attempts(events), now=time.time()
     )
@@ -170,13 +170,17 @@ def show_timeline(
         )
 
 
-def show_lost_pods(events: list[dict[str, object]]) -> None:
-    """Who died and why."""
-    lost = [event for event in events if event.get("event") == "lost"]
-    last = lost[-MOST_EVENTS:]
+def show_lost_pods(events: list[TournamentEvent]) -> None:
+    """List the lost attempts with their reasons."""
+    lost = select_events(events, LossEvent)
     rows = [
-        {title: hide_secrets(str(event.get(key, ""))) for key, title in LOST.items()}
-        for event in last
+        {
+            "Pod": event.pod,
+            "Attempt": event.attempt,
+            "Reason": event.reason,
+            "Message": hide_secrets(event.detail),
+        }
+        for event in lost[-MOST_EVENTS:]
     ]
     if rows:
         st.caption(
@@ -240,23 +244,27 @@ def show_search(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object,
     charts.show(lambda: search.plot_parallel(pods, names, logs), "search_parallel", version=version)
 
 
-def show_events(events: list[dict[str, object]]) -> None:
-    """The last events, the newest first."""
+def show_events(events: list[TournamentEvent]) -> None:
+    """List the last events, the newest first."""
     if not events:
         st.caption("No event yet.")
         return
     rows = []
     for event in reversed(events[-MOST_EVENTS:]):
-        rest = [key for key in event if key not in ("time", "event", "pod") and not is_secret(key)]
-        details = [f"{human(key)} {event[key]}" for key in rest if event[key] not in (None, "")]
-        stamp = event.get("time")
+        values = to_json(event)
+        stamp = pd.to_datetime(event.time, unit="s", errors="coerce")
+        kind = values.pop("event")
+        pod = values.pop("pod", "")
+        details = [
+            f"{human(key)} {one}"
+            for key, one in values.items()
+            if key != "time" and one not in (None, "")
+        ]
         rows.append(
             {
-                "Time (UTC)": (
-                    pd.to_datetime(stamp, unit="s") if isinstance(stamp, int | float) else None
-                ),
-                "Event": str(event.get("event", "")),
-                "Pod": str(event.get("pod") or ""),
+                "Time (UTC)": stamp,
+                "Event": kind,
+                "Pod": pod,
                 "Details": hide_secrets(", ".join(details))[:300],
             }
         )
