@@ -99,7 +99,7 @@ def load_pods(folder: Folder) -> pd.DataFrame:
 
 
 def load_race(folder: Folder) -> pd.DataFrame:
-    """As `pods`, with only what the race itself shows."""
+    """Load the columns of `pods` that the page of a race shows."""
     return _load_rows(folder, "race")
 
 
@@ -116,7 +116,8 @@ def _load_rows(folder: Folder, table: str) -> pd.DataFrame:
 
 
 def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
-    """What changes when the leaderboard does. Raises NotThereError before there is one."""
+    """Return values that change whenever the leaderboard does. Raises NotThereError before there is
+    one."""
     try:
         state = folder.signature("leaderboard.sqlite")
     except NotThereError:

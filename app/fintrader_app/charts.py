@@ -39,9 +39,9 @@ def show(
 ) -> None:
     """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
 
-    A function that makes the figure is called once for each `version` (of the files it is made
-    from, say). What a figure does not show it says in `layout.meta["note"]`. With `is_titled` its
-    own title stands above it.
+    A function that makes the figure is called once for each `version`, for example of the files it
+    reads. The note in `layout.meta["note"]`, about traces left out, stands below the figure; with
+    `is_titled` its title stands above.
     """
     dark = bool(st.context.theme.type == "dark")
     if callable(figure):

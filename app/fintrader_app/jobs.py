@@ -53,7 +53,7 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """True while the started process runs; another process with its number does not count."""
         child = _CHILDREN.get(self.pid)
         if child is not None and child.poll() is not None:
             return False

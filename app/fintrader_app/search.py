@@ -30,7 +30,7 @@ MOST_AXES = 8
 
 
 def find_log_settings(folder: Folder) -> frozenset[str]:
-    """The settings that the run's configuration has drawn uniformly in their logarithm."""
+    """Find the searched settings whose logarithm is drawn uniformly."""
     try:
         ranges = artifacts.select_part(
             artifacts.select_part(artifacts.load_config(folder), "tournament"), "search"
@@ -196,8 +196,8 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
 
 
 def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) -> go.Figure:
-    """Each pod as a line across its settings to its score; of many pods some from the best to the
-    worst."""
+    """Draw a line for each pod, across its settings to its score. Of many pods, some between the best
+    and the worst are drawn."""
     ordered = select_scored(pods).sort_values("score", kind="stable")
     shown = ordered.iloc[
         np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))

@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
-from fintrader.agents.buffers import Transition, gae, has_any
+from fintrader.agents.buffers import Transition, gae
 from fintrader.agents.settings import APG
+from fintrader.envs.account import may_hold
 from fintrader.envs.joined import JoinedEnv
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.envs.trading import TradingEnv
@@ -142,7 +143,7 @@ class APGAgent(BaseAgent):
             weight = weight * settings.gamma
             done = terminated[t] | truncated[t]
             # Only a truncated step or the horizon has a value to add.
-            if settings.bootstrap and (t == last or has_any(truncated[t])):
+            if settings.bootstrap and (t == last or may_hold(truncated[t])):
                 has_future = truncated[t] | (~done if t == last else torch.zeros_like(done))
                 value = self.critic(self.normalise(step.next_obs))
                 total = total + torch.where(

@@ -128,6 +128,6 @@ def gae(
 
 
 def has_any(flags: Tensor) -> bool:
-    """Report whether any flag is set. On a GPU it is always True: to look is to wait, which costs
+    """Report whether any flag is set. On a GPU it is always True: reading the flags would wait for the GPU, which costs
     more than an unneeded pass."""
     return flags.device.type != "cpu" or bool(flags.any())

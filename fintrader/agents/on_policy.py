@@ -1,5 +1,4 @@
-"""Agents that learn from their latest rollout (PPO, A2C): draw latents, store them, estimate
-advantages, take gradient steps."""
+"""Agents that draw a rollout, estimate its advantages and learn from it alone: PPO, A2C."""
 
 from __future__ import annotations
 
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
-from fintrader.agents.buffers import RolloutBuffer, Transition, gae, has_any
+from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.fast import fast_on_cpu
 from fintrader.agents.fast.training import EmbeddingCache
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import OnPolicySettings
+from fintrader.envs.account import may_hold
 from fintrader.envs.observation import Layout
 
 ROWS_AT_ONCE = 4096
@@ -148,7 +148,7 @@ class OnPolicyAgent(BaseAgent):
             )
         assert self.latent is not None
         final_value = None
-        if has_any(transition.terminated | transition.truncated):
+        if may_hold(transition.terminated | transition.truncated):
             final_value = self.critic(self.normalise(transition.next_obs, acting=True))
         self.buffer.add(transition, self.latent, self.log_prob, final_value)
         self.last_obs = transition.next_obs

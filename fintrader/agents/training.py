@@ -19,12 +19,13 @@ from torch import Tensor
 
 from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
-from fintrader.agents.buffers import Transition, has_any
+from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import Json, add_prefix, read_tensors, select_below, write_tensors
 from fintrader.agents.description import MarketIdentity
 from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings, compare_values
+from fintrader.envs.account import may_hold
 from fintrader.envs.observation import ResetReturn, StepReturn, layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
@@ -409,7 +410,7 @@ def select_true_next_obs(
     `final_obs` where its episode ended."""
     final = info.get("final_obs")
     done = terminated | truncated
-    if final is None or not has_any(done):
+    if final is None or not may_hold(done):
         return obs
     return torch.where(done.unsqueeze(-1), as_tensor(final), obs)
 

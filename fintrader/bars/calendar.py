@@ -62,7 +62,7 @@ class SessionGrid:
 
     @property
     def num_sessions(self) -> int:
-        """S."""
+        """Number of sessions, S."""
         return len(self.dates)
 
     @cached_property

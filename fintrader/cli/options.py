@@ -266,7 +266,10 @@ def _split(
 
 
 def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
-    """Split off the options that choose the settings model in a place, and so the other options."""
+    """Take out the options that choose a settings model; return the other words and the choices.
+
+    The chosen model decides which further options exist. Raises ConfigError for one without a value.
+    """
     rest: list[str] = []
     chosen: dict[str, str] = {}
     words = iter(argv)

@@ -558,8 +558,8 @@ def mark_to_market(
 
 
 def may_hold(mask: Tensor) -> bool:
-    """Return False where the host sees that nothing is true; on a GPU, where to look is to wait for
-    the device, always True."""
+    """Return False only if no flag is set. On a GPU it is always True: reading the flags would wait
+    for the device, which costs more than an unneeded pass."""
     return mask.device.type != "cpu" or bool(mask.any())
 
 

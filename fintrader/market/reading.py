@@ -38,8 +38,8 @@ def candidates_of(
     membership: dict[str, list[Interval]] | None,
     grid: SessionGrid,
 ) -> tuple[list[str], dict[str, str]]:
-    """The symbols that may be in the market, sorted, as far as this is known without their bars;
-    why others may not."""
+    """List the symbols that may be in the market, sorted, and the reasons against the others; bars
+    are not read for it."""
     universe = settings.universe
     available = feed.symbols
     missing = [name for name in universe.symbols if name not in available]

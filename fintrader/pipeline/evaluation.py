@@ -241,8 +241,8 @@ def _within_limits(
 
 
 def _own_windows(search: RunFolder, path: Path) -> Split:
-    """The windows of the market that a search was made on, out of its store where `path` is not
-    here."""
+    """Load the windows of a search's market: from `path`, or from the run's store where that file is
+    not on this machine."""
     return MarketTensors.load(run_store(search).fetch_own_market(path)).split()
 
 

@@ -168,8 +168,8 @@ def read_pods(path: Path, *, most: int | None = None) -> list[StoredPod]:
 
 
 def read_race(path: Path, *, most: int | None = None) -> list[RacingPod]:
-    """Read the parts of every pod that a race shows, by number: of ten thousand pods the rest takes
-    longer than the page. Raises as `read_leaderboard`."""
+    """Read the columns that the page of a race shows, a row a pod by number. Reading all columns of
+    ten thousand pods would take longer than drawing the page. Raises as `read_leaderboard`."""
     return _read_pods(path, RacingPod, most)
 
 

@@ -136,8 +136,8 @@ class Line:
 
 
 def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
-    """SHA-256 of daily returns (`[S]` each) by strategy; what differs by less than 1e-12 is the
-    same result."""
+    """Compute the SHA-256 of daily returns (`[S]` each) by strategy, rounded so that results within
+    1e-12 of each other are one."""
     digest = hashlib.sha256()
     for name in sorted(daily_returns):
         digest.update(name.encode() + b"\0")
@@ -279,8 +279,8 @@ class Ledger:
 
 
 def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """The whole lines in `data`, each with its `sha256`. Raises LedgerError at the first that is
-    not as written."""
+    """Read the whole lines in `data`, each with its `sha256`. Raises LedgerError at the first one that
+    was changed."""
     mend = (
         f"put {path.name} back as it was, or move it away: a new one begins then, and `fintrader"
         " verify` says of every earlier run that its looks are not on it"

@@ -275,7 +275,8 @@ def ranked(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Summary:
-    """One row of the run list. What the manifest does not say (or says wrongly) is None."""
+    """One row of the run list; None stands for values that the manifest lacks or has in a wrong
+    form."""
 
     name: str
     status: Status

@@ -95,16 +95,13 @@ class RunStore:
         return path if path.exists() else self.fetch_market(self.read_identity().data_hash, path)
 
     def is_superseded(self, token: int) -> bool:
-        """Tell whether the run has gone from the holder with this token to one that does not use this
-        folder.
-
-        One that does takes the pods over that are at work in it.
+        """True once another orchestrator, with another folder, has taken the run over from the one
+        with `token`. One with this folder goes on with the pods that are at work in it.
         """
         return False
 
     def copy_result(self, result: PodResult) -> PodResult:
-        """Have a result here, too, that its pod has published on a machine that does not see this
-        folder."""
+        """Copy a result here that its pod published on a machine without this folder."""
         return result
 
     def keep_unpublished(self, result: PodResult) -> None:

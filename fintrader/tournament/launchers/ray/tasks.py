@@ -114,7 +114,7 @@ class Stream:
         """Set once it has ended and its group is released."""
 
     def set_deadline(self) -> None:
-        """Start to wait for its end."""
+        """Give the task LEAVE_SECONDS from now to end; a deadline once set stays."""
         self.deadline = self.deadline or time.monotonic() + LEAVE_SECONDS
 
 
