@@ -125,9 +125,3 @@ def gae(
         trace = deltas[t] + decay[t] * trace
         advantages[t] = trace
     return advantages, advantages + values
-
-
-def has_any(flags: Tensor) -> bool:
-    """Report whether any flag is set. On a GPU it is always True: reading the flags would wait for the GPU, which costs
-    more than an unneeded pass."""
-    return flags.device.type != "cpu" or bool(flags.any())
