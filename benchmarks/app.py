@@ -107,10 +107,11 @@ def median_ms(seconds: list[float]) -> float:
 
 def draw(program: str, site: Path, *arguments: str) -> dict[str, Any]:
     """Draw pages in a fresh process; its figures."""
-    from fintrader_app.launch import build_environment
+    from fintrader_app.launch import CACHE_VARIABLE, build_environment
 
     script = str(ROOT / "app" / "fintrader_app" / "streamlit_app.py")
-    variables = build_environment(site / "runs", site.parent / "data" / "tensors")
+    variables = build_environment(site / "runs")
+    variables[CACHE_VARIABLE] = str(site.parent.resolve() / "data" / "tensors")
     found: dict[str, Any] = run_child(["-c", program, script, *arguments], **variables)
     return found
 

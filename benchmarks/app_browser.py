@@ -162,15 +162,16 @@ def open_page(page: Page, address: str) -> None:
 def served(runs: Path, cache: Path | None = None, script: Path | None = None) -> Iterator[str]:
     """The address of the app over these runs, as `fintrader app` serves it, or of another script,
     as soon as it answers."""
-    from fintrader_app.launch import build_command, build_environment
+    from fintrader_app.launch import CACHE_VARIABLE, build_command, build_environment
 
     port = free_port()
     words = build_command(port, headless=True, no_token=True)
     if script is not None:
         words = [str(script) if word.endswith("served.py") else word for word in words]
-    server = subprocess.Popen(
-        words, env=build_environment(runs, cache), cwd=runs.parent, stdout=subprocess.DEVNULL
-    )
+    variables = build_environment(runs)
+    if cache is not None:
+        variables[CACHE_VARIABLE] = str(cache.resolve())
+    server = subprocess.Popen(words, env=variables, cwd=runs.parent, stdout=subprocess.DEVNULL)
     try:
         while not answers(f"http://127.0.0.1:{port}/_stcore/health"):
             if server.poll() is not None:

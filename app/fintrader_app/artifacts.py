@@ -4,6 +4,7 @@ while files stay."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -90,29 +91,35 @@ def load_leaderboard(folder: Folder) -> pd.DataFrame:
 
     Raises NotThereError before there is one, DamagedFileError.
     """
-    return _load_rows(folder, "leaderboard")
+    return _load_rows(
+        folder,
+        "leaderboard",
+        lambda path: stored_runs.ranked(read_leaderboard(path, most=MAX_RANKS, benchmark=True)),
+    )
 
 
 def load_pods(folder: Folder) -> pd.DataFrame:
     """Every pod with its state and, once it has one, its result, by number."""
-    return _load_rows(folder, "pods")
+    return _load_rows(
+        folder, "pods", lambda path: stored_runs.frame_of(read_pods(path, most=MAX_PODS))
+    )
 
 
 def load_race(folder: Folder) -> pd.DataFrame:
     """Load the columns of `pods` that the page of a race shows."""
-    return _load_rows(folder, "race")
+    return _load_rows(
+        folder, "race", lambda path: stored_runs.frame_of(read_race(path, most=MAX_PODS))
+    )
 
 
-def _load_rows(folder: Folder, table: str) -> pd.DataFrame:
+def _load_rows(folder: Folder, table: str, read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
     path = folder.path("leaderboard.sqlite")
-    readers: dict[str, Callable[[], pd.DataFrame]] = {
-        "leaderboard": lambda: stored_runs.ranked(
-            read_leaderboard(path, most=MAX_RANKS, benchmark=True)
-        ),
-        "pods": lambda: stored_runs.frame_of(read_pods(path, most=MAX_PODS)),
-        "race": lambda: stored_runs.frame_of(read_race(path, most=MAX_PODS)),
-    }
-    return READ.get("rows", (path, table), identify_board(folder), lambda _: readers[table]())
+    return READ.get("rows", (path, table), identify_board(folder), lambda _: read(path))
+
+
+def rank_pods(pods: pd.DataFrame) -> list[str]:
+    """List the names of pods by their score, the best first, those without one last."""
+    return pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
 
 
 def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
@@ -140,8 +147,7 @@ def load_learning(folder: Folder, pod: str) -> pd.DataFrame:
     parts = "pods", pod, "metrics.jsonl"
 
     def read(_: Any) -> pd.DataFrame:
-        frame = pd.DataFrame.from_records(folder.jsonl(*parts))
-        return to_numbers(frame) if len(frame) else frame
+        return to_numbers(pd.DataFrame.from_records(folder.jsonl(*parts)))
 
     return READ.get("learning", (folder.root, pod), folder.signature(*parts), read)
 

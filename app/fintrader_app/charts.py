@@ -7,8 +7,10 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from numpy.typing import ArrayLike
 
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
@@ -108,16 +110,14 @@ def apply_style(figure: go.Figure, *, dark: bool, height: int | None = None) -> 
 def _spread_ticks(axis: Any) -> None:
     """Drop labels of given ticks that stand closer than an eighth of the axis: a phone has no room
     for them."""
-    if axis.ticktext is None or axis.tickvals is None:
+    if not axis.ticktext:
         return
-    places = [float(place) for place in axis.tickvals]
-    kept: list[int] = []
-    for k, place in enumerate(places):
-        if not kept or place - places[kept[-1]] >= (places[-1] - places[0]) / 7:
-            kept.append(k)
-    texts = list(axis.ticktext)
-    axis.tickvals = [places[k] for k in kept]
-    axis.ticktext = [texts[k] for k in kept]
+    ticks = list(zip(map(float, axis.tickvals), axis.ticktext, strict=True))
+    kept = ticks[:1]
+    for place, text in ticks[1:]:
+        if place - kept[-1][0] >= (ticks[-1][0] - ticks[0][0]) / 7:
+            kept.append((place, text))
+    axis.tickvals, axis.ticktext = zip(*kept, strict=True)
 
 
 def _replace_colour(value: Any) -> Any:
@@ -143,19 +143,33 @@ def plot_lines(
     """
     figure = go.Figure()
     for position, (name, (x, y)) in enumerate(series.items()):
-        colour = figures.PALETTE[position % len(figures.PALETTE)]
+        colour = pick_colour(position)
         if faint and name in faint:
-            behind = {"mode": "lines", "opacity": 0.28, "showlegend": False, "hoverinfo": "skip"}
+            behind_x, behind_y = faint[name]
             figure.add_scatter(
-                x=faint[name][0], y=faint[name][1], line={"color": colour, "width": 1}, **behind
+                x=behind_x,
+                y=behind_y,
+                mode="lines",
+                line_color=colour,
+                line_width=1,
+                opacity=0.28,
+                showlegend=False,
+                hoverinfo="skip",
             )
-        mode = "lines+markers" if len(np.atleast_1d(y)) < 3 else "lines"
-        figure.add_trace(
-            go.Scatter(
-                x=x, y=y, name=escape_label(name), mode=mode, line={"color": colour, "width": 2}
-            )
+        figure.add_scatter(
+            x=x,
+            y=y,
+            name=escape_label(name),
+            mode="lines+markers" if len(np.atleast_1d(y)) < 3 else "lines",
+            line_color=colour,
+            line_width=2,
         )
-    return framed(figure, **look)
+    return framed(figure, hover="x unified", **look)
+
+
+def pick_colour(position: int) -> str:
+    """The colour of a line by its place in the legend."""
+    return figures.PALETTE[position % len(figures.PALETTE)]
 
 
 def framed(
@@ -163,17 +177,31 @@ def framed(
     *,
     y_title: str = "",
     x_title: str = "",
-    log_y: bool = False,
     height: int = 320,
-    hover: str = "x unified",
+    hover: str = "closest",
 ) -> go.Figure:
     """Axes, legend and hover as all charts here have them."""
     figure.update_layout(
         height=height,
         hovermode=hover,
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-        showlegend=len([trace for trace in figure.data if trace.showlegend is not False]) > 1,
+        showlegend=sum(trace.showlegend is not False for trace in figure.data) > 1,
     )
-    figure.update_yaxes(title={"text": y_title}, type="log" if log_y else None)
-    figure.update_xaxes(title={"text": x_title}, showgrid=False)
-    return figure
+    figure.update_yaxes(title_text=y_title)
+    return figure.update_xaxes(title_text=x_title, showgrid=False)
+
+
+def scale_logs(values: ArrayLike) -> dict[str, object]:
+    """Divide a logarithmic axis of positive numbers; over few powers of ten, more finely."""
+    decades = np.log10(np.max(values) / np.min(values))
+    return {"type": "log", "tickformat": "~g", "dtick": "D2" if decades < 2.5 else 1}
+
+
+def scale_colours(scores: pd.Series[float]) -> dict[str, object]:
+    """Colour marks or lines by their scores, and say so in a legend."""
+    return {
+        "color": scores,
+        "colorscale": "Viridis",
+        "showscale": True,
+        "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
+    }

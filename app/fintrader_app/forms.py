@@ -72,12 +72,11 @@ def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) 
     fields = {name: field for name, field in schema["properties"].items() if name not in skip}
     nested = [name for name, field in fields.items() if "properties" in field or "oneOf" in field]
     simple = [name for name in fields if name not in nested]
-    for row in range(0, len(simple), 2):
-        for place, name in zip(
-            st.columns(2, vertical_alignment="bottom"), simple[row : row + 2], strict=False
-        ):
-            with place:
-                draw_widget(fields[name], name, draft, f"{key}.{name}")
+    for position, name in enumerate(simple):
+        if position % 2 == 0:
+            places = st.columns(2, vertical_alignment="bottom")
+        with places[position % 2]:
+            draw_widget(fields[name], name, draft, f"{key}.{name}")
     for name in nested:
         with st.expander(human(name), expanded=len(nested) == 1 or not simple):
             if text := fields[name].get("description"):
@@ -96,16 +95,14 @@ def group(field: Schema, name: str, draft: Draft, key: str) -> None:
         return
     tag = field["discriminator"]["propertyName"]
     by_tag = {str(one["properties"][tag]["const"]): one for one in models}
-    current = str(below.get(tag, next(iter(by_tag))))
-    chosen = st.selectbox(
-        human(tag), list(by_tag), index=_index(list(by_tag), current), key=f"{key}.{tag}"
-    )
+    options = list(by_tag)
+    current = below.setdefault(tag, options[0])
+    chosen = st.selectbox(human(tag), options, _index(options, current), key=f"{key}.{tag}")
     model = by_tag[chosen]
     if chosen != current:
-        shared = {k: v for k, v in below.items() if k in model["properties"] and k != tag}
+        shared = {k: v for k, v in below.items() if k in model["properties"]}
         draft[name] = below = {**collect_defaults(model), **shared, tag: chosen}
-    below.setdefault(tag, chosen)
-    draw(model, below, f"{key}({below.get(tag)})", skip=(tag,))
+    draw(model, below, f"{key}({chosen})", skip=(tag,))
 
 
 def _index(options: list[Any], value: Any) -> int:
@@ -116,51 +113,41 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
     """One field. A value that the widget cannot read is kept as text, for the models to refuse."""
     field, may_be_none = split_optional(field)
     kind = field.get("type")
-    text = field.get("description")
     title = human(name)
+    how: dict[str, Any] = {"help": field.get("description"), "key": key}
     value = draft.get(name, field.get("default", {} if kind == "object" else None))
     if kind == "boolean" and not may_be_none:
-        draft[name] = st.toggle(title, value=bool(value), help=text, key=key)
+        draft[name] = st.toggle(title, bool(value), **how)
     elif "enum" in field or "const" in field:
         options = [*([None] if may_be_none else []), *field.get("enum", [field.get("const")])]
-        how: dict[str, Any] = {
-            "format_func": lambda option: "none" if option is None else str(option)
-        }
-        draft[name] = st.selectbox(
-            title, options, _index(options, value), help=text, key=key, **how
-        )
+        how["format_func"] = lambda option: "none" if option is None else str(option)
+        draft[name] = st.selectbox(title, options, _index(options, value), **how)
     elif kind in ("integer", "number") and (_is_number(value) or value is None):
-        draft[name] = _draw_number(title, value, field, key)
+        draft[name] = _draw_number(title, value, field, how)
     elif kind == "string" and "examples" in field and isinstance(value, str):
         # What the settings know by name; anything else may be typed, and the models judge it.
         options = list(dict.fromkeys([*field["examples"], value]))
         draft[name] = st.selectbox(
-            title,
-            options,
-            _index(options, value),
-            help=text,
-            key=key,
-            accept_new_options=True,
-            placeholder="none",
+            title, options, _index(options, value), accept_new_options=True, **_EMPTY, **how
         )
     elif kind == "string" and field.get("format") == "date" and _is_date(value):
-        day = st.date_input(title, _parse_date(value), help=text, key=key, **_DAYS)
+        day = st.date_input(title, _parse_date(value), **_DAYS, **how)
         draft[name] = None if day is None else day.isoformat()
     elif _is_range_of_dates(field) and (
         value is None or (isinstance(value, list) and all(map(_is_date, value)))
     ):
-        days: list[date | datetime | str | None] = [_parse_date(day) for day in value or ()]
-        picked = st.date_input(title, days, help=text or _RANGE, key=key, **_DAYS)
+        how["help"] = how["help"] or _RANGE
+        days: list[date | datetime | str | None] = list(map(_parse_date, value or ()))
+        picked = st.date_input(title, days, **_DAYS, **how)
         draft[name] = [day.isoformat() for day in picked] or None
     elif kind == "string" and field.get("format", "path") == "path":
-        typed = st.text_input(
-            title, "" if value is None else str(value), help=text, key=key, placeholder="none"
-        )
+        typed = st.text_input(title, "" if value is None else str(value), **_EMPTY, **how)
         draft[name] = None if may_be_none and not typed.strip() else typed
     else:
-        draft[name] = _draw_yaml(title, value, text, key)
+        draft[name] = _draw_yaml(title, value, how)
 
 
+_EMPTY: dict[str, Any] = {"placeholder": "none"}
 _DAYS: dict[str, Any] = {
     "min_value": date(1900, 1, 1),
     "max_value": date(2100, 12, 31),
@@ -171,9 +158,10 @@ _RANGE = "First and last day, both included; none: by shares of the sessions."
 
 def _is_date(value: Any) -> bool:
     try:
-        return value is None or bool(_parse_date(value))
+        _parse_date(value)
     except (TypeError, ValueError):
         return False
+    return True
 
 
 def _parse_date(value: Any) -> date | None:
@@ -192,34 +180,25 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _draw_number(title: str, value: Any, field: Schema, key: str) -> Any:
+def _draw_number(title: str, value: Any, field: Schema, how: dict[str, Any]) -> Any:
     """An open limit is kept as it is: the models say where it lies."""
     kind: Any = int if field["type"] == "integer" else float
     step = 10.0 ** math.floor(math.log10(abs(value))) / 10 if value else 0.1
-    how: dict[str, Any] = {"step": 1} if kind is int else {"step": step, "format": "%g"}
+    how |= {"step": 1} if kind is int else {"step": step, "format": "%g"}
     bounds = {
-        "min_value": ("minimum", "exclusiveMinimum"),
-        "max_value": ("maximum", "exclusiveMaximum"),
+        "min_value": field.get("minimum", field.get("exclusiveMinimum")),
+        "max_value": field.get("maximum", field.get("exclusiveMaximum")),
     }
-    for limit, names in bounds.items():
-        found = next((field[name] for name in names if name in field), None)
-        how[limit] = None if found is None else kind(found)
-    start = None if value is None else kind(value)
-    return st.number_input(
-        title, value=start, help=field.get("description"), key=key, placeholder="none", **how
-    )
+    how |= {limit: kind(bound) for limit, bound in bounds.items() if bound is not None}
+    return st.number_input(title, value=None if value is None else kind(value), **_EMPTY, **how)
 
 
-def _draw_yaml(title: str, value: Any, text: str | None, key: str) -> Any:
+def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:
     """Lists, mappings and optional numbers: as they would stand in a YAML file, on one line."""
-    shown = (
-        ""
-        if value is None
-        else yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n")
-    )
-    typed = st.text_input(
-        title, shown.removesuffix("\n...").strip(), help=text, key=key, placeholder="none"
-    )
+    shown = ""
+    if value is not None:
+        shown = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    typed = st.text_input(title, shown.strip().removesuffix("\n..."), **_EMPTY, **how)
     if not typed.strip():
         return None
     try:
@@ -236,9 +215,7 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
     are suggested for new rows."""
     values: Schema = field["additionalProperties"]
     model: Schema = next(one for one in values.get("anyOf", [values]) if "properties" in one)
-    if not isinstance(draft.get(name), dict):
-        draft[name] = {}
-    entries: Draft = draft[name]
+    entries = _hold_mapping(draft, name)
     if not entries:
         st.caption("Nothing is searched.")
     for entry in list(entries):
@@ -251,31 +228,36 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
                 del entries[entry]
                 st.rerun()
             if isinstance(entries[entry], list):
-                choices_key = f"{key}.{entry}.choices"
-                entries[entry] = _draw_yaml("Choices", entries[entry], None, choices_key)
+                how = {"key": f"{key}.{entry}.choices"}
+                entries[entry] = _draw_yaml("Choices", entries[entry], how)
                 continue
-            if not isinstance(entries[entry], dict):
-                entries[entry] = {}
+            values_of_it = _hold_mapping(entries, entry)
             with st.container(horizontal=True, vertical_alignment="bottom"):
                 for part, below in model["properties"].items():
                     with st.container(width=170):
-                        draw_widget(below, part, entries[entry], f"{key}.{entry}.{part}")
+                        draw_widget(below, part, values_of_it, f"{key}.{entry}.{part}")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    with left:
-        new = st.selectbox(
-            "Add a setting",
-            [one for one in names if one not in entries],
-            index=None,
-            key=f"{key}.new.{len(entries)}",
-            accept_new_options=True,
-            placeholder="choose one, or type its dotted name",
-        )
-    with right:
-        if st.button(
-            "Add", key=f"{key}.add", icon=":material/add:", disabled=not new, width="stretch"
-        ):
-            entries[str(new)] = collect_defaults(model)
-            st.rerun()
+    new = left.selectbox(
+        "Add a setting",
+        [one for one in names if one not in entries],
+        index=None,
+        key=f"{key}.new.{len(entries)}",
+        accept_new_options=True,
+        placeholder="choose one, or type its dotted name",
+    )
+    if right.button(
+        "Add", key=f"{key}.add", icon=":material/add:", disabled=not new, width="stretch"
+    ):
+        entries[str(new)] = collect_defaults(model)
+        st.rerun()
+
+
+def _hold_mapping(draft: Draft, name: str) -> Draft:
+    """Return the mapping of this name; what else stands there gives way to an empty one."""
+    if not isinstance(draft.get(name), dict):
+        draft[name] = {}
+    found: Draft = draft[name]
+    return found
 
 
 def list_numbers(schema: Schema, before: str = "") -> list[str]:

@@ -21,12 +21,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.results.folders import NotThereError, RunsFolder, component, is_locked
-from fintrader.results.formatting import number
 from fintrader.runs import RunFolder
 from fintrader.system import kill_group, lower_priority, read_process_start
 
@@ -62,14 +60,12 @@ class Job:
         return read_process_start(self.pid) == self.born
 
 
-def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None) -> Job:
+def start(runs: RunsFolder, name: str, text: str) -> Job:
     """Start `fintrader run` on the settings `text` (YAML) as a process of its own session.
 
     Raises RunError when the name is no run's name, or when that run is at work already.
     """
-    folder = RunFolder.named(name, runs.root)
-    component(name)
-    place = runs.path(PLACE)
+    RunFolder.named(component(name), runs.root)  # which refuses what is no run's name
     if runs.path(name).is_dir() and is_locked(runs.run(name)):
         raise RunError(
             f"{name} is at work already; open it on the Tournament page, or choose another name"
@@ -77,28 +73,20 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     config = runs.path(PLACE, f"{name}.yaml")
     write_text(config, text)
     log = runs.path(PLACE, f"{name}.log")
-    variables = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
-    words = [sys.executable, "-m", "fintrader_app.jobs", "run", str(config)]
     with log.open("ab") as output:
         output.write(f"{_BEGUN}{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n".encode())
         output.flush()
         child = subprocess.Popen(
-            words,
-            cwd=working or Path.cwd(),
-            env=variables,
+            [sys.executable, "-m", "fintrader_app.jobs", "run", str(config)],
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     _CHILDREN[child.pid] = child
-    job = Job(
-        name=folder.root.name,
-        pid=child.pid,
-        born=read_process_start(child.pid),
-        started=time.time(),
-    )
-    write_json(place / f"{name}.json", asdict(job))
+    job = Job(name, child.pid, read_process_start(child.pid), time.time())
+    write_json(runs.path(PLACE, f"{name}.json"), asdict(job))
     return job
 
 
@@ -113,11 +101,10 @@ def list_jobs(runs: RunsFolder) -> list[Job]:
 
 def read_job(runs: RunsFolder, name: str) -> Job:
     """The process of one run. Raises NotThereError when it was not started from an app."""
-    values = runs.json(PLACE, f"{component(name)}.json")
-    pid, born, started = (number(values.get(key)) for key in ("pid", "born", "started"))
-    if pid is None or pid < 2 or born is None or started is None or values.get("name") != name:
+    job = runs.record(Job, PLACE, f"{component(name)}.json")
+    if job.pid < 2 or job.name != name:
         raise NotThereError(f"the record of {name} says nothing usable")
-    return Job(name=name, pid=int(pid), born=int(born), started=started)
+    return job
 
 
 def stop(job: Job) -> bool:
@@ -126,19 +113,19 @@ def stop(job: Job) -> bool:
 
     Returns whether it was alive. Its pods end with it.
     """
-    if not job.alive:
-        return False
-    os.kill(job.pid, signal.SIGINT)
-    return True
+    is_alive = job.alive
+    if is_alive:
+        os.kill(job.pid, signal.SIGINT)
+    return is_alive
 
 
 def kill(job: Job) -> bool:
     """End a job and its pods at once; nothing that was written is lost, what was being trained may
     be."""
-    if not job.alive:
-        return False
-    kill_group(job.pid)
-    return True
+    is_alive = job.alive
+    if is_alive:
+        kill_group(job.pid)
+    return is_alive
 
 
 def forget(runs: RunsFolder, name: str) -> None:

@@ -15,9 +15,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from fintrader.config import is_url
 from fintrader.errors import ConfigError, FintraderError, install_command
@@ -50,8 +51,17 @@ _OPTIONS = {
 }
 
 
+class ServerOptions(TypedDict, total=False):
+    """Options of the app's server."""
+
+    host: str
+    headless: bool | None
+    allow_hosts: Sequence[str]
+    no_token: bool
+
+
 def build_command(
-    port: int = 8501,
+    port: int,
     *,
     host: str = "127.0.0.1",
     headless: bool | None = None,
@@ -72,29 +82,18 @@ def build_command(
     options = {"server.address": read_host(host, "--host"), "server.port": str(port), **_OPTIONS}
     if headless is not None:
         options["server.headless"] = str(headless).lower()
-    script = Path(__file__).resolve().parent / "served.py"
+    script = str(Path(__file__).resolve().with_name("served.py"))
     flags = [f"--{name}={value}" for name, value in options.items()]
-    own = [f"--allow-host={name}" for name in allow_hosts]
-    if no_token:
-        own.append("--no-token")
-    if own:
-        flags += ["--", *own]
+    own = [f"--allow-host={name}" for name in allow_hosts] + ["--no-token"] * no_token
     # -P: a folder called `app` where the reader happens to stand must not take this package's place
-    return [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags]
+    command = [sys.executable, "-P", "-m", "streamlit", "run", script, *flags]
+    return [*command, "--", *own] if own else command
 
 
-def build_environment(
-    runs_dir: Path | str = "runs",
-    cache: Path | str | None = None,
-    base: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """The environment variables that tell the app where runs (and built markets) lie."""
-    values = dict(os.environ if base is None else base)
-    values[RUNS_DIR_VARIABLE] = str(Path(runs_dir).resolve())
-    if cache is not None:
-        values[CACHE_VARIABLE] = str(Path(cache).resolve())
-    values.setdefault("OMP_NUM_THREADS", "1")
-    return values
+def build_environment(runs_dir: Path | str) -> dict[str, str]:
+    """The environment variables that tell the app where runs lie."""
+    given = {RUNS_DIR_VARIABLE: str(Path(runs_dir).resolve())}
+    return {"OMP_NUM_THREADS": "1", **os.environ, **given}
 
 
 def main() -> None:
@@ -104,23 +103,17 @@ def main() -> None:
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--allow-host", action="append", default=[])
+    parser.add_argument("--allow-host", dest="allow_hosts", action="append", default=[])
     parser.add_argument("--no-token", action="store_true")
-    parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--headless", action="store_true", default=None)
     parser.add_argument("--follow", nargs=2)
-    asked = parser.parse_args()
-    if asked.follow:
-        follow(asked.follow[0], int(asked.follow[1]))
+    asked = vars(parser.parse_args())
+    copied = asked.pop("follow")
+    if copied:
+        follow(copied[0], int(copied[1]))
         return
     try:
-        serve(
-            asked.runs_dir,
-            asked.port,
-            host=asked.host,
-            headless=asked.headless or None,
-            allow_hosts=asked.allow_host,
-            no_token=asked.no_token,
-        )
+        serve(asked.pop("runs_dir"), asked.pop("port"), **asked)
     except FintraderError as error:
         print(f"fintrader: {error}", file=sys.stderr)
         sys.exit(2)
@@ -163,35 +156,18 @@ def follow(url: str, parent: int) -> None:
         time.sleep(FOLLOW_SECONDS)
 
 
-def serve(
-    runs_dir: Path | str = "runs",
-    port: int = 8501,
-    *,
-    host: str = "127.0.0.1",
-    headless: bool | None = None,
-    allow_hosts: Sequence[str] = (),
-    no_token: bool = False,
-) -> None:
+def serve(runs_dir: Path | str, port: int, **options: Unpack[ServerOptions]) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
     Of runs in a store (`s3://bucket/runs`) copies are shown, which a process beside the server
-    keeps up to date. Raises ConfigError as `command` does, and for a token in the environment that
-    is too weak.
+    keeps up to date. Raises ConfigError as `build_command` does, and for a token in the environment
+    that is too weak.
     """
-    arguments = build_command(
-        port,
-        host=host,
-        headless=headless,
-        allow_hosts=allow_hosts,
-        no_token=no_token,
-    )
+    arguments = build_command(port, **options)
     read_token(os.environ)
+    variables = build_environment(locate_copies(str(runs_dir)) if is_url(runs_dir) else runs_dir)
     if is_url(runs_dir):
-        variables = build_environment(
-            locate_copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)}
-        )
-    else:
-        variables = build_environment(runs_dir)
+        variables[STORE_VARIABLE] = str(runs_dir)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)
 

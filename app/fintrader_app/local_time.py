@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import streamlit as st
 
-from fintrader_app.shell import link_choice, plain, remember
+from fintrader_app.shell import choose_part, plain
 
 UTC = "UTC"
-CLOCKS = ("market", "utc")
 
 
 def pick_clock(market: str) -> str:
@@ -19,24 +18,13 @@ def pick_clock(market: str) -> str:
     days, on either clock.
     """
     place = market.rpartition("/")[2].replace("_", " ")
-    value = "utc" if market == UTC else CLOCKS[0]
+    if market == UTC:
+        st.caption("Times are UTC, the market's own.", width="content")
+        return UTC
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        if market != UTC:
-            titles = {"market": f"{place} time", "utc": UTC}
-            key = link_choice("clock", CLOCKS)
-            chosen = st.segmented_control(
-                "Clock",
-                CLOCKS,
-                key=key,
-                format_func=lambda name: titles[name],
-                label_visibility="collapsed",
-            )
-            value = chosen or CLOCKS[0]
-            remember("clock", value)
+        value = choose_part({"market": f"{place} time", "utc": UTC}, "clock", "Clock")
         if value == "market":
             st.caption(f"Times are {plain(place, 40)}'s.", width="content")
-        elif market == UTC:
-            st.caption("Times are UTC, the market's own.", width="content")
-        else:
-            st.caption("Times are UTC; sessions are called by the market's day.", width="content")
-    return market if value == "market" else UTC
+            return market
+        st.caption("Times are UTC; sessions are called by the market's day.", width="content")
+    return UTC

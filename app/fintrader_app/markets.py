@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fintrader.errors import MarketError
 from fintrader.market.market_file import parse_header
@@ -55,14 +57,6 @@ class Market:
         return list(self.description.symbols)
 
     @property
-    def feature_names(self) -> list[str]:
-        return list(self.description.feature_names)
-
-    @property
-    def context_names(self) -> list[str]:
-        return list(self.description.context_names)
-
-    @property
     def times(self) -> pd.DatetimeIndex:
         """`[T]` start of each bar, UTC."""
         return pd.DatetimeIndex(self.arrays["minutes"].astype("datetime64[ns]")).tz_localize("UTC")
@@ -74,10 +68,14 @@ class Market:
 
     def days(self) -> pd.Series[int]:
         """First bar of each session, indexed by the session's day in the market's own time zone."""
-        session = self.arrays["session"]
-        first = np.flatnonzero(np.append(True, np.diff(session) > 0))
+        first = np.flatnonzero(np.diff(self.arrays["session"], prepend=-1))
         days = self.times[first].tz_convert(self.timezone).strftime("%Y-%m-%d")
         return pd.Series(first, index=days)
+
+    def ends(self) -> NDArray[np.int64]:
+        """Last bar of each session."""
+        session = self.arrays["session"]
+        return np.flatnonzero(np.diff(session, append=session[-1] + 1))
 
     def rows(self, day: str) -> slice:
         """The bars of one session."""
@@ -99,21 +97,15 @@ class Market:
             {**prices, "session": self.arrays["session"][rows]}, index=self.times[rows]
         )
         frame = frame[traded].astype({"open": float, "close": float})
-        frame["high"], frame["low"] = (
-            frame[["open", "close"]].max(axis=1),
-            frame[["open", "close"]].min(axis=1),
+        # Each session's first candle is whole.
+        candle = frame.groupby("session").cumcount() // every
+        frame = frame.assign(
+            high=frame[["open", "close"]].max(axis=1),
+            low=frame[["open", "close"]].min(axis=1),
+            begins=frame.index,
         )
-        if every > 1 and len(frame):
-            within = (
-                frame.groupby("session").cumcount().to_numpy() // every
-            )  # each session's first candle is whole
-            group = frame["session"].to_numpy() * 10_000_000 + within
-            first = pd.Series(frame.index, index=frame.index).groupby(group).first()
-            frame = frame.groupby(group).agg(
-                {"open": "first", "high": "max", "low": "min", "close": "last"}
-            )
-            frame.index = pd.DatetimeIndex(first)
-        return frame
+        how = {"begins": "first", "open": "first", "high": "max", "low": "min", "close": "last"}
+        return frame.groupby([frame["session"], candle]).agg(how).set_index("begins")
 
 
 def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Market:
@@ -127,15 +119,11 @@ def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Ma
         raise NotThereError("this run has no market yet: it is built first")
     parts = Path(market).parts
     name = "/".join(parts[-2:])
-    for root in roots:
+    for root, tail in itertools.product(roots, (parts[-2:], parts[-1:])):
         place = Folder(root.resolve())
-        for tail in (parts[-2:], parts[-1:]):
-            try:
-                signature = place.signature(*tail)
-            except (NotThereError, UnsafePathError):
-                continue
-            break
-        else:
+        try:
+            signature = place.signature(*tail)
+        except (NotThereError, UnsafePathError):
             continue
         found = _open(place.root, tail, signature)
         if data_hash is not None and found.content_hash != data_hash:
@@ -167,7 +155,7 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
             arrays = {}
             for key in _ARRAYS:
                 kind = np.dtype(_KINDS[table[key]["dtype"]])
-                shape = tuple(int(edge) for edge in table[key]["shape"])
+                shape = tuple(map(int, table[key]["shape"]))
                 begin, end = (8 + length + int(offset) for offset in table[key]["data_offsets"])
                 if not 8 + length <= begin <= end <= size or end - begin != kind.itemsize * int(
                     np.prod(shape)
@@ -179,11 +167,7 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
                     else np.zeros(shape, kind)
                 )
             bars, assets = arrays["close"].shape
-            if (
-                len(description.symbols) != assets
-                or arrays["minutes"].shape != (bars,)
-                or bars == 0
-            ):
+            if (len(description.symbols), *arrays["minutes"].shape) != (assets, bars) or not bars:
                 raise ValueError("its parts do not fit together")
         except (
             ValueError,

@@ -7,7 +7,7 @@ and follows no link; a path of this machine may be typed instead.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 from typing import get_args
 
@@ -32,27 +32,25 @@ def list_entries(folder: Folder) -> list[str]:
     """Folders (with a slash) and files that may hold bars, hidden ones and links left out; the
     first MOST_ENTRIES."""
     try:
-        found = [
+        found = sorted(
             one
             for one in folder.root.iterdir()
             if not one.name.startswith(".") and not one.is_symlink()
-        ]
-        folders = sorted(f"{one.name}/" for one in found if one.is_dir())
-        files = sorted(
-            one.name for one in found if one.is_file() and one.name.lower().endswith(ENDINGS)
         )
+        folders = [f"{one.name}/" for one in found if one.is_dir()]
+        files = [one.name for one in found if one.is_file()]
     except OSError as error:
         raise DataError(
             f"{folder.root.name}/ cannot be read ({error.strerror}); choose another folder"
         ) from None
-    return [*folders, *files][:MOST_ENTRIES]
+    return [*folders, *(name for name in files if name.lower().endswith(ENDINGS))][:MOST_ENTRIES]
 
 
 def render() -> None:
     """The picker, what was found, and the button that writes the configuration."""
     with guarded():
         path = browse()
-    left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
+    left, middle, right = st.columns(3, vertical_alignment="bottom")
     vendor = left.selectbox(
         "Vendor",
         ["found out", *get_args(Preset)],
@@ -90,16 +88,15 @@ def browse() -> str:
     here = "/".join(inside)
 
     def opened() -> None:
-        chosen = state.get(f"own_open:{here}")
+        chosen = state.pop(f"own_open:{here}", None) or ""
         if chosen == UP:
             state["own_inside"] = inside[:-1]
         elif chosen == HERE:
             state["own_path"] = here
-        elif chosen is not None and chosen.endswith("/"):
+        elif chosen.endswith("/"):
             state["own_inside"] = (*inside, chosen[:-1])
-        elif chosen is not None:
+        elif chosen:
             state["own_path"] = "/".join((*inside, chosen))
-        state.pop(f"own_open:{here}", None)
 
     try:
         listed = list_entries(folder)
@@ -119,10 +116,9 @@ def browse() -> str:
             else "no folder and no file of bars here"
         ),
     )
-    typed: str = right.text_input(
+    return right.text_input(
         "File or folder of bars", key="own_path", placeholder="a path on this machine"
-    )
-    return typed.strip()
+    ).strip()
 
 
 def detect_bars(path: str, preset: Preset | None, calendar: str) -> Detection:
@@ -140,18 +136,16 @@ def show_findings(found: Detection) -> None:
     )  # which needs torch, as this page does
 
     names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
-    count = f"{len(found.symbols):,} symbol{'' if len(found.symbols) == 1 else 's'}"
+    number = f"{len(found.symbols):,} symbol{'' if len(found.symbols) == 1 else 's'}"
     st.markdown(
-        f"**{count}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,}"
+        f"**{number}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,}"
         " sessions"
     )
-    rows = [asdict(one) for one in found.findings]
-    titles = {"setting": "Setting", "value": "Found", "sure": "How sure", "why": "Why"}
-    table(
-        [{title: SURE.get(row[key], row[key]) for key, title in titles.items()} for row in rows],
-        "own_findings",
-        height="content",
-    )
+    rows = [
+        {"Setting": one.setting, "Found": one.value, "How sure": SURE[one.sure], "Why": one.why}
+        for one in found.findings
+    ]
+    table(rows, "own_findings", height="content")
     if found.waivers:
         st.warning(
             "A build stops at faults in these bars; the configuration names them in comments, for"
@@ -171,9 +165,5 @@ def show_findings(found: Detection) -> None:
 def find_unused(path: Path) -> Path:
     """The path, or the first of `name-2.yaml` and so on that is not there: nothing is written
     over."""
-    number = 2
-    tried = path
-    while tried.exists():
-        tried = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        number += 1
-    return tried
+    more = (path.with_name(f"{path.stem}-{k}{path.suffix}") for k in count(2))
+    return next(tried for tried in chain([path], more) if not tried.exists())

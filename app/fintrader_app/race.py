@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import streamlit as st
 
 from fintrader.errors import FintraderError
-from fintrader.results.figures import PALETTE
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import count, number
@@ -28,8 +28,16 @@ from fintrader.results.tournament_events import (
     TournamentEvent,
 )
 from fintrader.yaml_text import parse_yaml
-from fintrader_app.artifacts import to_numbers
-from fintrader_app.charts import GAIN, LOSS, framed
+from fintrader_app.artifacts import load_validation, to_numbers
+from fintrader_app.charts import (
+    GAIN,
+    LOSS,
+    framed,
+    pick_colour,
+    scale_colours,
+    scale_logs,
+    show,
+)
 from fintrader_app.shell import hide_secrets, human
 from fintrader_app.tables import select_settings
 
@@ -93,22 +101,17 @@ def measure_pace(
     running = int((pods["state"] == "running").sum()) if alive else 0
     begins = [*ended["started"].astype(float), *(launched or {}).values()]
     elapsed = rate = left = None
+    last = float(ended["finished"].max())
+    to_come = max(0, (len(pods) if planned is None else planned) - len(ended))
     if begins:
-        over = not alive or (planned is not None and len(ended) >= planned and not running)
-        elapsed = max(0.0, (float(ended["finished"].max()) if over else now) - min(begins))
+        over = not alive or (planned is not None and not to_come and not running)
+        elapsed = max(0.0, (last if over else now) - min(begins))
     if len(ended):
-        span = float(ended["finished"].max() - ended["started"].min())
-        rate = (
-            float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span
-            if span > 0
-            else None
-        )
-        to_come = max(0, (planned if planned is not None else len(pods)) - len(ended))
-        left = (
-            float((ended["finished"] - ended["started"]).mean()) * to_come / running
-            if running and to_come
-            else None
-        )
+        span = last - float(ended["started"].min())
+        if span > 0:
+            rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span
+        if running and to_come:
+            left = float((ended["finished"] - ended["started"]).mean()) * to_come / running
     failed = int((pods["state"] == "failed").sum())
     best = number(float(pd.to_numeric(pods["score"], errors="coerce").max()))
     return Pace(planned, len(pods), len(ended), failed, running, best, elapsed, rate, left)
@@ -119,32 +122,42 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
     shown = pods[pods["score"].notna()].sort_values("finished")
     zero, size, unit = shift_to_start(shown, float(shown["finished"].max()))
     x = (shown["finished"] - zero) / size
-    figure = go.Figure()
     best = shown["score"].cummax()
     turns = best.diff().ne(0.0)  # a step is drawn where it rises, however many pods lie between
     turns.iloc[-1] = True
-    line = {"shape": "hv", "color": "#616e7c", "width": 1.5, "dash": "dot"}
-    best_line = {"name": "Best so far", "hovertemplate": "best %{y:.3f}<extra></extra>"}
-    figure.add_scatter(x=x[turns], y=best[turns], mode="lines", line=line, **best_line)
-    for origin, colour in ORIGINS.items():
-        rows = shown[shown["origin"] == origin]
-        if len(rows):
-            figure.add_scatter(
-                x=x.loc[rows.index],
-                y=rows["score"],
-                mode="markers",
-                name=human(origin),
-                marker={"size": 9 if len(shown) <= MANY else 5, "color": colour},
-                customdata=[escape_label(pod) for pod in rows["pod"]],
-                hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
-            )
-    return framed(
-        figure,
-        y_title="validation score",
-        x_title=f"{unit} since the start",
-        hover="closest",
-        height=330,
+    figure = go.Figure().add_scatter(
+        x=x[turns],
+        y=best[turns],
+        mode="lines",
+        line={"shape": "hv", "color": "#616e7c", "width": 1.5, "dash": "dot"},
+        name="Best so far",
+        hovertemplate="best %{y:.3f}<extra></extra>",
     )
+    for origin, colour, rows in split_origins(shown):
+        figure.add_scatter(
+            x=x[rows],
+            y=shown.loc[rows, "score"],
+            mode="markers",
+            name=human(origin),
+            marker_size=9 if len(shown) <= MANY else 5,
+            marker_color=colour,
+            customdata=label_pods(shown[rows]),
+            hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
+        )
+    return framed(figure, y_title="validation score", x_title=f"{unit} since the start", height=330)
+
+
+def split_origins(pods: pd.DataFrame) -> Iterator[tuple[str, str, pd.Series[bool]]]:
+    """Split pods by their origin: its name, its colour, and a mask of its pods."""
+    for origin, colour in ORIGINS.items():
+        rows = pods["origin"] == origin
+        if rows.any():
+            yield origin, colour, rows
+
+
+def label_pods(pods: pd.DataFrame) -> list[str]:
+    """Write the names of pods as charts show them."""
+    return [escape_label(pod) for pod in pods["pod"]]
 
 
 def plot_curves(looks: dict[str, pd.DataFrame], column: str) -> go.Figure:
@@ -154,42 +167,57 @@ def plot_curves(looks: dict[str, pd.DataFrame], column: str) -> go.Figure:
     Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the
     score of all.
     """
+    title, form, ticks = _LOOKS[column]
     figure = go.Figure()
     for position, (pod, rows) in enumerate(looks.items()):
-        colour = PALETTE[position % len(PALETTE)]
+        colour = pick_colour(position)
         parts = rows[rows["fold"].notna()]
         for _, fold in parts.groupby("fold"):
-            dots = {"size": 4, "color": colour}
             figure.add_scatter(
                 x=fold["share"],
                 y=fold[column],
                 mode="lines+markers",
-                marker=dots,
+                marker_size=4,
+                marker_color=colour,
                 opacity=0.25,
                 showlegend=False,
-                line={"color": colour, "width": 1},
+                line_color=colour,
+                line_width=1,
                 hoverinfo="skip",
             )
         whole = rows[rows["fold"].isna()]
         mean = parts.groupby("share", as_index=False)[column].mean()
         line = pd.concat([mean[~mean["share"].isin(whole["share"])], whole]).sort_values("share")
+        name = escape_label(pod)
         figure.add_scatter(
             x=line["share"],
             y=line[column],
             mode="lines+markers",
-            name=escape_label(pod),
-            line={"color": colour, "width": 2},
-            hovertemplate="%{y:"
-            + (".2%" if column == "return" else ".3f")
-            + "}<extra>"
-            + escape_label(pod)
-            + "</extra>",
+            name=name,
+            line_color=colour,
+            line_width=2,
+            hovertemplate=f"%{{y:{form}}}<extra>{name}</extra>",
         )
-    title = "return" if column == "return" else "validation score"
-    framed(figure, y_title=title, x_title="share of the pod's budget", height=320)
+    framed(figure, y_title=title, x_title="share of the pod's budget", hover="x unified")
     figure.update_layout(showlegend=True)
     figure.update_xaxes(tickformat=".0%", range=[0, 1.02])
-    return figure.update_yaxes(tickformat=".1%" if column == "return" else None)
+    return figure.update_yaxes(tickformat=ticks)
+
+
+_LOOKS = {"return": ("return", ".2%", ".1%"), "score": ("validation score", ".3f", None)}
+"""Column of a look -> title of the axis, format of a value, format of the ticks."""
+
+
+def draw_looks(folder: Folder, names: Iterable[str], key: str) -> int:
+    """Draw what the validation window said of pods while they trained; return how many of them
+    have said anything."""
+    found = {name: rows for name in names if len(rows := load_validation(folder, name))}
+    if found:
+        for place, column in zip(st.columns(2), _LOOKS, strict=True):
+            with place:
+                st.subheader(f"{human(column)} on the validation window", anchor=False)
+                show(plot_curves(found, column), f"{key}_validation_{column}")
+    return len(found)
 
 
 def select_numbers(pods: pd.DataFrame) -> pd.DataFrame:
@@ -201,32 +229,20 @@ def plot_drift(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Fi
     """One searched setting, pod by pod; the colour says the score."""
     scores = pd.to_numeric(pods["score"], errors="coerce")
     shown = scores.notna() & values.notna()
-    bar = {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0}
-    colours = {"color": scores[shown], "colorscale": "Viridis", "showscale": True, "colorbar": bar}
-    line = {"width": 1, "color": "rgba(128,138,148,0.6)"}
+    inside = values[shown]
     figure = go.Figure().add_scatter(
         x=pods.loc[shown, "idx"],
-        y=values[shown],
+        y=inside,
         mode="markers",
         showlegend=False,
-        marker={"size": 10 if shown.sum() <= MANY else 6, "line": line, **colours},
-        customdata=[escape_label(pod) for pod in pods.loc[shown, "pod"]],
+        marker={"size": 10 if shown.sum() <= MANY else 6, **scale_colours(scores[shown])},
+        marker_line={"width": 1, "color": "rgba(128,138,148,0.6)"},
+        customdata=label_pods(pods[shown]),
         hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
     )
-    inside = values[shown]
+    framed(figure, y_title=escape_label(human(name)), x_title="pod number", height=300)
     wide = bool(len(inside) and inside.min() > 0 and inside.max() / inside.min() > 8)
-    framed(
-        figure,
-        y_title=escape_label(human(name)),
-        x_title="pod number",
-        log_y=wide,
-        hover="closest",
-        height=300,
-    )
-    figure.update_yaxes(
-        tickformat="~g", dtick=("D2" if inside.max() / inside.min() < 1000 else 1) if wide else None
-    )
-    return figure
+    return figure.update_yaxes(scale_logs(inside) if wide else {"tickformat": "~g"})
 
 
 def find_launched(events: Iterable[TournamentEvent]) -> dict[str, float]:
@@ -260,36 +276,27 @@ class Attempt:
 
 
 def list_attempts(
-    pods: pd.DataFrame, launched: dict[str, float], lost: list[Attempt], *, now: float | None = None
+    pods: pd.DataFrame, launched: dict[str, float], lost: list[Attempt], *, now: float
 ) -> tuple[list[Attempt], int]:
     """Choose the attempts to draw, in order of their start, and count all there are.
 
     `launched` holds the pods at work with the time of their launch.
     """
     ended = pods[pods["started"].notna()]
+    at_work = pods[pods["pod"].isin(launched) & pods["started"].isna()]
+    at_work = at_work.assign(started=at_work["pod"].map(launched), finished=now)
     latest = ended.sort_values(["started", "pod"]).tail(MOST_BARS)
-    found = [
-        _describe_attempt(row, row["started"], row["finished"]) for row in latest.to_dict("records")
-    ]
-    at_work = (
-        pods[pods["pod"].isin(launched) & pods["started"].isna()] if now is not None else pods[:0]
-    )
-    found += [
-        _describe_attempt(row, launched[row["pod"]], now or 0.0)
-        for row in at_work.to_dict("records")
-    ]
+    found = [_describe_attempt(row) for part in (latest, at_work) for row in part.itertuples()]
     drawn = sorted([*found, *lost], key=lambda one: (one.started, one.pod))[-MOST_BARS:]
     return drawn, len(ended) + len(at_work) + len(lost)
 
 
-def _describe_attempt(row: Mapping[Hashable, Any], started: float, finished: float) -> Attempt:
-    score = number(row["score"])
-    device = row["device"]
-    hover = (f"<br>score {score:.3f}" if score is not None else "") + (
-        f"<br>on {escape_label(device)}" if device else ""
-    )
-    reason = str(row["reason"] or "")
-    return Attempt(row["pod"], float(started), float(finished), str(row["state"]), reason, hover)
+def _describe_attempt(row: Any) -> Attempt:
+    score = number(row.score)
+    hover = "" if score is None else f"<br>score {score:.3f}"
+    hover += f"<br>on {escape_label(row.device)}" if row.device else ""
+    times = float(row.started), float(row.finished)
+    return Attempt(row.pod, *times, str(row.state), str(row.reason or ""), hover)
 
 
 def list_lost_attempts(events: Iterable[TournamentEvent]) -> list[Attempt]:
@@ -326,12 +333,6 @@ def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
             + row["hover"]
             for row in part.to_dict("records")
         ]
-        inside = {
-            "textposition": "inside",
-            "insidetextanchor": "middle",
-            "textangle": 0,
-            "constraintext": "inside",
-        }
         figure.add_bar(
             x=(part["finished"] - part["started"]) / size,
             base=(part["started"] - zero) / size,
@@ -339,27 +340,24 @@ def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
             orientation="h",
             width=0.36 if state == "lost" else 0.72,
             name=human(state),
-            marker={"color": colour, "line": {"width": 1, "color": "rgba(128,128,128,0.5)"}},
-            text=[escape_label(pod) for pod in part["pod"]] if len(rows) <= 60 else None,
-            **inside,
+            marker_color=colour,
+            marker_line={"width": 1, "color": "rgba(128,128,128,0.5)"},
+            text=label_pods(part) if len(rows) <= 60 else None,
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="inside",
             customdata=hover,
             hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
         )
     if len(found) < total:
         figure.layout.meta = {"note": f"The last {count(len(found))} of {count(total)} attempts."}
     most = int(rows["lane"].max())
-    framed(
-        figure,
-        x_title=f"{unit} since the start",
-        hover="closest",
-        height=min(1200, 110 + 34 * max(2, most)),
-    )
+    height = min(1200, 110 + 34 * max(2, most))
+    framed(figure, x_title=f"{unit} since the start", y_title="lane", height=height)
     figure.update_layout(barmode="overlay", showlegend=True, bargap=0.1)
     ticks = list(range(1, most + 1, max(1, most // 40)))
-    figure.update_yaxes(
-        title={"text": "lane"}, tickmode="array", tickvals=ticks, autorange="reversed"
-    )
-    return figure
+    return figure.update_yaxes(tickmode="array", tickvals=ticks, autorange="reversed")
 
 
 def assign_lanes(rows: pd.DataFrame) -> list[int]:
@@ -403,20 +401,11 @@ def plot_lineage(pods: pd.DataFrame) -> go.Figure:
     known = scores.notna()
     few = len(shown) <= 40
     figure = go.Figure(_draw_edges(shown, place))
-    if not known.all():
-        symbols = np.where(shown.loc[~known, "state"] == "failed", "x", "circle-open").tolist()
-        figure.add_trace(
-            _draw_nodes(shown[~known], place, {"symbol": symbols, "color": GREY}, few=few)
-        )
-    if known.any():
-        bar = {"title": {"text": "score"}, "thickness": 10, "len": 0.9, "outlinewidth": 0}
-        scale = {
-            "color": scores[known],
-            "colorscale": "Viridis",
-            "showscale": True,
-            "colorbar": bar,
-        }
-        figure.add_trace(_draw_nodes(shown[known], place, scale, few=few))
+    symbols = np.where(shown.loc[~known, "state"] == "failed", "x", "circle-open").tolist()
+    looks = ((~known, {"symbol": symbols, "color": GREY}), (known, scale_colours(scores[known])))
+    for nodes, marker in looks:
+        if nodes.any():
+            figure.add_trace(_draw_nodes(shown[nodes], place, marker, few=few))
     rows = list(place.values())
     if len(shown) < len(pods):
         note = (
@@ -424,16 +413,10 @@ def plot_lineage(pods: pd.DataFrame) -> go.Figure:
             " ancestors."
         )
         figure.layout.meta = {"note": note}
-    framed(
-        figure,
-        x_title="generation",
-        hover="closest",
-        height=min(900, max(280, 60 + 26 * len(set(rows)))),
-    )
+    framed(figure, x_title="generation", height=min(900, max(280, 60 + 26 * len(set(rows)))))
     deepest = int(shown["generation"].max())
     figure.update_xaxes(dtick=max(1, deepest // 12), range=[-0.3, deepest + 0.7])
-    figure.update_yaxes(visible=False, range=[min(rows) - 0.7, max(rows) + 0.9])
-    return figure
+    return figure.update_yaxes(visible=False, range=[min(rows) - 0.7, max(rows) + 0.9])
 
 
 def select_best_lines(pods: pd.DataFrame) -> pd.DataFrame:
@@ -481,14 +464,11 @@ def _draw_nodes(
         x=pods["generation"],
         y=[place[pod] for pod in pods["pod"]],
         mode="markers+text" if few else "markers",
-        marker={
-            "size": 13 if few else 9,
-            "line": {"width": 1, "color": "rgba(128,138,148,0.8)"},
-            **marker,
-        },
-        text=[escape_label(pod) for pod in pods["pod"]] if few else None,
+        marker={"size": 13 if few else 9, **marker},
+        marker_line={"width": 1, "color": "rgba(128,138,148,0.8)"},
+        text=label_pods(pods) if few else None,
         textposition="top center",
-        textfont={"size": 10},
+        textfont_size=10,
         customdata=note,
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=False,

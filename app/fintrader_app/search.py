@@ -21,8 +21,8 @@ from fintrader.results.folders import Folder
 from fintrader.results.formatting import chance, count, percent
 from fintrader.results.importance import ALGORITHM, Importance, importance, settings_of
 from fintrader_app import artifacts
-from fintrader_app.charts import framed
-from fintrader_app.race import GREY, MANY, ORIGINS
+from fintrader_app.charts import framed, scale_colours, scale_logs
+from fintrader_app.race import GREY, MANY, label_pods, split_origins
 from fintrader_app.shell import human
 
 MOST_LINES = 500
@@ -32,15 +32,12 @@ MOST_AXES = 8
 def find_log_settings(folder: Folder) -> frozenset[str]:
     """Find the searched settings whose logarithm is drawn uniformly."""
     try:
-        ranges = artifacts.select_part(
-            artifacts.select_part(artifacts.load_config(folder), "tournament"), "search"
-        )
+        tournament = artifacts.select_part(artifacts.load_config(folder), "tournament")
     except FintraderError:
         return frozenset()
+    ranges = artifacts.select_part(tournament, "search")
     return frozenset(
-        name
-        for name, space in ranges.items()
-        if isinstance(space, dict) and space.get("log") is True
+        name for name in ranges if artifacts.select_part(ranges, name).get("log") is True
     )
 
 
@@ -58,6 +55,11 @@ class Axis:
     """Numbers that lie on a logarithmic axis; `places` are the numbers themselves."""
     labels: tuple[str, ...] = ()
     """Of values that are no numbers: what stands at 0, 1, 2 ..."""
+
+    @property
+    def ticks(self) -> list[int]:
+        """Places of the labels."""
+        return list(range(len(self.labels)))
 
 
 def place_values(values: list[Any], log: bool = False) -> Axis:
@@ -96,32 +98,22 @@ def judge_settings(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, 
 def plot_importance(found: Importance) -> go.Figure:
     """A bar a setting, the largest on top; grey below the line that luck draws."""
     shares = found.shares[::-1]
-    figure = go.Figure()
-    figure.add_bar(
+    figure = go.Figure().add_bar(
         x=[max(0.0, one.share) for one in shares],
         y=[escape_label(name_of(one.setting), 30) for one in shares],
         orientation="h",
-        marker={"color": [PALETTE[0] if one.important else GREY for one in shares]},
+        marker_color=[PALETTE[0] if one.important else GREY for one in shares],
         customdata=[chance(one.p_value) for one in shares],
         hovertemplate="%{y}: %{x:.1%} of the variance, p %{customdata}<extra></extra>",
         showlegend=False,
     )
-    words = {
-        "text": "luck reaches up to here",
-        "yref": "paper",
-        "y": 1.0,
-        "yanchor": "bottom",
-        "xanchor": "right",
-        "showarrow": False,
-    }
-    figure.add_vline(x=found.luck, line={"color": "#b42318", "dash": "dot", "width": 1.5})
-    figure.add_annotation(x=found.luck, **words)
-    framed(
-        figure,
-        x_title="share of the scores' variance",
-        hover="closest",
-        height=110 + 30 * max(3, len(shares)),
+    figure.add_vline(
+        x=found.luck,
+        line={"color": "#b42318", "dash": "dot", "width": 1.5},
+        annotation={"text": "luck reaches up to here", "yanchor": "bottom", "xanchor": "right"},
     )
+    height = 110 + 30 * max(3, len(shares))
+    framed(figure, x_title="share of the scores' variance", height=height)
     figure.update_xaxes(tickformat=".2~%", range=[0, 1.08 * max(found.luck, shares[-1].share)])
     return figure.update_layout(bargap=0.35)
 
@@ -129,69 +121,44 @@ def plot_importance(found: Importance) -> go.Figure:
 def describe_importance(found: Importance) -> str:
     """What the bars were made from and what they mean; of names that somebody gave, so not yet safe
     to show."""
-    said = f"From {count(found.pods)} pods that began from fresh weights, children left out. "
-    said += (
-        f"Where nothing matters, the best bar stays below {percent(found.luck, 1)} in 19 of 20"
-        " tournaments: grey "
+    said = (
+        f"From {count(found.pods)} pods that began from fresh weights, children left out. Where"
+        f" nothing matters, the best bar stays below {percent(found.luck, 1)} in 19 of 20"
+        " tournaments: grey bars are no more than that. A setting may matter and not show; none"
+        " is tested together with another."
     )
-    said += (
-        "bars are no more than that. A setting may matter and not show; none is tested together"
-        " with another."
-    )
-    left_out = ", ".join(name_of(name) for name in found.constant)
-    return said + (
-        f" Not tested, the same in all these pods or not in all of them: {left_out}."
-        if left_out
-        else ""
-    )
+    if found.constant:
+        left_out = ", ".join(map(name_of, found.constant))
+        said += f" Not tested, the same in all these pods or not in all of them: {left_out}."
+    return said
 
 
 def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
     """The score of each pod over one of its settings."""
     shown = select_scored(pods)
     axis = place_values([row[name] for row in settings_of(shown)], log)
-    apart = (
-        0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5) if axis.labels else 0.0
-    )  # equal names beside each other
+    x = axis.places
+    if axis.labels:  # equal names beside each other
+        x = x + 0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5)
     figure = go.Figure()
-    for origin, colour in ORIGINS.items():
-        rows = (shown["origin"] == origin).to_numpy()
-        if not rows.any():
-            continue
-        said = (
-            [escape_label(row[name]) for row in settings_of(shown[rows])]
-            if axis.labels
-            else axis.places[rows]
-        )
-        line = {"width": 1, "color": colour}
-        fill = colour if origin == "fresh" else "rgba(0,0,0,0)"
+    for origin, colour, rows in split_origins(shown):
+        said = [escape_label(row[name]) for row in settings_of(shown[rows])]
         figure.add_scatter(
-            x=(axis.places + apart)[rows],
+            x=x[rows],
             y=shown.loc[rows, "score"],
             mode="markers",
             name=human(origin),
-            marker={"size": 8 if len(shown) <= MANY else 4, "color": fill, "line": line},
-            customdata=list(
-                zip([escape_label(pod) for pod in shown.loc[rows, "pod"]], said, strict=True)
-            ),
+            marker_size=8 if len(shown) <= MANY else 4,
+            marker_color=colour if origin == "fresh" else "rgba(0,0,0,0)",
+            marker_line={"width": 1, "color": colour},
+            customdata=list(zip(label_pods(shown[rows]), said, strict=True)),
             hovertemplate="%{customdata[0]}: score %{y:.3f} at %{customdata[1]}<extra></extra>",
         )
-    framed(
-        figure,
-        y_title="validation score",
-        x_title=escape_label(name_of(name)),
-        hover="closest",
-        height=300,
-    )
+    framed(figure, y_title="validation score", x_title=escape_label(name_of(name)), height=300)
     if axis.labels:
-        return figure.update_xaxes(
-            tickvals=list(range(len(axis.labels))),
-            ticktext=[escape_label(one) for one in axis.labels],
-        )
-    if axis.log:
-        figure.update_xaxes(
-            type="log", tickformat="~g", dtick="D2" if count_decades(axis.places) < 2.5 else 1
-        )
+        figure.update_xaxes(tickvals=axis.ticks, ticktext=list(map(escape_label, axis.labels)))
+    elif axis.log:
+        figure.update_xaxes(scale_logs(axis.places))
     return figure
 
 
@@ -207,60 +174,45 @@ def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) ->
         _describe_dimension(name, place_values([row[name] for row in rows], name in logs))
         for name in names[:MOST_AXES]
     ]
-    scores = shown["score"].to_numpy(float)
     figure = go.Figure().add_parcoords(
-        dimensions=[*axes, {"label": "score", "values": scores}],
-        line={
-            "color": scores,
-            "colorscale": "Viridis",
-            "showscale": True,
-            "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
-        },
-        labelfont={"size": 12},
+        dimensions=[*axes, {"label": "score", "values": shown["score"]}],
+        line=scale_colours(shown["score"]),
+        labelfont_size=12,
         labelangle=-20,
         domain={"x": [0.02, 1], "y": [0, 0.84]},
-        tickfont={"size": 11},
+        tickfont_size=11,
         rangefont={"size": 1, "color": "rgba(0,0,0,0)"},
     )
-    note = [f"{count(len(shown))} of {count(len(ordered))} pods, from the best to the worst."] * (
-        len(shown) < len(ordered)
-    )
-    note += [f"{MOST_AXES} of {len(names)} settings, the most important ones."] * (
-        len(names) > MOST_AXES
-    )
-    if note:
-        figure.layout.meta = {"note": " ".join(note)}
+    notes = []
+    if len(shown) < len(ordered):
+        notes.append(
+            f"{count(len(shown))} of {count(len(ordered))} pods, from the best to the worst."
+        )
+    if len(names) > MOST_AXES:
+        notes.append(f"{MOST_AXES} of {len(names)} settings, the most important ones.")
+    if notes:
+        figure.layout.meta = {"note": " ".join(notes)}
     return figure.update_layout(height=360)
 
 
 def _describe_dimension(name: str, axis: Axis) -> dict[str, Any]:
     title = escape_label(name_of(name), 24)
     if axis.labels:
-        texts = [escape_label(one, 16) for one in axis.labels]
         return {
             "label": title,
             "values": axis.places,
-            "tickvals": list(range(len(texts))),
-            "ticktext": texts,
-            "range": [-0.2, len(texts) - 0.8],
+            "tickvals": axis.ticks,
+            "ticktext": [escape_label(one, 16) for one in axis.labels],
+            "range": [-0.2, len(axis.labels) - 0.8],
         }
     if not axis.log:
         return {"label": title, "values": axis.places}
-    low = float(np.log10(axis.places.min()))
-    high = float(np.log10(axis.places.max()))
+    values = np.log10(axis.places)
+    low = float(values.min())
+    high = float(values.max())
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     whole = range(math.floor(low), math.ceil(high) + 1)
-    ticks = [
-        place for e in whole for k in steps if low <= (place := e + math.log10(k)) <= high
-    ] or [low, high]
-    return {
-        "label": title,
-        "values": np.log10(axis.places),
-        "tickvals": ticks,
-        "ticktext": [f"{10**t:.3g}" for t in ticks],
-    }
-
-
-def count_decades(places: NDArray[np.float64]) -> float:
-    """How many powers of ten positive numbers span."""
-    return float(np.log10(places.max() / places.min()))
+    places = [e + math.log10(step) for e in whole for step in steps]
+    ticks = [place for place in places if low <= place <= high] or [low, high]
+    texts = [f"{10**place:.3g}" for place in ticks]
+    return {"label": title, "values": values, "tickvals": ticks, "ticktext": texts}

@@ -15,10 +15,8 @@ from fintrader.results.formatting import DASH
 from fintrader.results.sections import BacktestView, Chart, Section, present_verdict
 from fintrader.results.table import Row, Table
 from fintrader_app import charts, tables
-from fintrader_app.shell import hide_secrets, is_secret, plain
+from fintrader_app.shell import plain
 
-MOST_ROWS = 20
-"""Rows above which a table is scrolled."""
 LONGEST = 1_500
 """Characters of a sentence that are shown."""
 Present = Callable[..., Section | None]
@@ -54,12 +52,10 @@ def draw(section: Section, state: Hashable, key: str = "") -> None:
         st.error(plain(section.warning, LONGEST), icon=":material/warning:")
     shown = section.tables
     if section.tone is not None:
-        finding, *rest = (*shown, Table((), ()))
-        shown = tuple(rest)
+        facts = [f"**{plain(section.title, LONGEST)}**", *map(_write_facts, shown[:1])]
+        shown = shown[1:]
         box, icon = _BOXES[section.tone]
-        box(
-            "\n\n".join([f"**{plain(section.title, LONGEST)}**", *_write_facts(finding)]), icon=icon
-        )
+        box("\n\n".join(facts), icon=icon)
     elif section.title:
         st.subheader(plain(section.title), anchor=False)
     if section.headline:
@@ -95,8 +91,7 @@ def _lay_out(parts: Iterable[Part]) -> Iterable[Part]:
 def draw_table(table: Table, key: str) -> None:
     """Draw a table, the small print of its rows as a last column."""
     if not table.has_heading:
-        for fact in _write_facts(table):
-            st.caption(fact)
+        st.caption(_write_facts(table))
         return
     names = [column or " " * (place + 1) for place, column in enumerate(table.columns)]
     shown = pd.DataFrame([_show_cells(table, row) for row in table.rows], columns=names)
@@ -117,15 +112,14 @@ def draw_table(table: Table, key: str) -> None:
         if table.title and not table.is_folded:
             st.markdown(f"**{plain(title)}**")
         right = [name for name in names[1:] if name not in (*table.words, *read)]
-        height = "content" if len(frame) <= MOST_ROWS else 38 + 35 * MOST_ROWS
-        tables.table(styled, key, right=right, pinned=names[0], height=height)
+        tables.table(styled, key, right=right, pinned=names[0], height="few")
         draw_notes(table.notes)
 
 
 def _show_cells(table: Table, row: Row) -> list[str]:
     """Return the cells of a row, secrets hidden in columns of words."""
     return [
-        _hide_secrets(row.cells[0], cell) if column in table.words else cell
+        tables.hide_secret(row.cells[0], cell) if column in table.words else cell
         for column, cell in zip(table.columns, row.cells, strict=True)
     ]
 
@@ -155,15 +149,12 @@ def read_numbers(cells: Sequence[str]) -> list[float] | None:
     return numbers if len(units) == 1 else None
 
 
-def _hide_secrets(name: str, text: str) -> str:
-    return "(hidden)" if is_secret(name) else hide_secrets(text)
-
-
-def _write_facts(table: Table) -> list[str]:
-    return [
+def _write_facts(table: Table) -> str:
+    """Write each row as a paragraph."""
+    return "\n\n".join(
         f"**{plain(name)}.** {plain(text, LONGEST)}"
         for name, text in (row.cells for row in table.rows)
-    ]
+    )
 
 
 def draw_notes(notes: Iterable[str]) -> None:

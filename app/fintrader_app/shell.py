@@ -74,19 +74,18 @@ def find_runs_folder() -> RunsFolder:
 def list_market_folders(runs: RunsFolder) -> list[Path]:
     """Folders whose market files the app may read."""
     given = os.environ.get(CACHE_VARIABLE)
-    return (
-        [Path(given).resolve()]
-        if given
-        else [Path("data/tensors").resolve(), runs.root.parent / "data" / "tensors"]
-    )
+    if given:
+        return [Path(given).resolve()]
+    return [Path("data/tensors").resolve(), runs.root.parent / "data" / "tensors"]
 
 
 def list_config_folders() -> list[Path]:
     """Folders whose YAML configurations the New run page offers."""
     given = os.environ.get(CONFIGS_VARIABLE)
-    here = Path("configs").resolve()
-    shipped = {path.parent for path in list_shipped_configs().values()} - {here}
-    return [Path(given).resolve()] if given else [here, *shipped]
+    if given:
+        return [Path(given).resolve()]
+    shipped = (path.parent for path in list_shipped_configs().values())
+    return [*dict.fromkeys([Path("configs").resolve(), *shipped])]
 
 
 def page(title: str, render: Callable[[RunsFolder], None]) -> None:
@@ -118,6 +117,17 @@ def afterwards(key: str) -> bool:
     asked: set[str] = set()
     wait()
     return False
+
+
+def follow(draw: Callable[[], None], *, live: bool) -> None:
+    """Draw a part of a page and, while it is `live`, draw that part again and again."""
+
+    @st.fragment(run_every=REFRESH_SECONDS if live else None)
+    def part() -> None:
+        with guarded():
+            draw()
+
+    part()
 
 
 @contextlib.contextmanager
@@ -169,10 +179,10 @@ def plain(text: Any, limit: int = 300) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(shown.split()))
 
 
-def format_code(text: Any, limit: int = 300) -> str:
+def format_code(text: str) -> str:
     """Foreign text as a span of code, to be copied as it is; nothing in it can end the span."""
-    shown = "".join(char if char.isprintable() and char != "`" else " " for char in str(text))
-    return f"`{' '.join(shown.split())[:limit]}`"
+    shown = "".join(char if char.isprintable() and char != "`" else " " for char in text)
+    return f"`{' '.join(shown.split())[:300]}`"
 
 
 def _hide_match(match: re.Match[str]) -> str:
@@ -214,19 +224,13 @@ def link_choice(key: str, options: Sequence[str], default: str | None = None) ->
     a message.
     """
     widget = f"widget_{key}"
-    kept = f"kept_{key}"
     state = st.session_state
     asked = _read_query(key)
-    if asked in options:
-        state[widget] = state[kept] = asked
-    elif asked is not None:
+    if asked is not None and asked not in options:
         st.warning(f"The link asks for the {key} “{plain(asked, 60)}”, which is not here.")
-    if state.get(widget) in options:
-        state[widget] = state[
-            widget
-        ]  # else a widget of that key on another page would leave this one empty
-    else:
-        state[widget] = state.get(kept) if state.get(kept) in options else default or options[0]
+    known = (asked, state.get(widget), state.get(f"kept_{key}"), default, *options)
+    # Set anew: else a widget of that key on another page would leave this one empty.
+    state[widget] = next(value for value in known if value in options)
     return widget
 
 
@@ -286,27 +290,26 @@ def choose_several(
     return value
 
 
-def choose_part(titles: dict[str, str], key: str) -> str:
+def choose_part(titles: dict[str, str], key: str, label: str = "Part") -> str:
     """The parts of a page, one shown at a time; which one is part of the page's address."""
+    names = list(titles)
     chosen = st.segmented_control(
-        "Part",
-        list(titles),
-        key=link_choice(key, list(titles)),
-        format_func=lambda name: titles[name],
+        label,
+        names,
+        key=link_choice(key, names),
+        format_func=titles.__getitem__,
         label_visibility="collapsed",
     )
-    value = chosen or next(iter(titles))
+    value = chosen or names[0]
     remember(key, value)
     return value
 
 
 def go(file: str, **parameters: str) -> None:
     """Leave for another page, with its choices made."""
-    for key, value in parameters.items():
-        st.session_state[f"kept_{key}"] = value
-        st.session_state.pop(f"widget_{key}", None)
+    for key in parameters:
         st.session_state.pop(f"url_{key}", None)
-    st.switch_page(f"views/{file}")
+    st.switch_page(f"views/{file}", query_params=parameters)
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -339,27 +342,29 @@ def pick_race(folder: Folder) -> Folder:
         return folder
     left, right = st.columns([2, 3], vertical_alignment="bottom")
     with left:
-        key = link_choice("fold", folds, folds[-1])  # of a living run, the fold that races
-        fold = st.selectbox(
-            "Fold", folds, key=key, format_func=lambda name: f"Fold {plain(name, 20)}"
+        fold = choose(
+            "Fold",
+            folds,
+            "fold",
+            default=folds[-1],  # of a living run, the fold that races
+            format_func=lambda name: f"Fold {plain(name, 20)}",
         )
-        remember("fold", fold)
-    with right:
-        st.caption(f"Walked forward: each of its {len(folds)} folds raced a tournament of its own.")
+    right.caption(f"Walked forward: each of its {len(folds)} folds raced a tournament of its own.")
     return Folder(folder.path("folds", fold))
 
 
 def show_status(run: Summary) -> None:
     """Badges: what state a run is in, and what it is made of."""
     icon, colour = STATUS[run.status]
+    facts = (
+        "" if run.trials is None else f"{run.trials} trials",
+        "" if run.seed is None else f"seed {run.seed}",
+        plain(run.device or "", 20),
+    )
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.badge(run.status, icon=icon, color=colour)  # type: ignore[arg-type]
-        if run.trials is not None:
-            st.badge(f"{run.trials} trials", color="gray")
-        if run.seed is not None:
-            st.badge(f"seed {run.seed}", color="gray")
-        if run.device:
-            st.badge(plain(run.device, 20), color="gray")
+        for fact in filter(None, facts):
+            st.badge(fact, color="gray")
         if run.created:
             st.caption(when(run.created), width="content")
 
@@ -369,15 +374,21 @@ def show_stages(runs: RunsFolder, run: Summary) -> None:
     failed."""
     live = run.status == "running"
 
-    @st.fragment(run_every=REFRESH_SECONDS if live else None)
-    def strip() -> None:
-        with guarded():
-            now = load_summary(runs, run.name) if live else run
-            if live and now.status != "running":
-                st.rerun()  # the whole page once more: another state, and no more refreshing
-            draw_stages(load_stages(runs, now), now)
+    def draw() -> None:
+        now = load_living(runs, run)
+        draw_stages(load_stages(runs, now), now)
 
-    strip()
+    follow(draw, live=live)
+
+
+def load_living(runs: RunsFolder, run: Summary) -> Summary:
+    """Load a run at work as it is now; draw the whole page once more when it has ended."""
+    if run.status != "running":
+        return run
+    now = load_summary(runs, run.name)
+    if now.status != "running":
+        st.rerun()
+    return now
 
 
 def draw_stages(found: Sequence[Stage], run: Summary) -> None:
@@ -391,10 +402,8 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
     if at_work is not None and at_work.about:
         st.caption(f"**{plain(human(at_work.title))}**: {plain(at_work.about)}.")
     if run.problem:
-        where = next(
-            (f" (stage: {plain(stage.title)})" for stage in found if stage.name == run.failed_at),
-            "",
-        )
+        titles = {stage.name: f" (stage: {plain(stage.title)})" for stage in found}
+        where = titles.get(run.failed_at or "", "")
         st.error(
             f"{plain(run.name)}{where}: {plain(hide_secrets(run.problem), 1_000)}",
             icon=":material/error:",
@@ -403,15 +412,13 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
 
 def render_stages(found: Sequence[Stage], *, alive: bool) -> str:
     """The stages as a list with bars, every foreign word escaped."""
-    items = []
-    for number, stage in enumerate(found, 1):
-        share = 0.0 if stage.share is None else stage.share
-        words = escape_label(_describe_stage(stage, alive=alive), 80)
-        items.append(
-            f'<li class="{stage.state}"><b>{number} {escape_label(human(stage.title), 30)}</b>'
-            f'<i style="--share:{share:.1%}"></i><small>{words}</small></li>'
-        )
-    return f'<ul class="ft-stages">{"".join(items)}</ul>'
+    items = "".join(
+        f'<li class="{stage.state}"><b>{number} {escape_label(human(stage.title), 30)}</b>'
+        f'<i style="--share:{stage.share or 0.0:.1%}"></i>'
+        f"<small>{escape_label(_describe_stage(stage, alive=alive), 80)}</small></li>"
+        for number, stage in enumerate(found, 1)
+    )
+    return f'<ul class="ft-stages">{items}</ul>'
 
 
 def _describe_stage(stage: Stage, *, alive: bool) -> str:
@@ -423,8 +430,10 @@ def _describe_stage(stage: Stage, *, alive: bool) -> str:
         if not alive:
             return "not begun"
         return "waiting" if stage.seconds_left is None else f"about {duration(stage.seconds_left)}"
-    parts: list[str] = [] if stage.state == "running" else [stage.state]
-    parts += [] if stage.share is None else [f"{stage.share:.0%}"]
-    parts += [] if stage.seconds_left is None else [f"{duration(stage.seconds_left)} left"]
-    parts += [stage.doing] if stage.doing and stage.doing != stage.title else []
-    return ", ".join(parts) or "at work"
+    parts = (
+        stage.state if stage.state != "running" else "",
+        "" if stage.share is None else f"{stage.share:.0%}",
+        "" if stage.seconds_left is None else f"{duration(stage.seconds_left)} left",
+        stage.doing if stage.doing != stage.title else "",
+    )
+    return ", ".join(filter(None, parts)) or "at work"

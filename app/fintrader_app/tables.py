@@ -44,7 +44,7 @@ SHORT_HEADLINE = (
 )
 """Of a window that is too short for figures of a year."""
 MOST_ROWS = 20
-"""Of settings; more are scrolled."""
+"""Rows above which a table is scrolled."""
 
 
 def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
@@ -54,17 +54,30 @@ def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> N
             st.metric(title, value, help=note[0] if note else None, border=True, width="stretch")
 
 
-def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", **how: Any) -> None:
+def table(
+    rows: Any,
+    key: str,
+    *,
+    columns: list[str] | None = None,
+    right: Iterable[str] = (),
+    pinned: str = "",
+    **how: Any,
+) -> None:
     """Draw a table over the whole width; columns of text to the `right`, one `pinned`. `rows` is a
-    styled frame or the argument of one."""
-    config: dict[str, Any] = {
-        name: st.column_config.TextColumn(alignment="right") for name in right
-    }
+    styled frame or the argument of one; a long one of `height` "few" is scrolled."""
+    config = {name: st.column_config.TextColumn(alignment="right") for name in right}
     if pinned:
         config[pinned] = st.column_config.TextColumn(pinned=True)
     how.setdefault("column_config", config)
-    shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows)
+    shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows, columns=columns)
+    if how.get("height") == "few":
+        how["height"] = "content" if shown.index.size <= MOST_ROWS else find_height(MOST_ROWS)
     st.dataframe(shown, hide_index=True, width="stretch", key=key, **how)
+
+
+def find_height(rows: int) -> int:
+    """Pixels in which so many rows are seen without scrolling."""
+    return 38 + 35 * rows
 
 
 def find_title(key: str) -> str:
@@ -90,14 +103,12 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
             if mine is not None and other is not None and name != "benchmark" and key != "sessions":
                 difference = statistic(key, mine - other, signed=True)
                 about += " Below it: the difference from the index."
-            tone: Any = (
-                "off" if not coloured else "inverse" if key == "annual_volatility" else "normal"
-            )
+            tone: Any = "inverse" if key == "annual_volatility" else "normal"
             st.metric(
                 title,
                 count(mine) if key == "sessions" else format_metric(key, metrics),
                 difference,
-                delta_color=tone,
+                delta_color=tone if coloured else "off",
                 delta_arrow="auto" if coloured else "off",
                 help=about,
                 width="stretch",
@@ -127,42 +138,23 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     if board.empty:
         st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
         return
-    columns = [
-        "rank",
-        "pod",
-        "score",
-        "algo",
-        "origin",
-        "parent",
-        "generation",
-        "env_steps",
-        "seconds",
-    ]
-    frame = board[columns[:6] if short else columns].copy()
-    hyper = select_settings(board)
     config = {
         "rank": st.column_config.NumberColumn("#", width=50),
         "pod": st.column_config.TextColumn("Pod", pinned=True),
         "score": st.column_config.NumberColumn("Score", format="%.3f"),
+        "algo": "Algorithm",
+        "origin": "Origin",
+        "parent": "Parent",
+        "generation": "Gen.",
         "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
         "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
-        "algo": st.column_config.Column("Algorithm"),
-        "origin": st.column_config.Column("Origin"),
-        "parent": st.column_config.Column("Parent"),
-        "generation": st.column_config.NumberColumn("Gen."),
     }
-    for name in [] if short else hyper.columns[:6]:
-        frame[str(name)] = hyper[name]
-    height: Any = 38 + 35 * min(len(frame), 8) if short else "auto"
-    st.dataframe(
-        frame,
-        hide_index=True,
-        width="stretch",
-        height=height,
-        key=key,
-        column_config=config,
-        placeholder="–",
-    )
+    frame = board[list(config)]
+    how: dict[str, Any] = {"column_config": config, "placeholder": DASH}
+    if short:
+        table(frame.iloc[:, :6], key, height=find_height(min(len(frame), 8)), **how)
+    else:
+        table(frame.join(select_settings(board).iloc[:, :6]), key, **how)
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -171,14 +163,17 @@ CHANGED = "●"
 """Stands before a value that is not this version's default."""
 
 
-def describe_setting(name: str, setting: Setting | None, *, marked: bool = True) -> str:
+def describe_setting(name: str, setting: Setting | None) -> str:
     """A setting's value, nobody's secrets in it."""
     if setting is None:
         return DASH
-    mark = (
-        f"{CHANGED} " if marked and setting.changed else "" if setting.known or not marked else "? "
-    )
-    return mark + ("(hidden)" if is_secret(name) else hide_secrets(text_of(setting.value)))
+    mark = f"{CHANGED} " if setting.changed else "" if setting.known else "? "
+    return mark + hide_secret(name, text_of(setting.value))
+
+
+def hide_secret(name: str, text: str) -> str:
+    """The text of something so called, nobody's secrets in it."""
+    return "(hidden)" if is_secret(name) else hide_secrets(text)
 
 
 def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
@@ -186,11 +181,9 @@ def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
     rows = [
         {
             "Setting": name,
-            "Value": describe_setting(name, one, marked=False),
+            "Value": hide_secret(name, text_of(one.value)),
             "Default": (
-                describe_setting(name, Setting(one.default), marked=False)
-                if one.known
-                else "unknown to this version"
+                hide_secret(name, text_of(one.default)) if one.known else "unknown to this version"
             ),
         }
         for name, one in changed(config).items()
@@ -199,12 +192,7 @@ def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
         f"{count(len(rows))} settings are not as this version has them by default; the rest are"
     )
     if rows:
-        table(
-            rows,
-            key,
-            pinned="Setting",
-            height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS,
-        )
+        table(rows, key, pinned="Setting", height="few")
 
 
 def show_differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> None:
@@ -213,20 +201,12 @@ def show_differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) 
     if not rows:
         st.info("These runs have the same settings.", icon=":material/equal:")
         return
-    strange = any(
-        one is not None and not one.known for row in rows.values() for one in row.values()
-    )
     st.caption(
         f"{CHANGED} not this version's default · {DASH} the run's algorithm, source or version has"
-        " no such setting" + " · ? unknown to this version" * strange
+        " no such setting · ? unknown to this version"
     )
     listed = [
         {"Setting": name, **{run: describe_setting(name, one) for run, one in row.items()}}
         for name, row in rows.items()
     ]
-    table(
-        listed,
-        key,
-        pinned="Setting",
-        height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS,
-    )
+    table(listed, key, pinned="Setting", height="few")

@@ -64,15 +64,15 @@ def render_drift(report: DriftReport) -> str:
             tone=tone,
         ),
     )
-    page.add(_present_account(report))
+    page.add(present_account(report))
     page.add(_present_alarm(report))
-    page.add(_present_shortfall(report))
+    page.add(present_shortfall(report))
     page.add(_present_features(report))
     page.add(_present_news(report))
     return page.render()
 
 
-def _present_account(report: DriftReport) -> Section:
+def present_account(report: DriftReport) -> Section:
     daily = report.daily
     band = None if daily.band is None else (daily.band.low_usd, daily.band.high_usd)
     equity = report.equity
@@ -117,7 +117,7 @@ def _present_alarm(report: DriftReport) -> Section:
     return Section("alarm", title, figures=(Chart("surprise", draw),), notes=(note,))
 
 
-def _present_shortfall(report: DriftReport) -> Section:
+def present_shortfall(report: DriftReport) -> Section:
     shortfall = report.shortfall
     bps = shortfall.bps
     rows = [

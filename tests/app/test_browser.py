@@ -58,7 +58,10 @@ PARTS = {
 def served(site):
     """The app over the runs of `site`, as `fintrader app` serves it; its address."""
     port = free_port()
-    variables = launch.build_environment(site / "runs", site / "data" / "tensors")
+    variables = {
+        **launch.build_environment(site / "runs"),
+        launch.CACHE_VARIABLE: str(site / "data" / "tensors"),
+    }
     variables[launch.TOKEN_VARIABLE] = TOKEN
     server = subprocess.Popen(
         launch.build_command(port, headless=True), env=variables, stdout=subprocess.DEVNULL

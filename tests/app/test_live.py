@@ -8,6 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from fintrader.deploy import control
+from fintrader.deploy.deployment import report_drift
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE, RUNS_DIR_VARIABLE
 from tests.engines.deployments import frozen, replayed, run_live, settings
 
@@ -16,13 +17,14 @@ SCRIPT = Path(__file__).resolve().parents[2] / "app" / "fintrader_app" / "views"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder with one deployment that has ended."""
+    """A folder with one deployment that has ended, and its drift report."""
     folder = tmp_path_factory.mktemp("deployments")
     data = settings(
         features={"names": ["return_1", "sma_26"]}, windows={"fractions": [0.6, 0.3, 0.1]}
     )
     bundle, market = frozen(folder / "mine", data)
     replayed(folder / "mine", bundle, market).close()
+    report_drift(folder / "mine")
     return folder
 
 
@@ -42,11 +44,14 @@ def test_a_deployment_is_shown(made, monkeypatch):
         "Account",
         "Newest decision",
     }
-    assert [heading.value for heading in page.subheader][:2] == [
-        "What the account is worth",
+    assert [heading.value for heading in page.subheader][:3] == [
+        "Account and twin",
+        "Cost of the orders",
         "Targets and holdings",
     ]
-    assert len(page.dataframe) == 3
+    assert len(page.get("plotly_chart")) == 3
+    assert page.dataframe[0].value["Return"].nunique() == 1, "the account is its twin's"
+    assert len(page.dataframe) == 5
     assert not page.button  # nothing here trades
 
 

@@ -246,7 +246,7 @@ def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods):
         lost(pod="p0001", reason="oom", detail=secret, time=start + 4),
         lost(pod="p0002", reason="died", detail="", time=start + 9.0),
     ]
-    found, total = race.list_attempts(few, {}, race.list_lost_attempts(log))
+    found, total = race.list_attempts(few, {}, race.list_lost_attempts(log), now=0.0)
     assert total == 8 + 2
     figure = race.plot_timeline(found, total)
     bars = next(trace for trace in figure.data if trace.name == "Lost")

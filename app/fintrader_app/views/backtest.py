@@ -64,6 +64,7 @@ TABS = {
 REPORT_LIMIT = 16 << 20
 FIRST = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
 WHOLE = "whole window"
+MOMENT = "YYYY-MM-DD HH:mm"
 MOST_ROWS = 2000
 MOST_CANDLES = 900
 
@@ -174,16 +175,17 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
     lots = find_lots(state, view.main, view.stored)
     if lots.empty:
         return
-    money = {name: lots[name].round(2) + 0.0 for name in ("profit_usd",)}  # no cent is no loss
-    times = {name: lots[name].dt.tz_localize(None) for name in ("opened", "closed")}
     frame = lots.assign(
-        **times, **money, symbol=lots["symbol"].astype(str), held=lots["minutes"].map(format_held)
+        symbol=lots["symbol"].astype(str),
+        opened=lots["opened"].dt.tz_localize(None),
+        closed=lots["closed"].dt.tz_localize(None),
+        profit_usd=lots["profit_usd"].round(2) + 0.0,  # no cent is no loss
+        held=(60 * lots["minutes"]).map(duration),
     )
-    date = st.column_config.DatetimeColumn
     config = {
         "symbol": st.column_config.TextColumn("Symbol", pinned=True),
-        "opened": date("Opened", format="YYYY-MM-DD HH:mm"),
-        "closed": date("Closed", format="YYYY-MM-DD HH:mm"),
+        "opened": st.column_config.DatetimeColumn("Opened", format=MOMENT),
+        "closed": st.column_config.DatetimeColumn("Closed", format=MOMENT),
         "shares": "Shares",
         "profit_usd": st.column_config.NumberColumn("Profit, net", format="dollar"),
         "held": "Held",
@@ -193,42 +195,31 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
         st.caption(f"The last {count(MOST_ROWS)} of {count(len(lots))}.")
 
 
-def format_held(minutes: float) -> str:
-    """Write the time that a lot was held."""
-    return duration(60 * minutes)
-
-
 def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
     mine = stored.trades[stored.trades["strategy"] == main]
     if mine.empty:
         st.info(f"{human(main)} made no trade.", icon=":material/inbox:")
         return
-    counts = mine["symbol"].value_counts()
-    symbols = [str(symbol) for symbol in counts.index if counts[symbol] > 0]
-    local = mine["fill_time"].dt.tz_convert(stored.market_timezone)
-    left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
+    counts = mine["symbol"].astype(str).value_counts()
+    left, middle, right = st.columns(3, vertical_alignment="bottom")
     with left:
         symbol = choose(
             "Symbol, most traded first",
-            symbols,
+            list(counts.index),
             "symbol",
             format_func=lambda s: f"{s} · {counts[s]} fills",
         )
-    of_symbol = mine[mine["symbol"] == symbol]
-    days = sorted(local[of_symbol.index].dt.strftime("%Y-%m-%d").unique())
+    shown = mine[mine["symbol"] == symbol]
+    days = shown["fill_time"].dt.tz_convert(stored.market_timezone).dt.strftime("%Y-%m-%d")
     with middle:
-        day = choose("Session", [WHOLE, *days], "day")
-    with right:
-        every = st.segmented_control(
-            "Candle", [1, 5, 15, 60], default=5, format_func=lambda m: f"{m} bars", key="candle"
-        )
-    with guarded():
-        price_chart(stored, run, symbol, day, every or 5, of_symbol, local)
-    shown = (
-        of_symbol
-        if day == WHOLE
-        else of_symbol[local[of_symbol.index].dt.strftime("%Y-%m-%d") == day]
+        day = choose("Session", [WHOLE, *sorted(days.unique())], "day")
+    if day != WHOLE:
+        shown = shown[days == day]
+    every = right.segmented_control(
+        "Candle", [1, 5, 15, 60], default=5, format_func=lambda m: f"{m} bars", key="candle"
     )
+    with guarded():
+        price_chart(stored, run, symbol, day, every or 5, shown)
     st.caption(
         f"{count(len(shown))} fills of {plain(symbol)}: {usd(shown['notional_usd'].sum())} traded, "
         f"{usd(shown['cost_usd'].sum())} costs"
@@ -242,10 +233,9 @@ def explore_decision(stored: StoredBacktest) -> None:
     if found is None:
         return
     zone = stored.timezone
-    names = [
-        f"{time:%Y-%m-%d %H:%M}" for time in found.times
-    ]  # UTC: the same in the address on either clock
-    when = dict(zip(names, found.times.tz_convert(zone).strftime("%Y-%m-%d %H:%M"), strict=True))
+    form = "%Y-%m-%d %H:%M"
+    names = list(found.times.strftime(form))  # UTC: the same in the address on either clock
+    when = dict(zip(names, found.times.tz_convert(zone).strftime(form), strict=True))
     st.subheader("One decision", anchor=False)
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     with left:
@@ -269,58 +259,43 @@ def price_chart(
     day: str,
     every: int,
     fills: pd.DataFrame,
-    local: pd.Series,
 ) -> None:
     """Candles of the market file with the fills on them."""
-    try:
-        market = markets.find(run.market, run.data_hash, list_market_folders(find_runs_folder()))
-    except NotThereError as error:
-        st.info(f"No price chart: {plain(error)}", icon=":material/candlestick_chart:")
-        return
+    market = markets.find(run.market, run.data_hash, list_market_folders(find_runs_folder()))
     if symbol not in market.symbols:
-        st.info("The market file does not hold this symbol.", icon=":material/candlestick_chart:")
-        return
+        raise NotThereError("the market file does not hold this symbol")
     times = market.times
     if day == WHOLE:
         begin, end = times.searchsorted(stored.minutes[[0, -1]])
         rows = slice(int(begin), int(end) + 1)
-        fills_shown = fills
     else:
         rows = market.rows(day)
-        fills_shown = fills[local[fills.index].dt.strftime("%Y-%m-%d") == day]
+    about = f"Candles of {every} traded bar(s), made from opens and closes of the market file."
     most = every * MOST_CANDLES
-    cut = rows.stop - rows.start > most
-    if cut:  # a candle is as many bars as was asked for; of a long window the end is drawn
+    cut = ""
+    if rows.stop - rows.start > most:
+        # A candle is as many bars as was asked for; of a long window the end is drawn.
         rows = slice(rows.stop - most, rows.stop)
-        fills_shown = fills_shown[fills_shown["fill_time"] >= times[rows.start]]
+        fills = fills[fills["fill_time"] >= times[rows.start]]
+        cut = (
+            f" The last {count(most)} bars of the window; choose a session or longer candles for"
+            " the rest."
+        )
     bars = market.candles(symbol, rows, every)
     if bars.empty:
-        st.info("The market file holds no bar here.", icon=":material/candlestick_chart:")
-        return
+        raise NotThereError("the market file holds no bar here")
     charts.show(
-        figures.candles_figure(bars, fills_shown, symbol=symbol, timezone=stored.timezone),
+        figures.candles_figure(bars, fills, symbol=symbol, timezone=stored.timezone),
         "trades_candles",
     )
-    drawn = min(len(fills_shown), figures.MOST_MARKS)
-    left_out = f" The {drawn} largest of {count(len(fills_shown))} fills are marked."
-    st.caption(
-        f"Candles of {every} traded bar(s), made from opens and closes of the market file."
-        + (left_out if drawn < len(fills_shown) else "")
-        + (
-            f" The last {count(most)} bars of the window; choose a session or longer candles for"
-            " the rest." * cut
-        )
-    )
+    if len(fills) > figures.MOST_MARKS:
+        about += f" The {figures.MOST_MARKS} largest of {count(len(fills))} fills are marked."
+    st.caption(about + cut)
 
 
 def trade_table(rows: pd.DataFrame, timezone: str) -> None:
-    frame = rows[
-        ["fill_time", "symbol", "shares", "price_usd", "notional_usd", "cost_usd", "kind"]
-    ].head(MOST_ROWS)
     config = {
-        "fill_time": st.column_config.DatetimeColumn(
-            f"Filled ({timezone})", format="YYYY-MM-DD HH:mm"
-        ),
+        "fill_time": st.column_config.DatetimeColumn(f"Filled ({timezone})", format=MOMENT),
         "symbol": "Symbol",
         "shares": st.column_config.NumberColumn("Shares", format="%.4g"),
         "price_usd": st.column_config.NumberColumn("Price", format="dollar"),
@@ -328,6 +303,7 @@ def trade_table(rows: pd.DataFrame, timezone: str) -> None:
         "cost_usd": st.column_config.NumberColumn("Cost", format="dollar"),
         "kind": "Kind",
     }
+    frame = rows[list(config)].head(MOST_ROWS)
     frame = frame.assign(
         symbol=frame["symbol"].astype(str), fill_time=frame["fill_time"].dt.tz_localize(None)
     )

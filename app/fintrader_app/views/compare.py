@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -12,8 +12,7 @@ import streamlit as st
 from fintrader.errors import FintraderError
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.figures.style import escape_label
-from fintrader.results.folders import NotThereError, RunsFolder
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import DASH, format_metric, number, statistic
 from fintrader.results.sections import BacktestView
 from fintrader.results.sections.comparison import present_comparison
@@ -24,6 +23,7 @@ from fintrader_app.sections import draw, draw_verdict
 from fintrader_app.shell import choose_several, guarded, page, plain
 from fintrader_app.tables import table
 
+T = TypeVar("T")
 MOST = 8
 KEYS = (
     "cumulative_return",
@@ -52,68 +52,64 @@ def render(runs: RunsFolder) -> None:
     if not chosen:
         st.info("Choose at least one run.", icon=":material/compare_arrows:")
         return
-    stored = load(runs, chosen)
-    if not stored:
-        return
-    options = [
-        f"{run} / {strategy}"
+    stored = load(runs, chosen, artifacts.backtest)
+    options = {
+        f"{run} / {strategy}": Contender(run, strategy, backtest)
         for run, backtest in stored.items()
         for strategy in backtest.strategies
-    ]
+    }
     default = [f"{run} / {backtest.strategies[0]}" for run, backtest in stored.items()]
     if len(stored) == 1:
-        default = options[: min(4, len(options))]
-    lines = choose_several("Strategies", options, "lines", default[:MOST], MOST)
-    if len(lines) < 2:
+        default = list(options)[:4]
+    names = choose_several("Strategies", list(options), "lines", default, MOST)
+    if len(names) < 2:
         st.info("Choose at least two strategies.", icon=":material/compare_arrows:")
         return
-    chosen_lines = {line: stored[run_of(line)] for line in lines}
+    lines = {name: options[name] for name in names}
     with guarded():
-        backtests = {run_of(line): backtest for line, backtest in chosen_lines.items()}
+        backtests = {line.run: line.backtest for line in lines.values()}
         draw(present_comparison(backtests), ())
         for run, backtest in backtests.items():
             draw_verdict(BacktestView.of(backtest), run)
-    overlay(
-        chosen_lines,
-        tuple((line, artifacts.backtest_version(runs.run(run_of(line)))) for line in lines),
-    )
+    versions = (artifacts.backtest_version(runs.run(line.run)) for line in lines.values())
+    overlay(lines, tuple(zip(lines, versions, strict=True)))
     with guarded():
-        differences(chosen_lines)
-    if len(chosen) > 1:
-        with guarded():
-            settings(runs, list(chosen))
+        differences(lines)
+    with guarded():
+        settings = load(runs, chosen, artifacts.load_config)
+        if len(settings) > 1:
+            st.subheader("Settings that differ", anchor=False)
+            tables.show_differing_settings(settings, "compare_settings")
 
 
-def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
-    """The backtests that can be read; a message for each that cannot."""
+class Contender(NamedTuple):
+    """A strategy of a run."""
+
+    run: str
+    strategy: str
+    backtest: StoredBacktest
+
+
+def load(runs: RunsFolder, names: list[str], read: Callable[[Folder], T]) -> dict[str, T]:
+    """What can be read of these runs; a message for each of which it cannot."""
     found = {}
     for name in names:
         try:
-            found[name] = artifacts.backtest(runs.run(name))
+            found[name] = read(runs.run(name))
         except FintraderError as error:
             st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
     return found
 
 
-def run_of(line: str) -> str:
-    return line.partition(" / ")[0]
-
-
-def strategy_of(line: str) -> str:
-    return line.partition(" / ")[2]
-
-
-def overlay(chosen: dict[str, StoredBacktest], version: Hashable) -> None:
+def overlay(lines: dict[str, Contender], version: Hashable) -> None:
     """Growth and drawdown of each strategy, from session closes."""
 
     def figure(**look: Any) -> go.Figure:
-        daily = {
-            line: backtest.daily_returns()[strategy_of(line)] for line, backtest in chosen.items()
-        }
+        daily = {name: line.backtest.daily_returns()[line.strategy] for name, line in lines.items()}
         return figures.growth_figure(daily, **look)
 
-    first = next(iter(chosen.values()))
-    if not all(backtest.minutes.equals(first.minutes) for backtest in chosen.values()):
+    first, *others = (line.backtest.minutes for line in lines.values())
+    if not all(map(first.equals, others)):
         st.warning("These backtests cover different windows; their figures are not like for like.")
     st.subheader("Wealth, multiples of the start", anchor=False)
     charts.show(figure, "compare_equity", height=400, version=version)
@@ -121,45 +117,26 @@ def overlay(chosen: dict[str, StoredBacktest], version: Hashable) -> None:
     charts.show(partial(figure, drawdown=True), "compare_drawdown", height=280, version=version)
 
 
-def differences(chosen: dict[str, StoredBacktest]) -> None:
+def differences(lines: dict[str, Contender]) -> None:
     """Metrics side by side, and their differences from the first."""
     st.subheader("Metrics", anchor=False)
-    lines = list(chosen)
-    base = st.selectbox("Differences from", lines, key=f"compare_base_{len(lines)}")
+    base = st.selectbox("Differences from", list(lines), key=f"compare_base_{len(lines)}")
     values = {
-        line: backtest.metrics.get(strategy_of(line), NO_METRICS)
-        for line, backtest in chosen.items()
+        name: line.backtest.metrics.get(line.strategy, NO_METRICS) for name, line in lines.items()
     }
     rows = []
     for key in KEYS:
         row = {"Metric": tables.find_title(key)}
         zero = number(values[base][key])
-        for line in lines:
-            own = number(values[line][key])
-            text = format_metric(key, values[line])
-            if line != base and text != DASH and own is not None and zero is not None:
-                text += f"  ({statistic(key, own - zero, signed=True)})"
-            row[line] = text
+        for name, own in values.items():
+            text = format_metric(key, own)
+            mine = number(own[key])
+            if name != base and text != DASH and mine is not None and zero is not None:
+                text += f"  ({statistic(key, mine - zero, signed=True)})"
+            row[name] = text
         rows.append(row)
-    config = {
-        line: st.column_config.TextColumn(escape_label(line), alignment="right") for line in lines
-    }
-    config["Metric"] = st.column_config.TextColumn(pinned=True)
-    table(rows, "compare_table", height="content", column_config=config)
+    table(rows, "compare_table", height="content", right=lines, pinned="Metric")
     tables.explain_dashes(values.values())
-
-
-def settings(runs: RunsFolder, names: list[str]) -> None:
-    """In what the runs were made differently."""
-    st.subheader("Settings that differ", anchor=False)
-    found = {}
-    for name in names:
-        try:
-            found[name] = artifacts.load_config(runs.run(name))
-        except FintraderError as error:
-            st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
-    if len(found) > 1:
-        tables.show_differing_settings(found, "compare_settings")
 
 
 page("Compare", render)

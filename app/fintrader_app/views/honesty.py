@@ -23,6 +23,7 @@ from fintrader.results.sections import (
 from fintrader_app import artifacts, charts
 from fintrader_app.sections import show
 from fintrader_app.shell import guarded, page, pick_run, plain
+from fintrader_app.tables import table
 
 
 def render(runs: RunsFolder) -> None:
@@ -60,17 +61,13 @@ def lookahead(folder: Folder) -> None:
     leaks, alarms, trusted = (listed(report.get(name)) for name in ("leaks", "alarms", "trusted"))
     if leaks:
         st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
-        st.dataframe(
-            pd.DataFrame([{"Leak": leak} for leak in leaks]), hide_index=True, width="stretch"
-        )
+        table({"Leak": leaks}, "honesty_leaks")
     if alarms:
         st.warning(
             "No honest column is this good: look where these come from.",
             icon=":material/notification_important:",
         )
-        st.dataframe(
-            pd.DataFrame([{"Alarm": alarm} for alarm in alarms]), hide_index=True, width="stretch"
-        )
+        table({"Alarm": alarms}, "honesty_alarms")
     if isinstance(report.get("leaks"), list) and not leaks and not alarms:
         st.success("No look-ahead was found.", icon=":material/check_circle:")
     if trusted:
@@ -80,9 +77,9 @@ def lookahead(folder: Folder) -> None:
         )
 
 
-def listed(values: Any, most: int = 200) -> list[str]:
-    """What a file lists, as text."""
-    return [str(value) for value in values[:most]] if isinstance(values, list) else []
+def listed(values: Any) -> list[str]:
+    """What a file lists, as text; of many the first."""
+    return list(map(str, values[:200])) if isinstance(values, list) else []
 
 
 def selection(folder: Folder, version: Hashable) -> None:

@@ -11,23 +11,18 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.deploy import status as deployments
+from fintrader.deploy.drift_page import present_account, present_shortfall
 from fintrader.deploy.status import Status, format_moment
 from fintrader.records import to_json
-from fintrader.results.figures.shortfall import (
-    account_figure,
-    difference_figure,
-    drift_figure,
-    shortfall_figure,
-)
+from fintrader.results.figures.shortfall import account_figure
 from fintrader.results.folders import NotThereError, RunsFolder
-from fintrader.results.formatting import percent, usd
-from fintrader_app import charts
+from fintrader.results.formatting import DASH, percent, usd
+from fintrader_app import charts, sections
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
 from fintrader_app.local_time import pick_clock
-from fintrader_app.shell import choose, format_code, guarded, page, plain
+from fintrader_app.shell import choose, follow, format_code, page, plain
 from fintrader_app.tables import numbers, table
 
-REFRESH_SECONDS = 2
 COLOURS = {
     "running": "blue",
     "silent": "red",
@@ -52,21 +47,17 @@ def render(runs: RunsFolder) -> None:
             "nothing trades yet; `fintrader paper runs/NAME` makes a run trade on, without keys"
         )
     name = choose("Deployment", names, "deployment")
-    if name is None:
-        return
     first = deployments.read_status(folder / name)
     alive = first.state == "running"
     timezone = pick_clock(first.timezone)
 
-    @st.fragment(run_every=REFRESH_SECONDS if alive else None)
-    def watched() -> None:
-        with guarded():
-            now = deployments.read_status(folder / name)
-            if alive and now.state != "running":
-                st.rerun()
-            draw(now, timezone)
+    def watch() -> None:
+        now = deployments.read_status(folder / name)
+        if alive and now.state != "running":
+            st.rerun()
+        draw(now, timezone)
 
-    watched()
+    follow(watch, live=alive)
 
 
 def draw(status: Status, timezone: str) -> None:
@@ -90,12 +81,10 @@ def draw(status: Status, timezone: str) -> None:
             }
             for entry in status.journal
         ]
-        table(pd.DataFrame(rows), "live_journal")
+        table(rows, "live_journal")
 
 
 def show_head(status: Status, timezone: str) -> None:
-    started = status.started
-    decision = status.decision
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.run)}**")
     if status.why:
@@ -109,14 +98,16 @@ def show_head(status: Status, timezone: str) -> None:
         st.warning(f"Asked to {request}; not done yet.", icon=":material/hourglass_empty:")
     if status.bundle.verdict:
         st.caption(f"Its backtest: {plain(status.bundle.verdict, 600)}")
-    cells = {"Bars": started.feed if started else "–", "Broker": started.broker if started else "–"}
-    if decision is not None:
-        first = status.curve[0][1]
+    cells = {
+        "Bars": getattr(status.started, "feed", DASH),
+        "Broker": getattr(status.started, "broker", DASH),
+    }
+    if status.decision is not None and status.equity is not None:
         cells |= {
             "Account": usd(status.equity),
             "Cash": usd(status.cash_usd),
-            "Since the start": percent((status.equity or first) / first - 1),
-            "Newest decision": format_moment(decision.bar, timezone),
+            "Since the start": percent(status.equity / status.curve[0][1] - 1),
+            "Newest decision": format_moment(status.decision.bar, timezone),
         }
     if status.next_decision and status.state == "running":
         cells["Next decision"] = format_moment(status.next_decision, timezone)
@@ -128,23 +119,10 @@ def show_head(status: Status, timezone: str) -> None:
 
 
 def show_curves(status: Status, timezone: str) -> None:
-    report = status.report
     version = (status.name, len(status.curve), status.state, timezone)
-    if report is not None and status.state == "finished":
-        st.subheader("What the account is worth", anchor=False)
-        daily = report.daily
-        curves = (daily.days, daily.account_usd, daily.twin_usd)
-        band = None if daily.band is None else (daily.band.low_usd, daily.band.high_usd)
-        charts.show(lambda: drift_figure(*curves, band), "live_drift", version=version)
-        left, right = st.columns(2)
-        with left:
-            st.subheader("Account less twin", anchor=False)
-            charts.show(lambda: difference_figure(*curves), "live_difference", version=version)
-        with right:
-            st.subheader("What the orders cost", anchor=False)
-            charts.show(
-                lambda: shortfall_figure(report.shortfall.bps), "live_shortfall", version=version
-            )
+    if status.report is not None and status.state == "finished":
+        for present in (present_account, present_shortfall):
+            sections.draw(present(status.report), version, "live_")
     elif len(status.curve) > 1:
         st.subheader("What the account is worth", anchor=False)
         charts.show(lambda: account_figure(status.curve, timezone), "live_account", version=version)
@@ -194,7 +172,7 @@ def show_news(status: Status, timezone: str) -> None:
     if not status.news:
         st.caption("None.")
     for entry in status.news[:8]:
-        text = getattr(entry.body, "text", None) or getattr(entry.body, "why", None) or entry.kind
+        text = [entry.kind, *to_json(entry.body).values()][-1]
         st.caption(f"{format_moment(entry.time, timezone)} {plain(text)}")
 
 
@@ -217,7 +195,7 @@ def show_orders(status: Status) -> None:
         }
         for order in status.orders
     ]
-    table(pd.DataFrame(rows), "live_orders", height=320)
+    table(rows, "live_orders", height=320)
 
 
 page("Live", render)

@@ -29,13 +29,6 @@ from fintrader_app.shell import (
 )
 from fintrader_app.tables import numbers, table
 
-TABS = {
-    "bars": "Bars",
-    "features": "Features",
-    "coverage": "Coverage",
-    "quality": "Quality",
-    "ties": "Correlations",
-}
 WINDOWS = ("train", "validation", "test")
 MOST_CELLS = 12_000
 MOST_SYMBOLS = 60
@@ -45,38 +38,38 @@ def render(runs: RunsFolder) -> None:
     run, _ = pick_run(runs)
     market = markets.find(run.market, run.data_hash, list_market_folders(runs))
     show_head(market)
-    draw = {
-        "bars": show_bars,
-        "features": show_features,
-        "coverage": show_coverage,
-        "quality": show_quality,
-        "ties": show_correlations,
+    parts = {
+        "bars": ("Bars", show_bars),
+        "features": ("Features", show_features),
+        "coverage": ("Coverage", show_coverage),
+        "quality": ("Quality", show_quality),
+        "ties": ("Correlations", show_correlations),
     }
-    tab = choose_part(TABS, "view")
+    view = choose_part({name: title for name, (title, _) in parts.items()}, "view")
     with guarded():
-        draw[tab](market)
+        parts[view][1](market)
 
 
 def show_head(market: Market) -> None:
     """What this market is."""
+    known = market.description
     total, assets = market.arrays["close"].shape
     days = market.days()
-    cells = [
-        ("Symbols", count(assets)),
-        ("Bars", count(total)),
-        ("Sessions", count(len(days))),
-        ("Features", f"{len(market.feature_names)} + {len(market.context_names)}"),
-        ("Traded cells", percent(measure_traded_share(market), 1)),
-        ("Index", plain(market.description.benchmark_name, 40)),
-    ]
-    numbers(cells)
-    windows = market.description.windows
+    cells = {
+        "Symbols": count(assets),
+        "Bars": count(total),
+        "Sessions": count(len(days)),
+        "Features": f"{len(known.feature_names)} + {len(known.context_names)}",
+        "Traded cells": percent(measure_traded_share(market), 1),
+        "Index": plain(known.benchmark_name, 40),
+    }
+    numbers(cells.items())
     text = f"Sessions {days.index[0]} to {days.index[-1]}, days of {market.timezone}"
-    if windows is not None:
+    if known.windows is not None:
         day_of = market.times.tz_convert(market.timezone)
         text += " · " + ", ".join(
             f"{name} {day_of[start]:%Y-%m-%d} to {day_of[stop - 1]:%Y-%m-%d}"
-            for name, (start, stop) in zip(WINDOWS, windows, strict=True)
+            for name, (start, stop) in zip(WINDOWS, known.windows, strict=True)
         )
     st.caption(f"{text} · content {plain(market.content_hash[:12])}")
 
@@ -100,8 +93,7 @@ def pick_cell(market: Market) -> tuple[str, str, str]:
     with left:
         symbol = choose("Symbol", market.symbols, "symbol")
     with right:
-        days = list(market.days().index)
-        day = choose("Session", days, "session")
+        day = choose("Session", list(market.days().index), "session")
     return symbol, day, pick_clock(market.timezone)
 
 
@@ -116,18 +108,17 @@ def show_bars(market: Market) -> None:
     else:
         figure = figures.candles_figure(candles, None, symbol=symbol, timezone=timezone)
         charts.show(figure, "market_candles")
-        traded = int(market.arrays["tradable"][rows, column].sum())
+        traded = market.arrays["tradable"][rows, column]
         st.caption(
-            f"{count(traded)} of {count(rows.stop - rows.start)} bars with a trade. Candles are"
+            f"{count(int(traded.sum()))} of {count(len(traded))} bars with a trade. Candles are"
             " made from the stored opens and closes; bars without a trade are left out, not"
             " filled in."
         )
     st.subheader("All sessions", anchor=False)
-    close = market.arrays["close"][:, column].astype(float)
-    ends = np.append(np.flatnonzero(np.diff(market.arrays["session"]) > 0), len(close) - 1)
+    ends = market.ends()
     index = market.arrays["benchmark"][ends]
     stamps = np.asarray(market.days().index)
-    values = close[ends]
+    values = market.arrays["close"][ends, column].astype(float)
     known = values[np.isfinite(values)]
     first = known[0] if len(known) else np.nan
     lines = {symbol: (stamps, values / first), "index": (stamps, index / index[0])}
@@ -140,20 +131,14 @@ def show_bars(market: Market) -> None:
 def show_features(market: Market) -> None:
     symbol, day, timezone = pick_cell(market)
     rows = market.rows(day)
-    column = market.symbols.index(symbol)
-    names = market.feature_names
-    both = [*names, *market.context_names]
+    features = market.arrays["features"][rows, market.symbols.index(symbol)]
+    values = np.concatenate([features, market.arrays["context"][rows]], axis=1, dtype=float)
+    names = [*market.description.feature_names, *market.description.context_names]
     shown = st.multiselect(
-        "Columns", both, default=both[:4], max_selections=8, key="market_features"
+        "Columns", names, default=names[:4], max_selections=8, key="market_features"
     )
     stamps = market.times[rows].tz_convert(timezone).strftime("%H:%M")
-    lines = {}
-    for name in shown:
-        if name in names:
-            values = market.arrays["features"][rows, column, names.index(name)]
-        else:
-            values = market.arrays["context"][rows, market.context_names.index(name)]
-        lines[name] = (stamps, values.astype(float))
+    lines = {name: (stamps, values[:, names.index(name)]) for name in shown}
     if lines:
         figure = charts.plot_lines(lines, height=380, x_title=f"{timezone} time")
         figure.update_xaxes(type="category", nticks=10, tickangle=0)
@@ -169,22 +154,18 @@ def show_features(market: Market) -> None:
             for name, column in {**scales.features, **scales.context}.items()
         ]
         with st.expander("What they were standardised with"):
-            config = {
-                name: st.column_config.NumberColumn(format="%.6g") for name in ("Mean", "Deviation")
-            }
-            table(known, "market_statistics", column_config=config)
+            six_digits = st.column_config.NumberColumn(format="%.6g")
+            look = {"Mean": six_digits, "Deviation": six_digits}
+            table(known, "market_statistics", column_config=look)
 
 
 @remember
 def average_by_session(market: Market, array: str) -> np.ndarray[Any, Any]:
     """`[sessions, N]`: share of a session's bars in which a flag is set."""
-    session = market.arrays["session"]
-    starts = np.flatnonzero(np.append(True, np.diff(session) > 0))
-    lengths = np.diff(np.append(starts, len(session)))
-    return (
-        np.add.reduceat(np.asarray(market.arrays[array], dtype=np.float32), starts, axis=0)
-        / lengths[:, None]
-    )
+    starts = market.days().to_numpy()
+    flags = np.asarray(market.arrays[array], dtype=np.float32)
+    lengths = np.diff(starts, append=len(flags))
+    return np.add.reduceat(flags, starts, axis=0) / lengths[:, None]
 
 
 def show_coverage(market: Market) -> None:
@@ -194,7 +175,7 @@ def show_coverage(market: Market) -> None:
     charts.show(plot_shares(traded, days, market.symbols), "market_coverage")
     member = average_by_session(market, "member")
     st.subheader("Membership of the universe", anchor=False)
-    if bool((member == 1).all()):
+    if (member == 1).all():
         st.info("Every symbol is a member in every session.", icon=":material/check_circle:")
     else:
         charts.show(plot_shares(member, days, market.symbols, binary=True), "market_members")
@@ -215,79 +196,68 @@ def plot_shares(
     stretch = max(1, -(-sessions * assets // MOST_CELLS))
     starts = np.arange(0, sessions, stretch)
     shown = np.minimum.reduceat(shares, starts, axis=0).T
-    colours = (
-        [[0, "#b42318"], [0.8, "#e6bd52"], [1, "#2a9d8f"]]
-        if not binary
-        else [[0, "#a0a8b0"], [1, "#2a9d8f"]]
+    few, many = ("#a0a8b0", "#2a9d8f") if binary else ("#b42318", "#2a9d8f")
+    colours = [[0, few], *([] if binary else [[0.8, "#e6bd52"]]), [1, many]]
+    figure = plot_heatmap(
+        shown.astype(float),
+        [days[k] for k in starts],
+        symbols,
+        ".1%",
+        "of bars",
+        zmin=0,
+        colorscale=colours,
     )
-    height = min(900, 120 + 14 * max(8, assets))
-    across = [days[k] for k in starts]
-    names = [escape_label(symbol) for symbol in symbols]
-    return plot_heatmap(
-        shown.astype(float), across, names, ".1%", height, 10, "of bars", zmin=0, colorscale=colours
-    )
+    figure.update_traces(colorbar_tickformat=".0%").update_xaxes(nticks=10)
+    return figure.update_layout(height=min(900, 120 + 14 * max(8, assets)))
 
 
 def plot_heatmap(
-    cells: np.ndarray[Any, Any],
-    x: list[str],
-    y: list[str],
-    form: str,
-    height: int,
-    ticks: int,
-    unit: str,
-    **look: Any,
+    cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, unit: str, **look: Any
 ) -> go.Figure:
     """Cells up to 1, the first row on top; `form` is how hovering writes one, `unit` what the
     colours are."""
-    bar = {"thickness": 10, "outlinewidth": 0, "title": {"text": unit}}
-    bar |= {"tickformat": ".0%"} if "%" in form else {}
-    hover = "%{y}, %{x}: %{z:" + form + "}<extra></extra>"
-    figure = go.Figure(
-        go.Heatmap(
-            z=np.round(cells, 3), x=x, y=y, zmax=1, colorbar=bar, hovertemplate=hover, **look
-        )
+    figure = go.Figure().add_heatmap(
+        z=np.round(cells, 3),
+        x=list(map(escape_label, x)),
+        y=list(map(escape_label, y)),
+        zmax=1,
+        colorbar={"thickness": 10, "outlinewidth": 0, "title": {"text": unit}},
+        hovertemplate="%{y}, %{x}: %{z:" + form + "}<extra></extra>",
+        **look,
     )
-    charts.framed(figure, hover="closest", height=height)
-    figure.update_yaxes(
-        autorange="reversed", type="category", tickformat=None, showgrid=False, nticks=40
-    )
-    figure.update_xaxes(type="category", nticks=ticks)
-    return figure
+    charts.framed(figure)
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False, nticks=40)
+    return figure.update_xaxes(type="category", nticks=40)
 
 
 def show_quality(market: Market) -> None:
     """What was repaired, left out and ended, as the market file says, and the quality report beside
     it."""
     provenance = market.description.provenance
-    repairs = provenance.repairs
+    repairs = {human(name): number for name, number in provenance.repairs.items()}
     st.subheader("Repairs", anchor=False)
     if not repairs:
         st.info("The market file names no repairs.", icon=":material/info:")
     elif not any(repairs.values()):
-        st.success(
-            f"Nothing had to be repaired ({', '.join(human(n).lower() for n in repairs)}: 0)."
-        )
+        st.success(f"Nothing had to be repaired ({', '.join(repairs).lower()}: 0).")
     else:
-        rows = [{"Repair": human(name), "Rows": value} for name, value in repairs.items()]
-        table(rows, "market_repairs")
+        table(repairs.items(), "market_repairs", columns=["Repair", "Rows"])
     left, right = st.columns(2)
     with left:
         st.subheader("Left out", anchor=False)
         if provenance.left_out:
-            rows = [{"Symbol": name, "Why": why} for name, why in provenance.left_out.items()]
-            table(rows, "market_left_out")
+            table(provenance.left_out.items(), "market_left_out", columns=["Symbol", "Why"])
         else:
             st.caption("No symbol was left out.")
     with right:
         st.subheader("Ended before the data does", anchor=False)
-        st.caption(", ".join(plain(name) for name in provenance.ended) or "None.")
-        source = provenance.source
+        st.caption(", ".join(map(plain, provenance.ended)) or "None.")
         st.subheader("Source", anchor=False)
-        rows = [{"What": "Kind", "Value": "unknown" if source is None else source.kind}]
-        for file in () if source is None else source.files:
-            rows.append({"What": file.name, "Value": f"sha256 {file.sha256}"})
-        table(rows, "market_source")
+        rows = {"Kind": "unknown"}
+        if provenance.source is not None:
+            rows["Kind"] = provenance.source.kind
+            rows |= {file.name: f"sha256 {file.sha256}" for file in provenance.source.files}
+        table(rows.items(), "market_source", columns=["What", "Value"])
     with guarded():
         show_findings(market)
 
@@ -299,7 +269,7 @@ def show_findings(market: Market) -> None:
     except NotThereError:
         return
     kinds = {
-        str(name): value
+        escape_label(human(name)): value
         for name, value in select_part(report, "kinds").items()
         if isinstance(value, int)
     }
@@ -307,10 +277,8 @@ def show_findings(market: Market) -> None:
     if not kinds:
         st.success("No fault was found in the bars.")
         return
-    figure = go.Figure(
-        go.Bar(x=list(kinds.values()), y=[escape_label(human(n)) for n in kinds], orientation="h")
-    )
-    charts.framed(figure, x_title="faults", hover="closest", height=90 + 26 * len(kinds))
+    figure = go.Figure().add_bar(x=list(kinds.values()), y=list(kinds), orientation="h")
+    charts.framed(figure, x_title="faults", height=90 + 26 * len(kinds))
     charts.show(figure, "market_kinds")
     faults = [fault for fault in report.get("faults") or [] if isinstance(fault, dict)][:2000]
     table(pd.DataFrame(faults).astype(str), "market_faults", height=320)
@@ -320,9 +288,7 @@ def show_findings(market: Market) -> None:
 def measure_correlations(market: Market, most: int) -> Any:
     """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in
     common."""
-    session = market.arrays["session"]
-    ends = np.append(np.flatnonzero(np.diff(session) > 0), len(session) - 1)
-    daily = np.log(np.asarray(market.arrays["close"][ends, :most], dtype=float))
+    daily = np.log(np.asarray(market.arrays["close"][market.ends(), :most], dtype=float))
     return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()
 
 
@@ -330,26 +296,14 @@ def show_correlations(market: Market) -> None:
     symbols = market.symbols[:MOST_SYMBOLS]
     matrix = measure_correlations(market, MOST_SYMBOLS)
     st.subheader("Correlation of daily returns", anchor=False)
-    off = matrix[~np.eye(len(symbols), dtype=bool)] if len(symbols) > 1 else np.array([])
+    off = matrix[~np.eye(len(symbols), dtype=bool)]
     if not np.isfinite(off).any():
-        st.info("Too few sessions or symbols for correlations.", icon=":material/hourglass_empty:")
-        return
-    names = [escape_label(symbol) for symbol in symbols]
-    height = min(860, 160 + 14 * max(14, len(symbols)))
-    charts.show(
-        plot_heatmap(
-            matrix,
-            names,
-            names,
-            ".2f",
-            height,
-            40,
-            "correlation",
-            zmin=-1,
-            colorscale=figures.SCALE,
-        ),
-        "market_ties",
+        raise NotThereError("too few sessions or symbols for correlations")
+    figure = plot_heatmap(
+        matrix, symbols, symbols, ".2f", "correlation", zmin=-1, colorscale=figures.SCALE
     )
+    figure.update_layout(height=min(860, 160 + 14 * max(14, len(symbols))))
+    charts.show(figure, "market_ties")
     total = len(market.symbols)
     left_out = f" The first {MOST_SYMBOLS} of {total} symbols." if total > MOST_SYMBOLS else ""
     st.caption(

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fintrader_app.shell import (
     choose_part,
     describe_error,
     draw_stages,
+    follow,
     go,
     guarded,
     hide_secrets,
@@ -39,7 +41,6 @@ from fintrader_app.shell import (
     plain,
 )
 
-REFRESH_SECONDS = 2
 SECTIONS = {
     "run": "Run",
     "data": "Data",
@@ -72,15 +73,8 @@ def list_sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
     """Title -> where the YAML lies: the configurations, and those of earlier runs."""
     found: dict[str, tuple[Folder, str] | None] = {}
     for path in list_config_folders():
-        folder = Folder(path)
-        try:
-            names = sorted(
-                entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"}
-            )
-        except OSError:
-            continue
-        for name in names:
-            found[f"configs/{name}"] = (folder, name)
+        for file in sorted(path.glob("*.y*ml")):
+            found[f"configs/{file.name}"] = (Folder(path), file.name)
     for run in load_summaries(runs)[:50]:
         found[f"run {run.name}"] = (runs.run(run.name), "config.yaml")
     found[DEFAULTS] = None
@@ -119,13 +113,14 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
     left, right = st.columns([4, 1], vertical_alignment="center")
     with left:
         settings = check(runs, draft)
-    with right:
-        look: dict[str, Any] = {
-            "type": "primary",
-            "icon": ":material/play_arrow:",
-            "width": "stretch",
-        }
-        pressed = st.button("Start", disabled=settings is None, key="new_start", **look)
+    pressed = right.button(
+        "Start",
+        key="new_start",
+        type="primary",
+        icon=":material/play_arrow:",
+        width="stretch",
+        disabled=settings is None,
+    )
     if settings is not None:
         with guarded():
             show_estimate(runs, settings)
@@ -139,20 +134,19 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
     from fintrader.pipeline import estimate
 
     found = estimate(settings, list_records(runs))
-    low, high = found.span
-    null = (
-        f", about {duration(found.null_seconds)} of it for the null model"
-        if found.null_seconds
-        else ""
-    )
+    low, high = map(duration, found.span)
+    null = ""
+    if found.null_seconds:
+        null = f", about {duration(found.null_seconds)} of it for the null model"
     room = "memory unknown until the bars are read"
     if found.memory_bytes is not None:
         room = f"about {found.memory_bytes / 2**30:.1f} GiB of memory"
+    rest = (
+        f" ({low} to {high} where nothing else is at work){null}; {room}. "
+        f"{found.sure.capitalize()}: {found.why}."
+    )
     st.markdown(
-        f":material/schedule: **About {plain(duration(found.seconds))}** "
-        f"({plain(duration(low))} to {plain(duration(high))} where nothing else is at work)"
-        f"{plain(null)}; {plain(room)}. "
-        f"{plain(found.sure.capitalize())}: {plain(found.why)}."
+        f":material/schedule: **About {plain(duration(found.seconds))}** {plain(rest, 1_000)}"
     )
     if found.null_seconds:
         st.caption(
@@ -175,8 +169,8 @@ def list_records(runs: RunsFolder) -> list[Any]:
     found = []
     for run in [one for one in load_summaries(runs) if one.status == "finished"][:MOST_RECORDS]:
         with contextlib.suppress(FintraderError):
-            market = Path(run.market) if run.market else None
-            size = market.stat().st_size if market is not None and market.is_file() else None
+            market = Path(run.market or "")
+            size = market.stat().st_size if market.is_file() else None
             found.append(record_of(run.name, load_config(runs.run(run.name)), run.stages, size))
     return [record for record in found if record is not None]
 
@@ -197,15 +191,15 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
     from fintrader.pipeline import RunConfig
 
     values: Any = {}
-    name = "run"
+    name: Any = "run"
     if place is not None:
         folder, file = place
         values = parse_yaml(folder.text(file), file) or {}
-        stated = values.get("name") if isinstance(values, dict) else None
-        name = stated if isinstance(stated, str) else Path(file).stem
-    if not isinstance(values, dict):
-        raise NotThereError("the configuration is no mapping")
-    values = {**values, "name": find_unused_name(runs, name), "runs_dir": format_path(runs.root)}
+        if not isinstance(values, dict):
+            raise NotThereError("the configuration is no mapping")
+        name = values.get("name") or Path(file).stem
+    name = find_unused_name(runs, str(name))
+    values = {**values, "name": name, "runs_dir": format_path(runs.root)}
     if store := os.environ.get(STORE_VARIABLE):
         values["store"] = store
     return copy.deepcopy(validate(RunConfig, values, "this configuration").model_dump(mode="json"))
@@ -213,22 +207,18 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
 
 def find_unused_name(runs: RunsFolder, name: str) -> str:
     """`name`, or `name-2` and so on when such a run exists."""
-    taken = set(runs.names())
-    stem = re.sub(r"-\d+$", "", name) if name in taken else name
-    number = 2
-    while name in taken:
-        name = f"{stem}-{number}"
-        number += 1
-    return name
+    taken = runs.names()
+    if name not in taken:
+        return name
+    stem = re.sub(r"-\d+$", "", name)
+    return next(new for k in count(2) if (new := f"{stem}-{k}") not in taken)
 
 
 def format_path(path: Path) -> str:
     """A path relative to the working folder where it lies inside, so that files can move
     together."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def edit(section: str, draft: dict[str, Any], source: str) -> None:
@@ -241,9 +231,7 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     if section == "run":
         for name in ("name", "seed", "device", "cache"):
             forms.draw_widget(fields[name], name, draft, f"{key}.{name}")
-        st.caption(
-            f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}."
-        )
+        st.caption(plain(f"The run will lie in {draft.get('runs_dir')}/{draft.get('name')}."))
     elif section == "yaml":
         st.caption("Choose a part above to change it.")
     elif section == "tournament":
@@ -292,14 +280,13 @@ def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
         st.error(describe_error(error), icon=":material/rule:")
         return None
     missing = missing_inputs(settings)
-    for sentence_of_it in missing[:MOST_MISSING]:
-        st.error(plain(sentence_of_it, 500), icon=":material/link_off:")
+    for sentence in missing[:MOST_MISSING]:
+        st.error(plain(sentence, 500), icon=":material/link_off:")
     if missing:
         return None
-    name = settings.name
-    if name in runs.names():
+    if settings.name in runs.names():
         st.warning(
-            f"A run called {plain(name)} exists with these settings: it is continued.",
+            f"A run called {plain(settings.name)} exists with these settings: it is continued.",
             icon=":material/resume:",
         )
     else:
@@ -316,39 +303,36 @@ def watch(runs: RunsFolder) -> None:
     """Jobs with their status and last words, live."""
     alive = any(job.alive for job in jobs.list_jobs(runs))
 
-    @st.fragment(run_every=REFRESH_SECONDS if alive else None)
-    def live() -> None:
-        with guarded():
-            found = jobs.list_jobs(runs)
-            if not found:
-                st.info(
-                    "Nothing yet. A run started here is a process of its own: it goes on when this"
-                    " app ends, and it can be stopped here or continued with the same command.",
-                    icon=":material/terminal:",
-                )
-            for job in found[:8]:
-                with guarded():
-                    show_job(runs, job)
-            if alive and not any(job.alive for job in found):
-                st.rerun()
+    def draw() -> None:
+        found = jobs.list_jobs(runs)
+        if not found:
+            st.info(
+                "Nothing yet. A run started here is a process of its own: it goes on when this"
+                " app ends, and it can be stopped here or continued with the same command.",
+                icon=":material/terminal:",
+            )
+        for job in found[:8]:
+            with guarded():
+                show_job(runs, job)
+        if alive and not any(job.alive for job in found):
+            st.rerun()
 
-    live()
+    follow(draw, live=alive)
 
 
 def show_job(runs: RunsFolder, job: jobs.Job) -> None:
     """One job."""
     alive = job.alive
     run = find_summary(runs, job.name)
+    state, why = describe_end(runs, job, run)
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f"**{plain(job.name)}**", width="content")
-            state, why = describe_end(runs, job, run)
             icon, colour = STATUS[state]
             st.badge(state, icon=icon, color=colour)  # type: ignore[arg-type]
             if alive:
-                st.caption(
-                    f"process {job.pid}, for {duration(time.time() - job.started)}", width="content"
-                )
+                age = duration(time.time() - job.started)
+                st.caption(f"process {job.pid}, for {age}", width="content")
         if run is not None:
             draw_stages(load_stages(runs, run), replace(run, status=state, problem=None))
         if why:
@@ -362,13 +346,13 @@ def show_job(runs: RunsFolder, job: jobs.Job) -> None:
             if st.button("Open", key=f"job_open_{job.name}", icon=":material/trophy:"):
                 go("tournament.py", run=job.name)
             if alive:
-                asked = st.session_state.get(f"job_asked_{job.name}", math.inf)
+                key = f"job_asked_{job.name}"
+                is_due = time.time() - st.session_state.get(key, math.inf) > 20
                 if st.button("Stop", key=f"job_stop_{job.name}", icon=":material/stop:"):
                     jobs.stop(job)
-                    st.session_state[f"job_asked_{job.name}"] = time.time()
+                    st.session_state[key] = time.time()
                     st.toast(f"Asked {plain(job.name)} to stop; it stores what it has first.")
-                patient = time.time() - asked <= 20
-                if not patient and st.button(
+                if is_due and st.button(
                     "Kill", key=f"job_kill_{job.name}", icon=":material/dangerous:"
                 ):
                     jobs.kill(job)

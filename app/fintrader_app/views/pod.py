@@ -17,6 +17,7 @@ from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (
     choose,
     choose_several,
+    follow,
     guarded,
     human,
     page,
@@ -28,9 +29,7 @@ from fintrader_app.tables import numbers, table
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
 FIRST = ("reward_mean", "entropy")
-LOOKED = {"return": "Return on the validation window", "score": "Score on the validation window"}
 MOST = 6
-REFRESH_SECONDS = 3
 
 
 def render(runs: RunsFolder) -> None:
@@ -40,7 +39,7 @@ def render(runs: RunsFolder) -> None:
     if pods.empty:
         raise NotThereError("no pod has been made yet")
     by_name = pods.set_index("pod", drop=False)
-    order = pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
+    order = artifacts.rank_pods(pods)
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     with left:
         name = choose(
@@ -54,17 +53,14 @@ def render(runs: RunsFolder) -> None:
         others = choose_several("Beside it", rest, "pods", [], MOST - 1)
     chosen = select_pod(by_name, name)
     show_cards(chosen)
-    live = run.status == "running"
 
-    @st.fragment(run_every=REFRESH_SECONDS if live else None)
-    def curves_of() -> None:
+    def draw() -> None:
         with guarded():
             show_looks(folder, [name, *others])
-        with guarded():
-            st.subheader("Learning curves", anchor=False)
-            show_curves(folder, [name, *others])
+        st.subheader("Learning curves", anchor=False)
+        show_curves(folder, [name, *others])
 
-    curves_of()
+    follow(draw, live=run.status == "running")
     left, right = st.columns(2)
     with left, guarded():
         st.subheader("Settings", anchor=False)
@@ -76,17 +72,8 @@ def render(runs: RunsFolder) -> None:
 
 def show_looks(folder: Folder, names: list[str]) -> None:
     """What the validation window said while the pods trained."""
-    found = {name: rows for name in names if len(rows := artifacts.load_validation(folder, name))}
-    if not found:
-        st.info(
-            "No look at the validation window is stored for this pod yet.",
-            icon=":material/hourglass_empty:",
-        )
-        return
-    for place, (column, title) in zip(st.columns(2), LOOKED.items(), strict=True):
-        with place:
-            st.subheader(title, anchor=False)
-            charts.show(race.plot_curves(found, column), f"pod_validation_{column}")
+    if not race.draw_looks(folder, names, "pod"):
+        raise NotThereError("no look at the validation window is stored for this pod yet")
     st.caption(
         "For the eye: unless the run stops pods early, only the last look counts, the pod's score."
     )
@@ -104,19 +91,16 @@ def show_cards(pod: pd.Series[Any]) -> None:
     """The pod at a glance."""
     parent = pod["parent"] if isinstance(pod["parent"], str) else None
     state = str(pod["state"]) + (f" ({pod['reason']})" if pod["reason"] else "")
-    cells = [
-        ("Score", score(pod["score"])),
-        ("State", plain(state)),
-        ("Origin", plain(f"{pod['origin']} of {parent}" if parent else pod["origin"])),
-        ("Generation", count(int(pod["generation"]))),
-        ("Env-steps", count(pod["env_steps"]) if pd.notna(pod["env_steps"]) else DASH),
-        (
-            "With its line",
-            count(pod["lineage_env_steps"]) if pd.notna(pod["lineage_env_steps"]) else DASH,
-        ),
-        ("Took", duration(pod["seconds"]) if pd.notna(pod["seconds"]) else DASH),
-    ]
-    numbers(cells)
+    cells = {
+        "Score": score(pod["score"]),
+        "State": plain(state),
+        "Origin": plain(f"{pod['origin']} of {parent}" if parent else pod["origin"]),
+        "Generation": count(int(pod["generation"])),
+        "Env-steps": count(pod["env_steps"]),
+        "With its line": count(pod["lineage_env_steps"]),
+        "Took": duration(pod["seconds"]),
+    }
+    numbers(cells.items())
 
 
 def smooth_values(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
@@ -132,40 +116,29 @@ def load_curves(folder: Folder, names: list[str]) -> dict[str, pd.DataFrame]:
     found = {}
     for name in names:
         with contextlib.suppress(NotThereError):
-            found[name] = artifacts.load_learning(folder, name)
+            found[name] = artifacts.load_learning(folder, name).dropna(axis=1, how="all")
     return {name: table for name, table in found.items() if len(table)}
 
 
 def show_curves(folder: Folder, names: list[str]) -> None:
     found = load_curves(folder, names)
     if not found:
-        st.info("No learning curve is stored for this pod yet.", icon=":material/hourglass_empty:")
-        return
-    known = dict.fromkeys(
-        column for table in found.values() for column in table.columns if column not in AXES
-    )
-    metrics = [
-        name
-        for name in known
-        if any(table[name].notna().any() for table in found.values() if name in table)
-    ]
+        raise NotThereError("no learning curve is stored for this pod yet")
+    known = dict.fromkeys(column for table in found.values() for column in table.columns)
+    metrics = [column for column in known if column not in AXES]
     axes = [axis for axis in AXES if all(axis in table for table in found.values())]
     if not metrics or not axes:
-        st.info("The stored learning curve holds no numbers.", icon=":material/hourglass_empty:")
-        return
+        raise NotThereError("the stored learning curve holds no numbers")
     left, middle, right = st.columns([4, 2, 2], vertical_alignment="bottom")
-    with left:
-        default = [name for name in FIRST if name in metrics] or metrics[:4]
-        shown = st.multiselect(
-            "Curves", metrics, default=default, format_func=human, key="pod_curves"
-        )
-    with middle:
-        axis = st.segmented_control(
-            "Over", axes, default=axes[0], format_func=lambda a: AXES[a], key="pod_axis"
-        )
-    with right:
-        share = st.slider("Smoothing", 0.0, 0.98, 0.6, 0.02, key="pod_smoothing")
+    default = [name for name in FIRST if name in metrics] or metrics[:4]
+    shown = left.multiselect(
+        "Curves", metrics, default=default, format_func=human, key="pod_curves"
+    )
+    axis = middle.segmented_control(
+        "Over", axes, default=axes[0], format_func=AXES.__getitem__, key="pod_axis"
+    )
     axis = axis or axes[0]
+    share = right.slider("Smoothing", 0.0, 0.98, 0.6, 0.02, key="pod_smoothing")
     for row in range(0, len(shown), 2):
         for place, metric in zip(st.columns(2), shown[row : row + 2], strict=False):
             with place:
@@ -201,14 +174,13 @@ def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
             row["Parent's"] = format_value(theirs.get(key))
             row["Changed"] = change(value, theirs.get(key))
         rows.append(row)
-    frame = pd.DataFrame(rows)
     if parent:
-        frame = frame.sort_values("Changed", key=lambda c: c == "", kind="stable")
-        changed = int((frame["Changed"] != "").sum())
+        rows.sort(key=lambda row: not row["Changed"])
+        changed = sum(bool(row["Changed"]) for row in rows)
         st.caption(f"Child of {plain(parent)}: {changed} setting(s) differ")
     else:
         st.caption("A founder: it started from fresh weights")
-    table(frame, "pod_settings", height=360)
+    table(rows, "pod_settings", height=360)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -245,8 +217,7 @@ def show_validation(rows: pd.DataFrame) -> None:
         if values
     }
     if not columns:
-        st.info("No validation metrics are stored for this pod.", icon=":material/hourglass_empty:")
-        return
+        raise NotThereError("no validation metrics are stored for this pod")
     st.caption(
         "On the validation window, which the tournament looks at many times: in-sample, not a"
         " result"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -12,6 +12,7 @@ from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import (
+    DASH,
     count,
     describe_standing,
     duration,
@@ -38,7 +39,7 @@ from fintrader_app.shell import (
     remember,
     show_stages,
 )
-from fintrader_app.tables import show_board
+from fintrader_app.tables import find_height, show_board
 
 COLUMNS = {
     "status": st.column_config.TextColumn("Status", width=110),
@@ -64,15 +65,16 @@ COLUMNS = {
     "tags": st.column_config.ListColumn("Tags"),
     "note": st.column_config.TextColumn("Note"),
 }
-ROWS = 8  # of the table that are seen without scrolling
+ROWS = 8
+"""Of the table, seen without scrolling."""
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {
     "running": "◐ running",
     "finished": "● finished",
     "interrupted": "◌ interrupted",
     "failed": "✕ failed",
+    "broken": "✕ broken",
 }
-MARK |= {"broken": "✕ broken"}
 
 
 def build_table(found: list[Summary]) -> pd.DataFrame:
@@ -97,21 +99,17 @@ def build_table(found: list[Summary]) -> pd.DataFrame:
                 "note": run.notes.note,
             }
         )
-    frame = pd.DataFrame(rows)
-    frame = frame.drop(
-        columns=[name for name in ("tags", "note") if not frame[name].map(len).any()]
-    )
-    frame["trials"] = frame["trials"].astype("Int64")
-    return frame
+    frame = pd.DataFrame(rows).astype({"trials": "Int64"})
+    unused = [name for name in ("tags", "note") if not frame[name].map(len).any()]
+    return frame.drop(columns=unused)
 
 
 def render(runs: RunsFolder) -> None:
-    with (
-        st.container()
-    ):  # there with or without a word in it, so that what stands below stays where it is
-        message = st.session_state.pop("runs_message", None)
-        if message:
-            st.success(message, icon=":material/check:")
+    # There with or without a word in it, so that what stands below stays where it is.
+    place = st.container()
+    message = st.session_state.pop("runs_message", None)
+    if message:
+        place.success(message, icon=":material/check:")
     found = load_summaries(runs)
     if not found:
         st.info(
@@ -135,7 +133,7 @@ def render(runs: RunsFolder) -> None:
         build_table(chosen),
         hide_index=True,
         width="stretch",
-        height=min(38 + 35 * len(chosen), 38 + 35 * ROWS),
+        height=find_height(min(len(chosen), ROWS)),
         column_config=COLUMNS,
         on_select="rerun",
         selection_mode="multi-row",
@@ -146,9 +144,7 @@ def render(runs: RunsFolder) -> None:
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
     name = picked[0] if picked else st.session_state[link_choice("run", list(by_name))]
     remember("run", name)
-    show_actions(
-        runs, by_name[name], picked, sorted({tag for run in found for tag in run.notes.tags})
-    )
+    show_actions(runs, by_name[name], picked, list_tags(found))
     if afterwards("preview"):
         with guarded():
             show_preview(runs, by_name[name])
@@ -157,17 +153,13 @@ def render(runs: RunsFolder) -> None:
 def render_glance(found: list[Summary]) -> str:
     """The first runs as HTML, every foreign word escaped: what a browser can show before it has a
     table's code."""
-    rows = []
-    for run in found[:ROWS]:
-        headline = run.headline()
-        index = run.metrics.get("benchmark", NO_METRICS)
-        returns = [number(one.cumulative_return) for one in (headline, index)]
-        verdict = verdict_words(run.verdict.text if run.verdict else None)
-        cells = [run.name, MARK[run.status], verdict]
-        cells += ["–" if value is None else f"{value:.2%}" for value in returns]
-        rows.append("".join(f"<td>{escape_label(cell)}</td>" for cell in cells))
+    shown = build_table(found[:ROWS])[["name", "status", "verdict", "return", "index"]]
     heads = "".join(f"<th>{head}</th>" for head in ("Run", "Status", "Verdict", "Return", "Index"))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    body = ""
+    for *words, returned, index in shown.itertuples(index=False):
+        numbers = [DASH if pd.isna(value) else f"{value:.2%}" for value in (returned, index)]
+        cells = "".join(f"<td>{escape_label(cell)}</td>" for cell in (*words, *numbers))
+        body += f"<tr>{cells}</tr>"
     return f'<table class="ft-runs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
@@ -175,24 +167,21 @@ def filter_runs(found: list[Summary]) -> list[Summary]:
     """The filter line: text, status and, where runs have them, tags; archived runs only if asked
     for."""
     left, right = st.columns([2, 3], vertical_alignment="bottom")
-    with left:
-        words = st.text_input(
-            "Filter", placeholder="name or note", key="runs_filter", label_visibility="collapsed"
-        )
-    visible = [
-        run for run in found if st.session_state.get("runs_archived") or not run.notes.archived
-    ]
-    counts = {status: sum(run.status == status for run in visible) for status in STATUS}
-    present = [status for status in STATUS if counts[status]]
-    with right:
-        states = st.pills(
-            "Status",
-            present,
-            selection_mode="multi",
-            format_func=lambda status: f"{status} {counts[status]}",
-            key="runs_states",
-            label_visibility="collapsed",
-        )
+    words = left.text_input(
+        "Filter", placeholder="name or note", key="runs_filter", label_visibility="collapsed"
+    )
+    with_archived = st.session_state.get("runs_archived")
+    counts: Counter[str] = Counter(
+        run.status for run in found if with_archived or not run.notes.archived
+    )
+    states = right.pills(
+        "Status",
+        [status for status in STATUS if counts[status]],
+        selection_mode="multi",
+        format_func=lambda status: f"{status} {counts[status]}",
+        key="runs_states",
+        label_visibility="collapsed",
+    )
     tags, archived = own_words(found)
     words = words.strip().lower()
     return [
@@ -207,19 +196,28 @@ def filter_runs(found: list[Summary]) -> list[Summary]:
 
 def own_words(found: list[Summary]) -> tuple[list[str], bool]:
     """The tags that are asked for, and whether archived runs are."""
-    known = sorted({tag for run in found for tag in run.notes.tags})
+    known = list_tags(found)
     aside = sum(run.notes.archived for run in found)
-    if not known and not aside:
-        return [], False
-    how: dict[str, Any] = {
-        "selection_mode": "multi",
-        "label_visibility": "collapsed",
-        "format_func": plain,
-    }
+    tags: list[str] = []
+    archived = False
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        tags = st.pills("Tags", known, key="runs_tags", **how) if known else []
-        archived = st.toggle(f"Archived {count(aside)}", key="runs_archived") if aside else False
+        if known:
+            tags = st.pills(
+                "Tags",
+                known,
+                key="runs_tags",
+                selection_mode="multi",
+                label_visibility="collapsed",
+                format_func=plain,
+            )
+        if aside:
+            archived = st.toggle(f"Archived {count(aside)}", key="runs_archived")
     return tags, archived
+
+
+def list_tags(found: list[Summary]) -> list[str]:
+    """All tags that runs have."""
+    return sorted({tag for run in found for tag in run.notes.tags})
 
 
 def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) -> None:
@@ -257,14 +255,8 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
     """The chosen run at a glance."""
     st.subheader(plain(run.name), anchor=False)
     if run.notes.note or run.notes.tags:
-        st.markdown(
-            " ".join(
-                [
-                    *(f":gray-badge[{plain(tag)}]" for tag in run.notes.tags),
-                    plain(run.notes.note, 1_000),
-                ]
-            )
-        )
+        badges = (f":gray-badge[{plain(tag)}]" for tag in run.notes.tags)
+        st.markdown(" ".join([*badges, plain(run.notes.note, 1_000)]))
     show_stages(runs, run)
     folder = runs.run(run.name)
     try:
@@ -278,20 +270,16 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         tables.show_cards(stored, stored.strategies[0])
         st.markdown(plain(describe_standing(stored.metrics, stored.context), 600))
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
+        version = artifacts.backtest_version(folder)
+        equity = stored.curve()[drawn]
+        wealth = partial(figures.equity_figure, equity)
+        drawdown = partial(figures.drawdown_figure, equity, session=stored.session)
         left, right = st.columns(2)
         with left:
             st.caption("Equity, USD")
-            version = artifacts.backtest_version(folder)
-            equity = stored.curve()[drawn]
-            charts.show(
-                partial(figures.equity_figure, equity),
-                "preview_equity",
-                height=300,
-                version=version,
-            )
+            charts.show(wealth, "preview_equity", height=300, version=version)
         with right:
             st.caption("Drawdown, from session closes")
-            drawdown = partial(figures.drawdown_figure, equity, session=stored.session)
             charts.show(drawdown, "preview_drawdown", height=300, version=version)
         draw(present_baselines(view), version)
     with guarded():

@@ -15,13 +15,14 @@ from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
 from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events
 from fintrader_app import artifacts, charts, race, search, tables
-from fintrader_app.artifacts import load_summary
 from fintrader_app.shell import (
     choose,
+    follow,
     go,
     guarded,
     hide_secrets,
     human,
+    load_living,
     page,
     pick_race,
     pick_run,
@@ -29,13 +30,8 @@ from fintrader_app.shell import (
 )
 from fintrader_app.tables import show_board, table
 
-REFRESH_SECONDS = 2
 MOST_EVENTS = 200
 MOST_CURVES = 8
-LOOKED = {
-    "return": "Validation return while they train",
-    "score": "Validation score while they train",
-}
 EVERY = "all algorithms"
 
 
@@ -44,17 +40,7 @@ def render(runs: RunsFolder) -> None:
     place = pick_race(folder)
     planned = race.count_planned_pods(folder)
     logs = search.find_log_settings(folder)
-    live = run.status == "running"
-
-    @st.fragment(run_every=REFRESH_SECONDS if live else None)
-    def race_of() -> None:
-        with guarded():
-            now = load_summary(runs, run.name)
-            if live and now.status != "running":
-                st.rerun()  # the whole page once more: status, and no more refreshing
-            draw(now, place, planned, logs)
-
-    race_of()
+    follow(lambda: draw(load_living(runs, run), place, planned, logs), live=run.status == "running")
 
 
 def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]) -> None:
@@ -83,11 +69,11 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
         show_board(artifacts.load_leaderboard(folder), "race_board", short=True)
         place, beside = st.columns([3, 2], vertical_alignment="bottom")
         with place:
-            order = pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
+            order = artifacts.rank_pods(pods)
             pod = choose("Look at a pod", order, "pod", label_visibility="collapsed")
-        with beside:
-            if st.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
-                go("pod.py", pod=pod)
+        title = f"Open {plain(pod)}"
+        if beside.button(title, icon=":material/model_training:", width="stretch"):
+            go("pod.py", pod=pod)
     with guarded():
         show_looks(folder, pods)
     st.subheader("Pods on the time line", anchor=False)
@@ -132,21 +118,11 @@ def show_numbers(pace: race.Pace, alive: bool) -> None:
 
 def show_looks(folder: Folder, pods: pd.DataFrame) -> None:
     """What the validation window says of the pods that train now, and said of the best."""
-    ranked = pods.sort_values("score", ascending=False, na_position="last")["pod"]
-    names = dict.fromkeys([*pods.loc[pods["state"] == "running", "pod"], *ranked])
-    found = {
-        name: rows
-        for name in list(names)[:MOST_CURVES]
-        if len(rows := artifacts.load_validation(folder, name))
-    }
-    if not found:
-        return
-    for place, (column, title) in zip(st.columns(2), LOOKED.items(), strict=True):
-        with place:
-            st.subheader(title, anchor=False)
-            charts.show(race.plot_curves(found, column), f"race_validation_{column}")
-    if len(pods) > len(found):
-        st.caption(f"{count(len(found))} of {count(len(pods))} pods: those at work, then the best.")
+    at_work = pods.loc[pods["state"] == "running", "pod"]
+    names = [*dict.fromkeys([*at_work, *artifacts.rank_pods(pods)])]
+    drawn = race.draw_looks(folder, names[:MOST_CURVES], "race")
+    if 0 < drawn < len(pods):
+        st.caption(f"{count(drawn)} of {count(len(pods))} pods: those at work, then the best.")
 
 
 def show_timeline(
@@ -161,13 +137,11 @@ def show_timeline(
     )
     if not found:
         return
+    figure = partial(race.plot_timeline, found, total)
     if launched:  # its bars grow with the clock
-        charts.show(race.plot_timeline(found, total), "race_timeline")
+        charts.show(figure(), "race_timeline")
     else:
-        shown_version = (*version, len(events))
-        charts.show(
-            lambda: race.plot_timeline(found, total), "race_timeline", version=shown_version
-        )
+        charts.show(figure, "race_timeline", version=(*version, len(events)))
 
 
 def show_lost_pods(events: list[TournamentEvent]) -> None:
@@ -252,22 +226,14 @@ def show_events(events: list[TournamentEvent]) -> None:
     rows = []
     for event in reversed(events[-MOST_EVENTS:]):
         values = to_json(event)
-        stamp = pd.to_datetime(event.time, unit="s", errors="coerce")
-        kind = values.pop("event")
-        pod = values.pop("pod", "")
-        details = [
-            f"{human(key)} {one}"
-            for key, one in values.items()
-            if key != "time" and one not in (None, "")
-        ]
-        rows.append(
-            {
-                "Time (UTC)": stamp,
-                "Event": kind,
-                "Pod": pod,
-                "Details": hide_secrets(", ".join(details))[:300],
-            }
-        )
+        shown = {
+            "Time (UTC)": pd.to_datetime(event.time, unit="s", errors="coerce"),
+            "Event": values.pop("event"),
+            "Pod": values.pop("pod", ""),
+        }
+        del values["time"]
+        details = [f"{human(key)} {one}" for key, one in values.items() if one not in (None, "")]
+        rows.append({**shown, "Details": hide_secrets(", ".join(details))[:300]})
     config = {"Time (UTC)": st.column_config.DatetimeColumn(format="HH:mm:ss")}
     table(rows, "race_events", height=320, column_config=config)
 
