@@ -36,10 +36,10 @@ from fintrader.agents import (
     Budget,
     NetworkSettings,
     TrainProgress,
-    Transition,
     make_agent,
     train,
 )
+from fintrader.agents.buffers import Transition
 from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.normalisation import ObservationNormaliser
 from fintrader.agents.parallel import average
@@ -244,7 +244,7 @@ def run_pipeline(on: bool, bars: MarketTensors, options: argparse.Namespace) -> 
 def run_critics(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Gradients a second of 5 critics on 256 rows."""
     layout = TradingEnv(bars, EnvSettings(num_envs=1)).layout
-    network = NetworkSettings(hidden=(64, 64), layer_norm=True)
+    network = NetworkSettings(kind="market_once", hidden=(64, 64), layer_norm=True)
     if together:
         critics = [make_critic(layout, network, latents=ASSETS + 1, members=MEMBERS)]
     else:

@@ -1,13 +1,14 @@
-"""Optional parts that the core asks for by name and never imports: launchers, observers, kernels.
+"""Parts that are imported when they are asked for by name: optional ones, which the core never
+imports (launchers, observers, kernels), and the names of packages.
 
-Each needs a package that most runs do without. A part that cannot be used here is refused in one
-line, with the command that installs it.
+An optional part needs a package that most runs do without. One that cannot be used here is refused
+in one line, with the command that installs it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -64,3 +65,20 @@ def explain_absence(parts: Mapping[str, Part], name: str) -> str | None:
     if find_spec(part.package) is not None:
         return None
     return f"{name} is not installed here; `{part.remedy}`"
+
+
+def import_on_use(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make `__getattr__` and `__dir__` of a package whose names are imported on first use from
+    their `homes`, modules below `fintrader`: settings alone load no torch."""
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"fintrader.{homes[name]}"), name)
+
+    def show() -> list[str]:
+        return sorted([*vars(sys.modules[package]), *homes])
+
+    return load, show

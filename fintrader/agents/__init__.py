@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fintrader.seams import import_on_use
 
 if TYPE_CHECKING:
     from fintrader.agents.agent import Agent, make_agent
-    from fintrader.agents.buffers import Transition
     from fintrader.agents.description import MarketIdentity
-    from fintrader.agents.policy import EnsemblePolicy, PolicyModule, load_policy, save_policy
+    from fintrader.agents.policy import EnsemblePolicy, load_policy, save_policy
     from fintrader.agents.settings import (
         A2C,
         APG,
@@ -48,11 +48,9 @@ __all__ = [
     "FlatLayout",
     "MarketIdentity",
     "NetworkSettings",
-    "PolicyModule",
     "TrainProgress",
     "TrainResult",
     "TrainingEnvironment",
-    "Transition",
     "load_policy",
     "make_agent",
     "read_agent_state",
@@ -64,11 +62,9 @@ _HOMES = {
     "Agent": "agents.agent",
     "EnsemblePolicy": "agents.policy",
     "FlatLayout": "envs.observation",
-    "PolicyModule": "agents.policy",
     "TrainProgress": "agents.training",
     "TrainResult": "agents.training",
     "TrainingEnvironment": "agents.training",
-    "Transition": "agents.buffers",
     "MarketIdentity": "agents.description",
     "load_policy": "agents.policy",
     "make_agent": "agents.agent",
@@ -78,14 +74,4 @@ _HOMES = {
 }
 """Modules of the names that need torch; all other names are settings."""
 
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: settings alone load no torch."""
-    if name not in __all__:
-        raise AttributeError(f"module 'fintrader.agents' has no attribute {name!r}")
-    home = _HOMES.get(name, "agents.settings")
-    return getattr(import_module(f"fintrader.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = import_on_use(__name__, dict.fromkeys(__all__, "agents.settings") | _HOMES)

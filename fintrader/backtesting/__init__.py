@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fintrader.seams import import_on_use
 
 if TYPE_CHECKING:
     from fintrader.backtesting.all_baselines import simulate_all_baselines
@@ -45,13 +46,4 @@ _HOMES = {
     "write_backtest": "backtesting.writer",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: settings and limits need no torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fintrader.backtesting' has no attribute {name!r}")
-    return getattr(import_module(f"fintrader.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = import_on_use(__name__, _HOMES)

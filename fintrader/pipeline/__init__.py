@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fintrader.seams import import_on_use
 
 if TYPE_CHECKING:
     from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
@@ -54,13 +55,4 @@ _HOMES = {
     "walk_forward": "pipeline.run_stages",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: a configuration is checked without torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fintrader.pipeline' has no attribute {name!r}")
-    return getattr(import_module(f"fintrader.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = import_on_use(__name__, _HOMES)

@@ -4,32 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from fintrader.envs import FactoredLinear, project_market
+from fintrader.envs import FactoredLinear
 from fintrader.errors import EnvError
 
 BARS = 50
 WIDTH = 17
 HIDDEN = 6
-
-
-@pytest.mark.parametrize(("samples", "projected"), [(1000, 50), (40, 40)])
-def test_project_market_projects_once_per_row_where_rows_repeat(samples, projected):
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(50, 9, generator=generator)
-    clock = (
-        torch.randint(50, (samples,), generator=generator)
-        if samples > 50
-        else torch.randperm(50, generator=generator)[:40]
-    )
-    layer = nn.Linear(9, 3)
-    sizes = []
-
-    def project(x):
-        sizes.append(len(x))
-        return layer(x)
-
-    torch.testing.assert_close(project_market(project, rows, clock), layer(rows[clock]))
-    assert sizes == [projected]
 
 
 def make_layer(rows=BARS):

@@ -6,8 +6,9 @@ import torch
 
 from fintrader.agents import APG, PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.envs import EnvSettings, RandomisedEnv, RandomiseSettings, TradingEnv
+from fintrader.envs import EnvSettings, RandomisedEnv, TradingEnv
 from fintrader.envs.randomised import draw_bars
+from fintrader.envs.settings import RandomiseSettings
 from fintrader.errors import CheckpointError, ConfigError, EnvError
 from fintrader.seeding import create_generator
 from tests.factories import make_market
