@@ -201,9 +201,7 @@ class Record(NamedTuple):
     def without(self, mask: Tensor) -> Record:
         """Clear trades and payments in the rows of `mask` `[B]`."""
         flows = {
-            name: torch.where(
-                mask.view(-1, *[1] * (value.ndim - 1)), torch.zeros_like(value), value
-            )
+            name: torch.where(mask.view(-1, *[1] * (value.ndim - 1)), 0.0, value)
             for name, value in self._asdict().items()
             if name not in ("decision_bar", "fill_bar", "fill_price", "bars", "bar_equity")
         }

@@ -74,6 +74,11 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     return worth / worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
 
 
+def find_session_starts(market: MarketTensors) -> Tensor:
+    """Find the first bars of sessions, `[T]` bool."""
+    return market.session.diff(prepend=market.session[:1] - 1) != 0
+
+
 def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
     """Value `[T, N]` a dollar put into each of the `chosen` `[T, N]` at its first bar of the
     session.
@@ -82,12 +87,11 @@ def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
     """
     price = market.adjusted_close
     bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
-    begins = torch.ones_like(chosen[:, :1])
-    begins[1:, 0] = market.session.diff() != 0
+    begins = find_session_starts(market).unsqueeze(1)
     before = torch.cat([torch.zeros_like(chosen[:1]), chosen[:-1]])
     entered = chosen & (begins | ~before)
     paid = price.gather(0, torch.where(entered, bars, 0).cummax(0).values)
-    return torch.where(chosen, price / paid, torch.zeros_like(price))
+    return torch.where(chosen, price / paid, 0.0)
 
 
 def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
@@ -98,7 +102,7 @@ def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
     first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
     chosen = (market.member & priced)[session].any(0)
     paid = price.gather(0, first.unsqueeze(0))
-    return torch.where(priced & chosen, price / paid, torch.zeros_like(price))
+    return torch.where(priced & chosen, price / paid, 0.0)
 
 
 def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
@@ -130,11 +134,7 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
     """
     price = market.adjusted_close
     level = torch.ones(market.num_bars, dtype=torch.float64, device=market.device)
-    starts = (
-        torch.cat([market.session.new_ones(1, dtype=torch.bool), market.session.diff() != 0])
-        .nonzero()
-        .flatten()
-    )
+    starts = find_session_starts(market).nonzero().flatten()
     bounds = [*starts.tolist(), market.num_bars - 1]
     for start, stop in pairwise(bounds):
         paid = price[start]

@@ -139,8 +139,8 @@ class WorkerEnv:
         final = observation
         if "final_obs" in info:
             final = observation.clone()
-            for number in np.flatnonzero(info["_final_obs"]):
-                final[number] = self._tensor(np.asarray(info["final_obs"][number])[None])[0]
+            ended = np.flatnonzero(info["_final_obs"])
+            final[ended] = self._tensor(np.stack(info["final_obs"][ended]))
         out = {"final_obs": final, "_final_obs": self._flag(terminated | truncated)}
         reward_tensor = torch.as_tensor(np.asarray(reward), dtype=torch.float32, device=self.device)
         return observation, reward_tensor, self._flag(terminated), self._flag(truncated), out

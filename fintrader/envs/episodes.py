@@ -77,16 +77,12 @@ def begin(
     last = view.mark.shape[0] - 1
     # With a fixed length every start leaves room for all of it; to the window's end, room for one
     # step.
-    length = torch.where(
-        episode_bars > 0, torch.clamp(episode_bars, max=last), torch.ones_like(episode_bars)
-    )
+    length = torch.where(episode_bars > 0, torch.clamp(episode_bars, max=last), 1)
     bar = draw(key, episode, last - length + 1) if settings.random_start else torch.zeros_like(key)
     if start is not None:
         bar = torch.where(start >= 0, start, bar)
-    end = torch.where(
-        episode_bars > 0, torch.clamp(bar + length, max=last), torch.full_like(bar, last)
-    )
-    shares = torch.where(is_listed(view, bar), shares, torch.zeros_like(shares))
+    end = torch.where(episode_bars > 0, torch.clamp(bar + length, max=last), last)
+    shares = torch.where(is_listed(view, bar), shares, 0.0)
     equity = cash + in_usd(shares, view.mark[bar]).sum(1)
     variance = torch.full_like(equity, SHARPE_PRIOR_VOLATILITY**2)
     memory = torch.stack((torch.zeros_like(equity), variance), dim=1)

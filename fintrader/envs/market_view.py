@@ -105,15 +105,15 @@ def build_market_view(
     steps = torch.arange(bars, device=close.device).unsqueeze(1)
     # The newest bar with a price at or before t; the first row stands in where there is none (price
     # 0 below).
-    newest = torch.where(priced, steps, torch.zeros_like(steps)).cummax(0).values
+    newest = torch.where(priced, steps, 0).cummax(0).values
     carried = torch.nan_to_num(close, nan=0.0).gather(0, newest)
     final = market.last_bar
     is_cut = (final >= 0) & (final < bars - 1)
-    last_bar = torch.where(is_cut, final, torch.full_like(final, bars))
+    last_bar = torch.where(is_cut, final, bars)
     price = market.open if settings.fill == "next_open" else close
-    fill = torch.where(market.tradable, torch.nan_to_num(price, nan=0.0), torch.zeros_like(close))
-    volume = torch.where(market.tradable, market.volume, torch.zeros_like(market.volume))
-    inverse_root_volume = torch.where(volume > 0, volume.rsqrt(), torch.full_like(volume, LARGEST))
+    fill = torch.where(market.tradable, torch.nan_to_num(price, nan=0.0), 0.0)
+    volume = torch.where(market.tradable, market.volume, 0.0)
+    inverse_root_volume = torch.where(volume > 0, volume.rsqrt(), LARGEST)
     event_row, splits, dividends = _index_events(market)
     kind = benchmark_kind(market, settings.benchmark)
     weights = held_weights(market, kind)

@@ -11,19 +11,20 @@ side of the flow pay for it, traders on the other side are paid.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from fintrader.envs.account import Account, advance
-from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.episodes import account_keys, begin, observe, select
-from fintrader.envs.market_view import build_market_view
-from fintrader.envs.observation import ObservationLayout, ResetReturn, StepReturn
-from fintrader.envs.reward import make_reward
+from fintrader.envs.episodes import select
+from fintrader.envs.observation import ResetReturn, StepReturn
 from fintrader.envs.settings import EnvSettings, TraderSettings
+from fintrader.envs.state import check_finite
+from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
-from fintrader.seeding import draw_seed
 
 
 class MultiTraderEnv:
@@ -53,43 +54,44 @@ class MultiTraderEnv:
         """
         if num_games < 1:
             raise EnvError(f"num_games must be at least 1, got {num_games}")
-        self.settings = settings or EnvSettings()
         self.traders = traders or TraderSettings()
         self.num_games = num_games
         self.num_traders = self.traders.num_traders
-        self.market = market if device is None else market.to(device)
-        self.device = self.market.device
-        self._on_host = self.device.type == "cpu"
-        shown = shows_benchmark(market, self.settings)
-        self.layout = ObservationLayout.of(market, self.settings.lookback, benchmark=shown)
-        self._view = build_market_view(self.market, self.settings)
-        self._reward = make_reward(self.settings)
-        self.np_random_seed = draw_seed() if seed is None else seed
-        self._key = self._keys(self.np_random_seed)
-        self._account: Account | None = None
+        # The traders of a game are a group of accounts, which start at the same bar.
+        form = {
+            "start_groups": num_games,
+            "observation": "flat",
+            "observation_dtype": "float32",
+        }
+        self.env = TradingEnv(
+            market,
+            (settings or EnvSettings()).model_copy(update=form),
+            num_envs=num_games * self.num_traders,
+            device=device,
+            seed=seed,
+            autoreset_mode=AutoresetMode.DISABLED,
+            engine="torch",
+        )
+        """All traders as plain accounts, game by game."""
+        self.layout = self.env.layout
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seed that the games' random streams began with."""
+        return self.env.np_random_seed
 
     @property
     def account(self) -> Account:
         """The `G * K` accounts, game by game. Raises EnvError before the first reset."""
-        if self._account is None:
-            raise EnvError("call reset() first: there are no accounts yet")
-        return self._account
+        return self.env.account
 
     def reset(self, *, seed: int | None = None) -> ResetReturn:
         """Begin all games: obs `[G, K, D]`.
 
         A seed restarts their random streams; without one the streams go on.
         """
-        if seed is not None:
-            self.np_random_seed = seed
-            self._key = self._keys(seed)
-        episode = (
-            torch.zeros_like(self._key)
-            if self._account is None or seed is not None
-            else self._account.episode
-        )
-        self._account = self._begin(episode)
-        return self._observe(self._account), {}
+        obs, info = self.env.reset(seed=seed)
+        return self._games(obs), info
 
     def step(self, actions: Tensor) -> StepReturn:
         """Carry out one decision of every trader: obs `[G, K, D]`, reward, terminated, truncated
@@ -101,31 +103,30 @@ class MultiTraderEnv:
         account = self.account
         action = self._check_action(actions)
         out = account.finished
+        env = self.env
         acted, reward, ruined, truncated, _ = advance(
-            self._view,
+            env.view,
             account,
             action,
-            self.settings,
-            self._reward,
+            env.settings,
+            env.reward,
             record=False,
             move_prices=lambda orders, price: self._move(orders, price, out),
         )
         # A trader that is out keeps its books; only its clock runs on with the game's.
         after = select(out, account._replace(bar=acted.bar), acted)
         ruined = ruined & ~out
-        reward = torch.where(out, torch.zeros_like(reward), reward)
+        reward = torch.where(out, 0.0, reward)
         gone = (out | ruined).view(self.num_games, -1)
         limit = (acted.bar >= acted.end_bar).view(self.num_games, -1).all(1)
         over = limit | gone.all(1)
         truncated = (limit.unsqueeze(1) & ~gone).flatten()
         after = after._replace(finished=gone.flatten())
-        obs = self._observe(after)
+        info = {"final_obs": self._games(env.observe_accounts(after)), "_final_obs": over}
         ended = over.repeat_interleave(self.num_traders)
-        after = select(ended, self._begin(after.episode), after)
-        self._account = after
-        ends = (self._games(ruined), self._games(truncated))
-        info = {"final_obs": obs, "_final_obs": over}
-        return self._observe(after), self._share(reward), *ends, info
+        env.account = select(ended, env.begin_next(after), after)
+        obs = self._games(env.observe_accounts(env.account))
+        return obs, self._share(reward), self._games(ruined), self._games(truncated), info
 
     def _check_action(self, actions: Tensor) -> Tensor:
         """Move actions to the device, `[G * K, N]`, without NaN, which would stay in the books."""
@@ -136,32 +137,12 @@ class MultiTraderEnv:
             or not actions.is_floating_point()
         ):
             raise EnvError(f"actions must be a floating-point tensor of shape {shape}")
-        action = actions.flatten(0, 1).to(self.device)
-        if not self._on_host:
-            return torch.nan_to_num(action, nan=0.0)
-        if not bool(action.isfinite().all()):
-            raise EnvError("actions contain NaN or infinity; check the policy's output")
-        return action
-
-    def _keys(self, seed: int) -> Tensor:
-        """Make one random stream for each game, whose traders start at the same bar."""
-        return account_keys(seed, self.num_games, self.device).repeat_interleave(self.num_traders)
-
-    def _begin(self, episode: Tensor) -> Account:
-        count = self.num_games * self.num_traders
-        cash = torch.full(
-            (count,), self.settings.initial_cash_usd, dtype=torch.float64, device=self.device
-        )
-        shares = torch.zeros(
-            (count, self.layout.num_assets), dtype=torch.float64, device=self.device
-        )
-        length = torch.full_like(self._key, self.settings.episode_bars or 0)
-        return begin(self._view, self._key, episode, cash, shares, length, self.settings)
+        return check_finite(actions.flatten(0, 1).to(self.env.device))
 
     def _move(self, orders: Tensor, price: Tensor, out: Tensor) -> Tensor:
         """Move fill prices `[G * K, N]` by the net flow of each game's remaining traders."""
         price = price.to(torch.float64)
-        flow = torch.where(out.unsqueeze(1), torch.zeros_like(price), orders * price)
+        flow = torch.where(out.unsqueeze(1), 0.0, orders * price)
         net = flow.view(self.num_games, self.num_traders, -1).sum(1)
         kappa = self.traders.impact_bps_per_million_usd / 1e4 / 1e6
         shift = torch.clamp(kappa * net, -self.traders.impact_limit, self.traders.impact_limit)
@@ -180,9 +161,5 @@ class MultiTraderEnv:
         return shared.to(torch.float32)
 
     def _games(self, value: Tensor) -> Tensor:
-        return value.view(self.num_games, self.num_traders)
-
-    def _observe(self, account: Account) -> Tensor:
-        return observe(self._view, account, torch.float32).view(
-            self.num_games, self.num_traders, -1
-        )
+        """Take `[G * K, ...]` apart into `[G, K, ...]`."""
+        return value.view(self.num_games, self.num_traders, *value.shape[1:])

@@ -6,10 +6,10 @@ the space of bfloat16 observations, which numpy does not know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -60,6 +60,14 @@ class FlatLayout:
 
     width: int
     num_actions: int
+    row_width: ClassVar[int] = 0
+    market_width: ClassVar[int] = 0
+    """There are no rows of a market."""
+
+    @property
+    def private_width(self) -> int:
+        """D: all columns are an account's own."""
+        return self.width
 
 
 Layout: TypeAlias = "ObservationLayout | FlatLayout"
@@ -80,11 +88,6 @@ class Columns(NamedTuple):
     """`[U, N]`: its weights, or `[U, 0]`."""
     context: Tensor
     """`[U, M]`"""
-
-
-def num_actions(layout: Layout) -> int:
-    """N: width of the environment's action."""
-    return layout.num_actions if isinstance(layout, FlatLayout) else layout.num_assets
 
 
 def market_widths(layout: ObservationLayout) -> list[int]:
@@ -110,7 +113,7 @@ def market_widths(layout: ObservationLayout) -> list[int]:
 def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
     """Take rows `[U, L*W]` apart into named views."""
     history, features, *others = torch.split(rows, market_widths(layout)[2:], dim=-1)
-    features = features.reshape(*rows.shape[:-1], layout.num_assets, -1)
+    features = features.reshape(*rows.shape[:-1], layout.num_assets, layout.num_features)
     history = history.reshape(*rows.shape[:-1], layout.lookback - 1, layout.row_width)
     return Columns(history, features, *others)
 
@@ -160,8 +163,8 @@ def statistic_groups(layout: Layout) -> Tensor:
 def layout_to_json(layout: Layout) -> dict[str, Any]:
     """Write a layout as plain JSON that `layout_from_json` reads."""
     if isinstance(layout, FlatLayout):
-        return {"kind": "flat", "width": layout.width, "num_actions": layout.num_actions}
-    return {"kind": "market", "layout": layout.to_json()}
+        return {"kind": "flat", **asdict(layout)}
+    return {"kind": "market", "layout": asdict(layout)}
 
 
 MOST_COLUMNS = 2**24
@@ -176,8 +179,9 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
         if value["kind"] == "flat":
             layout: Layout = FlatLayout(int(value["width"]), int(value["num_actions"]))
         else:
-            layout = ObservationLayout.from_json(value["layout"])
-        columns = layout.width + num_actions(layout)
+            names = ObservationLayout.__dataclass_fields__
+            layout = ObservationLayout(**{name: int(value["layout"][name]) for name in names})
+        columns = layout.width + layout.num_actions
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the stored observation layout cannot be read ({error}); train again"
@@ -224,6 +228,11 @@ class ObservationLayout:
         return cls(*sizes, lookback=lookback, benchmark=int(benchmark))
 
     @property
+    def num_actions(self) -> int:
+        """N: width of the environment's action."""
+        return self.num_assets
+
+    @property
     def width(self) -> int:
         """D."""
         return self.private_width + self.market_width
@@ -263,33 +272,14 @@ class ObservationLayout:
         `[..., N, F]`, tradable `[..., N]`, context `[..., M]`; with a lookback also history
         `[..., L - 1, W]`, oldest bar first; with a benchmark also member and benchmark
         `[..., N]`."""
-        parts = {name: obs[..., columns] for name, columns in self.slices.items()}
-        shape = (*obs.shape[:-1], self.num_assets, self.num_features)
-        parts["features"] = parts["features"].reshape(shape)
-        if "history" in parts:
-            parts["history"] = parts["history"].reshape(
-                *obs.shape[:-1], self.lookback - 1, self.row_width
-            )
-        return parts
+        parts = split_market(obs[..., self.private_width :], self)._asdict()
+        parts |= {"account": obs[..., : self.account_width], "holdings": holdings_of(obs, self)}
+        return {name: parts[name] for name in self.slices}
 
     def assemble(self, private: Tensor, rows: Tensor) -> Tensor:
         """Join a private part `[..., A + N]` and market rows `[..., L*W]` to the flat observation
         `[..., D]`."""
         return torch.cat((private, rows), dim=-1)
-
-    def to_json(self) -> dict[str, int]:
-        """Write the layout as plain JSON that `from_json` reads."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ObservationLayout:
-        """Read a layout. Raises CheckpointError if `value` is none."""
-        try:
-            return cls(**{name: int(value[name]) for name in cls.__dataclass_fields__})
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"not an observation layout ({error!r}); the file belongs to something else"
-            ) from None
 
 
 def observation_space(

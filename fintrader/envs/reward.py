@@ -73,12 +73,12 @@ def drawdown(outcome: Outcome, penalty: float) -> Tensor:
     return step_return(outcome) - penalty * torch.relu(depth - depth_before)
 
 
-def differential_sharpe(r: Tensor, memory: Tensor, prior_volatility: float) -> Tensor:
+def differential_sharpe(r: Tensor, memory: Tensor) -> Tensor:
     """D = (B dA - A dB / 2) / (B - A^2)^(3/2), Moody and Saffell (2001), "Learning to trade via
     direct reinforcement", eq. 14, with dA = r - A, dB = r^2 - B. The variance has a floor of 1 % of
     the prior's."""
     a, b = memory.unbind(1)
-    variance = torch.clamp(b - a * a, min=(0.1 * prior_volatility) ** 2)
+    variance = torch.clamp(b - a * a, min=(0.1 * SHARPE_PRIOR_VOLATILITY) ** 2)
     return (b * (r - a) - 0.5 * a * (r * r - b)) / variance.pow(1.5)
 
 
@@ -95,33 +95,26 @@ def update_memory(outcome: Outcome, settings: EnvSettings) -> Tensor:
 def make_reward(settings: EnvSettings) -> Reward:
     """The reward the settings name, without its scale. Raises ConfigError for a callable that
     cannot be imported."""
-    match settings.reward:
-        case "profit":
-            return profit
-        case "log_return":
-            return step_return
-        case "mean_variance":
-            return lambda outcome: mean_variance(step_return(outcome), settings.risk_aversion)
-        case "drawdown":
-            return lambda outcome: drawdown(outcome, settings.risk_aversion)
-        case "differential_sharpe":
-            prior = SHARPE_PRIOR_VOLATILITY
-            return lambda outcome: differential_sharpe(step_return(outcome), outcome.memory, prior)
-        case "active_return":
-            return active_return
-        case "active_mean_variance":
-            return lambda outcome: mean_variance(active_return(outcome), settings.risk_aversion)
-        case "differential_information_ratio":
-            prior = SHARPE_PRIOR_VOLATILITY
-            return lambda outcome: differential_sharpe(
-                active_return(outcome), outcome.memory, prior
-            )
-        case reference:
-            reward = load_object(reference)
-            if not callable(reward):
-                raise ConfigError(
-                    f"env.reward: {reference!r} is no callable; name a function Outcome ->"
-                    " Tensor [B]"
-                )
-            custom: Reward = reward
-            return custom
+    aversion = settings.risk_aversion
+    built_in: dict[str, Reward] = {
+        "profit": profit,
+        "log_return": step_return,
+        "mean_variance": lambda outcome: mean_variance(step_return(outcome), aversion),
+        "drawdown": lambda outcome: drawdown(outcome, aversion),
+        "differential_sharpe": lambda outcome: differential_sharpe(
+            step_return(outcome), outcome.memory
+        ),
+        "active_return": active_return,
+        "active_mean_variance": lambda outcome: mean_variance(active_return(outcome), aversion),
+        "differential_information_ratio": lambda outcome: differential_sharpe(
+            active_return(outcome), outcome.memory
+        ),
+    }
+    if settings.reward in built_in:
+        return built_in[settings.reward]
+    custom: Reward = load_object(settings.reward)
+    if not callable(custom):
+        raise ConfigError(
+            f"env.reward: {settings.reward!r} is no callable; name a function Outcome -> Tensor [B]"
+        )
+    return custom

@@ -160,6 +160,16 @@ def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> T
     return start.expand(count)
 
 
+def check_finite(action: Tensor) -> Tensor:
+    """Check that actions are finite. On CUDA, where a look would wait for the device, NaN counts
+    as 0. Raises EnvError."""
+    if action.device.type != "cpu":
+        return torch.nan_to_num(action, nan=0.0)
+    if not bool(action.isfinite().all()):
+        raise EnvError("actions contain NaN or infinity; check the policy's output")
+    return action
+
+
 def _tensor(value: Any, device: torch.device) -> Tensor | None:
     """Convert to a tensor; None if torch cannot."""
     try:
@@ -185,43 +195,35 @@ def _shown(value: Any) -> str:
     return shown if len(shown) < 40 else type(value).__name__
 
 
-ACCOUNT = tuple(f"account.{name}" for name in Account._fields)
-ENDOWMENT = tuple(f"endowment.{name}" for name in Endowment._fields)
-_WIDTH = {"account.memory": 2}
-_FLOATS = (torch.float64,)
-_DTYPES = {
-    "account.finished": (torch.bool,),
-    **{f"account.{name}": (torch.int64,) for name in ("bar", "start_bar", "end_bar", "episode")},
-    "endowment.episode_bars": (torch.int64,),
-    "key": (torch.int64,),
-}
+def name_tensors(account: Account, endow: Endowment, key: Tensor) -> dict[str, Tensor]:
+    """Name the tensors of a state."""
+    state = {f"account.{name}": value for name, value in account._asdict().items()}
+    state |= {f"endowment.{name}": value for name, value in endow._asdict().items()}
+    return state | {"key": key}
 
 
-def check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> None:
-    """Check the names, dtypes and shapes of a state of B accounts and N assets. Raises
-    CheckpointError."""
-    wanted = {*ACCOUNT, *ENDOWMENT, "key"}
+def check_form(state: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Check that a state has the names, dtypes and shapes of another. Raises CheckpointError."""
     if not isinstance(state, Mapping):
         raise CheckpointError(
             f"a state is the dict that state_dict() returned, not {type(state).__name__}"
         )
-    if set(state) != wanted:
-        odd = ", ".join(sorted(set(state) ^ wanted))
+    if set(state) != set(like):
+        odd = ", ".join(sorted(set(state) ^ set(like)))
         raise CheckpointError(f"this is no state of a TradingEnv: {odd} missing or unknown")
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(
                 f"{name} is no tensor but {type(value).__name__}; pass what state_dict() returned"
             )
-        width = num_assets if name.endswith(".shares") else _WIDTH.get(name)
-        shape = (num_envs,) if width is None else (num_envs, width)
-        if tuple(value.shape) != shape:
+        wanted = like[name]
+        if value.shape != wanted.shape:
             raise CheckpointError(
-                f"{name} has shape {tuple(value.shape)}, this environment needs {shape}"
+                f"{name} has shape {tuple(value.shape)}, this environment needs"
+                f" {tuple(wanted.shape)}"
             )
-        allowed = _DTYPES.get(name, _FLOATS)
-        if value.dtype not in allowed:
-            raise CheckpointError(f"{name} is {value.dtype}, this environment needs {allowed[-1]}")
+        if value.dtype != wanted.dtype:
+            raise CheckpointError(f"{name} is {value.dtype}, this environment needs {wanted.dtype}")
         if value.device.type == "meta":
             raise CheckpointError(f"{name} lies on the meta device and has no values")
 

@@ -30,7 +30,7 @@ from fintrader.envs.episodes import (
     select,
 )
 from fintrader.envs.fast.buffers import Generation, StepResult
-from fintrader.envs.fast.step import FusedStep, why_not_fused
+from fintrader.envs.fast.step import FusedStep
 from fintrader.envs.market_view import MarketView, build_market_view
 from fintrader.envs.observation import (
     ObservationLayout,
@@ -41,13 +41,13 @@ from fintrader.envs.observation import (
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import (
-    ACCOUNT,
-    ENDOWMENT,
     Endowment,
+    check_finite,
     check_form,
     check_names,
     check_values,
     endowment,
+    name_tensors,
     reset_mask,
     seed_numbers,
     start_bars,
@@ -65,7 +65,6 @@ Policy = Callable[[Tensor], Tensor]
 """Observation `[B, D]` float32 -> action `[B, N]` in [-1, 1], deterministic."""
 
 ENGINES = ("auto", "torch", "fused", "triton")
-_OBS_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def unpack(state: Account | Generation) -> Account:
@@ -88,11 +87,26 @@ class StepKernel(Protocol):
 def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
     """Name the engine of `engine="auto"`: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch`
     and why neither applies."""
-    device = torch.device(device)
-    on_cuda = device.type == "cuda"
-    why_not = load_part(KERNELS, "triton").why_not if on_cuda else why_not_fused
-    reason = why_not(settings, device, record=False)
-    return f"torch ({reason})" if reason else "triton" if on_cuda else "fused"
+    return choose_engine("auto", settings, torch.device(device), record=False)[0]
+
+
+def choose_engine(
+    engine: str, settings: EnvSettings, device: torch.device, *, record: bool
+) -> tuple[str, Any]:
+    """Choose the class of the kernel that steps the accounts, None for torch, and name it as
+    `engine_for` does. Raises EnvError for an unknown engine, or one that does not apply."""
+    if engine not in ENGINES:
+        raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    if engine == "torch":
+        return "torch (by request)", None
+    on_cuda = engine == "triton" or (engine == "auto" and device.type == "cuda")
+    kernel = load_part(KERNELS, "triton") if on_cuda else FusedStep
+    reason = kernel.why_not(settings, device, record=record)
+    if reason is None:
+        return "triton" if on_cuda else "fused", kernel
+    if engine == "auto":
+        return f"torch ({reason})", None
+    raise EnvError(f"the {engine} engine does not apply here: {reason}; use engine='auto'")
 
 
 class TradingEnv(VectorEnv[Any, Any, Tensor]):
@@ -181,9 +195,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.layout = ObservationLayout.of(
             market, settings.lookback, benchmark=shows_benchmark(market, settings)
         )
-        self._obs_dtype = _OBS_DTYPES[settings.observation_dtype]
-        self._view = self.view
-        self._reward = make_reward(settings)
+        self._obs_dtype: torch.dtype = getattr(torch, settings.observation_dtype)
+        self.reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
         # Two generations of accounts, an action, and two observations: the caller still holds the
         # last one.
@@ -202,7 +215,14 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         self.wanted_engine = engine
         self._copies = copy
-        self._fused = self._fuse(engine, copy=copy)
+        self.engine, kernel = choose_engine(engine, settings, self.device, record=record)
+        """Name of the engine that steps the accounts, as in `engine_for`."""
+        self._fused: StepKernel | None = None
+        if kernel is not None:
+            common = (self.view, settings, self.reward, self.num_envs)
+            resets = self.autoreset_mode is AutoresetMode.SAME_STEP
+            reuse = {"reuse": not copy} if self.engine == "triton" else {}
+            self._fused = kernel(*common, resets=resets, **reuse)
         self.start_groups = start_groups(settings, self.num_envs)
         given = draw_seed() if seed is None else seed
         self._seed: int | list[int] | None = seed_numbers(given, self.num_envs)
@@ -267,6 +287,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError("call reset() first: there are no accounts yet")
         return unpack(self._state)
 
+    @account.setter
+    def account(self, account: Account) -> None:
+        self._state = account
+
     @property
     def equity(self) -> Tensor:
         """`[B]` float64, USD: cash + shares at the last close."""
@@ -280,27 +304,27 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     @property
     def market_rows(self) -> Tensor:
         """The market's part of observations `[T, L*W]`, in their dtype; do not write to it."""
-        return self._view.rows
+        return self.view.rows
 
     def state_dict(self) -> dict[str, Tensor]:
         """Collect the state for a bit-exact continuation (without market and settings)."""
-        state = {f"account.{name}": value.clone() for name, value in self.account._asdict().items()}
-        state |= {
-            f"endowment.{name}": value.clone() for name, value in self._endowment._asdict().items()
-        }
-        return state | {"key": self._key.clone()}
+        state = name_tensors(self.account, self._endowment, self._key)
+        return {name: value.clone() for name, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict`, on any device.
 
         Raises CheckpointError, changing nothing, if it does not fit or is impossible for accounts.
         """
-        check_form(state, self.num_envs, self.layout.num_assets)
+        fresh = begin(
+            self.view, self._key, torch.zeros_like(self._key), *self._endowment, self.settings
+        )
+        check_form(state, name_tensors(fresh, self._endowment, self._key))
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
         at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
         check_values(moved, self.settings, num_bars=self.market.num_bars, resets_at_once=at_once)
-        self._state = Account(*(moved[name] for name in ACCOUNT))
-        self._endowment = Endowment(*(moved[name] for name in ENDOWMENT))
+        self._state = Account(*(moved[f"account.{name}"] for name in Account._fields))
+        self._endowment = Endowment(*(moved[f"endowment.{name}"] for name in Endowment._fields))
         self._key = moved["key"]
         self._seed = None
 
@@ -327,7 +351,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         episode = (
             previous.episode if previous is not None and seed is None else torch.zeros_like(key)
         )
-        fresh = begin(self._view, key, episode, *endow, self.settings, start)
+        fresh = begin(self.view, key, episode, *endow, self.settings, start)
         self._check_start(fresh, endow.shares if "shares" in options else None, mask)
         self._check_restarts(endow)
         self._endowment = endow
@@ -335,7 +359,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if seed is not None and mask is None:
             self._seed = seed_numbers(seed, self.num_envs)
         self._state = fresh if mask is None or previous is None else select(mask, fresh, previous)
-        return self._pack(self._observe(self._state), self._state.bar), {}
+        return self._pack(self.observe_accounts(self._state), self._state.bar), {}
 
     def step(self, actions: Any) -> StepReturn:
         """Carry out one decision of every account: obs `[B, D]`, reward `[B]`, terminated `[B]`,
@@ -378,14 +402,14 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def _step_torch(self, account: Account, action: Tensor) -> StepResult:
         """Step by `envs.account`; under SAME_STEP accounts whose episodes end begin the next."""
         after, reward, terminated, truncated, record = advance(
-            self._view, account, action, self.settings, self._reward, record=self.record
+            self.view, account, action, self.settings, self.reward, record=self.record
         )
         done = after.finished
         final_bar = after.bar
-        final = obs = self._observe(after)
+        final = obs = self.observe_accounts(after)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and may_hold(done):
-            after = select(done, self._begin_next(after), after)
-            obs = self._observe(after)
+            after = select(done, self.begin_next(after), after)
+            obs = self.observe_accounts(after)
         reward = reward.to(torch.float32)
         return StepResult(after, reward, terminated, truncated, done, obs, final, final_bar, record)
 
@@ -395,13 +419,13 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         began = account.finished
         if not may_hold(began):
             return step
-        after = select(began, self._begin_next(account), unpack(step.state))
+        after = select(began, self.begin_next(account), unpack(step.state))
         return step._replace(
             state=after,
             reward=torch.where(began, 0.0, step.reward),
             terminated=step.terminated & ~began,
             truncated=step.truncated & ~began,
-            obs=self._observe(after),
+            obs=self.observe_accounts(after),
             record=None if step.record is None else step.record.without(began),
         )
 
@@ -417,7 +441,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             reward=torch.where(over, 0.0, step.reward),
             terminated=torch.where(over, ruined, step.terminated),
             truncated=torch.where(over, ~ruined, step.truncated),
-            obs=self._observe(after),
+            obs=self.observe_accounts(after),
         )
 
     def _refuse_finished(self) -> None:
@@ -428,46 +452,17 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 " stepping on"
             )
 
-    def _fuse(self, engine: str, *, copy: bool) -> StepKernel | None:
-        if engine not in ENGINES:
-            raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-        if engine == "torch":
-            self._why_not_fused: str | None = "by request"
-            return None
-        on_cuda = engine == "triton" or (engine == "auto" and self.device.type == "cuda")
-        triton_step = load_part(KERNELS, "triton") if on_cuda else None
-        why_not = why_not_fused if triton_step is None else triton_step.why_not
-        self._why_not_fused = why_not(self.settings, self.device, record=self.record)
-        if self._why_not_fused is not None:
-            if engine == "auto":
-                return None
-            raise EnvError(
-                f"the {engine} engine does not apply here: {self._why_not_fused}; use engine='auto'"
-            )
-        common = (self._view, self.settings, self._reward, self.num_envs)
-        resets = self.autoreset_mode is AutoresetMode.SAME_STEP
-        if triton_step is None:
-            return FusedStep(*common, resets=resets)
-        kernel: StepKernel = triton_step(*common, resets=resets, reuse=not copy)
-        return kernel
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine that steps the accounts, as in `engine_for`."""
-        if self._fused is None:
-            return f"torch ({self._why_not_fused})"
-        return "fused" if isinstance(self._fused, FusedStep) else "triton"
-
     def _pack(self, obs: Tensor, clock: Tensor) -> Any:
         return obs if self.settings.observation == "flat" else {"private": obs, "clock": clock}
 
-    def _begin_next(self, account: Account) -> Account:
-        return begin(self._view, self._key, account.episode, *self._endowment, self.settings)
+    def begin_next(self, account: Account) -> Account:
+        """Begin the next episode of every account."""
+        return begin(self.view, self._key, account.episode, *self._endowment, self.settings)
 
-    def _observe(self, account: Account) -> Tensor:
+    def observe_accounts(self, account: Account) -> Tensor:
         """Observe `[B, D]`, or the private part `[B, A + N]` of a factored observation."""
         look = observe if self.settings.observation == "flat" else observe_private
-        return look(self._view, account, self._obs_dtype)
+        return look(self.view, account, self._obs_dtype)
 
     def _make_keys(self, seed: int | Sequence[int]) -> Tensor:
         """Make the accounts' keys: one for each account of a list, or one for each group."""
@@ -486,18 +481,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def _check_start(self, account: Account, shares: Tensor | None, mask: Tensor | None) -> None:
         """Check that accounts start with positive equity and with the `shares` `[B, N]` of this
         reset; those of an earlier reset may have ended."""
-        odd = (
-            torch.zeros_like(account.finished)
-            if shares is None
-            else (account.shares != shares).any(1)
-        )
-        poor = account.equity <= 0
-        if mask is not None:
-            odd = odd & mask
-            poor = poor & mask
-        if bool(odd.any()):
+        checked = torch.ones_like(account.finished) if mask is None else mask
+        if shares is not None and bool(((account.shares != shares).any(1) & checked).any()):
             raise EnvError("options['shares'] holds a symbol that is not listed at the start bar")
-        if bool(poor.any()):
+        if bool(((account.equity <= 0) & checked).any()):
             raise EnvError(
                 "an account must start with positive equity; set options['cash_usd'] or ['shares']"
             )
@@ -509,7 +496,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
         starts = self.market.num_bars - 1 if self.settings.random_start else 1
-        there = is_listed(self._view, torch.arange(starts, device=self.device)).to(torch.float32)
+        there = is_listed(self.view, torch.arange(starts, device=self.device)).to(torch.float32)
         if bool(((owned != 0).to(torch.float32) @ there.T == 0).any()):
             raise EnvError(
                 "without cash, a later episode may begin where none of options['shares'] is listed;"
@@ -542,11 +529,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
         if self._fused is not None and not differentiable:
             return action  # kernels check by themselves
-        if self.device.type != "cpu":
-            return torch.nan_to_num(action, nan=0.0)
-        if not bool(action.isfinite().all()):
-            raise EnvError("actions contain NaN or infinity; check the policy's output")
-        return action
+        return check_finite(action)
 
 
 def _device(name: torch.device | str) -> torch.device:

@@ -61,7 +61,7 @@ class Episodes:
             self.cash = options["cash_usd"] = config.initial_cash_usd * rng.uniform(0.2, 2.0, count)
         if "shares" in self.given:
             start = torch.as_tensor(options["start"])
-            mark = env._view.mark[start].double().numpy()
+            mark = env.view.mark[start].double().numpy()
             there = np.array(
                 [[self.listed(n, t) for n in range(NUM_ASSETS)] for t in start.tolist()]
             )

@@ -5,6 +5,7 @@ import torch
 
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs import observation as observation_module
+from fintrader.envs.observation import layout_from_json, layout_to_json
 from fintrader.errors import CheckpointError
 from tests.engines.strategies import random_actions
 from tests.factories import make_market
@@ -13,7 +14,7 @@ from tests.factories import make_market
 def test_layout_round_trip_and_parts():
     layout = ObservationLayout(num_assets=3, num_features=2, num_context=5)
     assert layout.width == 4 + 3 + 6 + 3 + 5
-    assert ObservationLayout.from_json(layout.to_json()) == layout
+    assert layout_from_json(layout_to_json(layout)) == layout
     parts = layout.split(torch.arange(2 * layout.width).reshape(2, -1))
     assert {name: tuple(part.shape) for name, part in parts.items()} == {
         "account": (2, 4),
@@ -23,8 +24,8 @@ def test_layout_round_trip_and_parts():
         "context": (2, 5),
     }
     assert parts["features"][0].tolist() == [[7, 8], [9, 10], [11, 12]]
-    with pytest.raises(CheckpointError):
-        ObservationLayout.from_json({"num_assets": 3})
+    with pytest.raises(CheckpointError, match="num_features"):
+        layout_from_json({"kind": "market", "layout": {"num_assets": 3}})
 
 
 def test_every_part_holds_what_it_says():

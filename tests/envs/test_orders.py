@@ -75,13 +75,13 @@ def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(eng
     env.reset()
     target = torch.full((1, 5), 0.18)
     env.step(target)
-    weights = env.account.shares * env._view.mark[env.account.bar] / env.equity.unsqueeze(1)
+    weights = env.account.shares * env.view.mark[env.account.bar] / env.equity.unsqueeze(1)
     assert weights[0].numpy() == pytest.approx(np.full(5, 0.18), abs=0.001)
     held = env.account.shares.clone()
     env.step(target + 0.015)  # inside the band
     assert torch.equal(env.account.shares, held)
     env.step(target - 0.03)  # beyond it: all the way, not to its edge
-    weights = env.account.shares * env._view.mark[env.account.bar] / env.equity.unsqueeze(1)
+    weights = env.account.shares * env.view.mark[env.account.bar] / env.equity.unsqueeze(1)
     assert weights[0].numpy() == pytest.approx(np.full(5, 0.15), abs=0.001)
 
 

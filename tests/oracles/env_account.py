@@ -34,7 +34,7 @@ class EnvAccount:
         self.market = market
         self.settings = settings
         self.layout = self.env.layout
-        self.trade_log = TradeLog(market, settings, self.env._view)
+        self.trade_log = TradeLog(market, settings, self.env.view)
         self._obs: Tensor = self.env.reset()[0]
 
     rows = None
@@ -71,7 +71,7 @@ class EnvAccount:
         """One decision: its fills, then each bar it lasted, with what happened to the shares
         there."""
         log = self.trade_log
-        view = self.env._view
+        view = self.env.view
         bars = info["bars"].astype(np.int64)
         first = int(bars[0])
         held = log.shares[int(info["decision_bar"])].copy()

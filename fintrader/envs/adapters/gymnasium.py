@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorWrapper
 from torch import Tensor
 
 from fintrader.bars.calendar import WindowSettings
@@ -59,6 +59,12 @@ def make_trading_env(
     return TradingEnv(built_in_market() if market is None else market, **options)
 
 
+def require_flat(env: TradingEnv, mode: AutoresetMode, library: str) -> None:
+    """Check that `env` has this mode and flat observations. Raises EnvError."""
+    if env.autoreset_mode is not mode or env.settings.observation != "flat":
+        raise EnvError(f"{library} needs autoreset_mode={mode.name} and flat observations")
+
+
 def to_batch(actions: Any, device: torch.device) -> Tensor:
     """Convert numbers in any form that numpy reads to a float32 tensor. Raises EnvError."""
     try:
@@ -71,23 +77,10 @@ def to_batch(actions: Any, device: torch.device) -> Tensor:
     return torch.as_tensor(array, device=device)
 
 
-class NumpyVectorEnv(VectorEnv[Any, Any, Any]):
+class NumpyVectorEnv(VectorWrapper):
     """A `TradingEnv` in numpy, for code for gymnasium's vector environments."""
 
-    def __init__(self, env: TradingEnv) -> None:
-        self.env = env
-        self.num_envs = env.num_envs
-        self.metadata = env.metadata
-        self.single_observation_space = env.single_observation_space
-        self.single_action_space = env.single_action_space
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
-        self.render_mode = None
-
-    @property
-    def np_random_seed(self) -> int | tuple[int, ...]:  # type: ignore[override]
-        """See `TradingEnv.np_random_seed`."""
-        return self.env.np_random_seed
+    env: TradingEnv
 
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None

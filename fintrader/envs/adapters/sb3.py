@@ -11,7 +11,7 @@ bootstrap from it. Every array is a copy, because SB3 keeps arrays in its buffer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (
     VecEnvStepReturn,
 )
 
-from fintrader.envs.adapters.gymnasium import to_batch, to_numpy
+from fintrader.envs.adapters.gymnasium import require_flat, to_batch, to_numpy
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
 
@@ -34,8 +34,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
     observation."""
 
     def __init__(self, env: TradingEnv) -> None:
-        if env.autoreset_mode is not AutoresetMode.SAME_STEP or env.settings.observation != "flat":
-            raise EnvError("Stable-Baselines3 needs autoreset_mode=SAME_STEP and flat observations")
+        require_flat(env, AutoresetMode.SAME_STEP, "Stable-Baselines3")
         self.env = env
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._actions: np.ndarray[Any, Any] | None = None
@@ -76,12 +75,12 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Repeat the environment's attribute for every account in `indices`."""
         value = getattr(self.env, attr_name)
-        return [value for _ in self._chosen(indices)]
+        return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the environment. Raises EnvError for a part of the accounts, because
         they share one."""
-        if len(list(self._chosen(indices))) != self.num_envs:
+        if len(list(self._get_indices(indices))) != self.num_envs:
             raise EnvError("all accounts share one environment: set the attribute for all of them")
         setattr(self.env, attr_name, value)
 
@@ -91,18 +90,15 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         """Call a method of the environment once, and repeat its result for every account in
         `indices`."""
         result = getattr(self.env, method_name)(*args, **kwargs)
-        return [result for _ in self._chosen(indices)]
+        return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         """Report that no account has a gymnasium wrapper."""
-        return [False for _ in self._chosen(indices)]
+        return [False for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
         """Return no images: there is nothing to render."""
         return [None] * self.num_envs
-
-    def _chosen(self, indices: VecEnvIndices) -> Iterable[int]:
-        return self._get_indices(indices)
 
 
 def _copy(value: torch.Tensor) -> np.ndarray[Any, Any]:

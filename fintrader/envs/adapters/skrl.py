@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 from skrl.envs.wrappers.torch import Wrapper
 from torch import Tensor
 
+from fintrader.envs.adapters.gymnasium import require_flat
 from fintrader.envs.observation import ResetReturn, StepReturn
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
@@ -32,8 +33,7 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
     observation."""
 
     def __init__(self, env: TradingEnv) -> None:
-        if env.autoreset_mode is not AutoresetMode.SAME_STEP or env.settings.observation != "flat":
-            raise EnvError("the skrl wrapper needs autoreset_mode=SAME_STEP and flat observations")
+        require_flat(env, AutoresetMode.SAME_STEP, "skrl")
         super().__init__(env)
         self._agent: Any = None
         self._first: ResetReturn | None = None

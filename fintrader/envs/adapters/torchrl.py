@@ -14,11 +14,12 @@ from __future__ import annotations
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from fintrader.envs.adapters.gymnasium import require_flat
 from fintrader.envs.trading import TradingEnv
-from fintrader.errors import EnvError
 
 
 class TorchRLEnv(EnvBase):  # type: ignore[misc]
@@ -30,62 +31,48 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
     """
 
     def __init__(self, env: TradingEnv) -> None:
-        if env.autoreset_mode is not AutoresetMode.DISABLED or env.settings.observation != "flat":
-            raise EnvError(
-                "torchrl needs autoreset_mode=DISABLED (it resets by mask) and flat observations"
-            )
+        require_flat(env, AutoresetMode.DISABLED, "torchrl, which resets by mask,")
         size = torch.Size([env.num_envs])
-        super().__init__(device=env.device, batch_size=size)
+        device = env.device
+        super().__init__(device=device, batch_size=size)
         self.env = env
         self._pending_seed: int | None = None
-        device = env.device
-        assets = env.layout.num_assets
-        width = env.layout.width
+        number = {"device": device, "dtype": torch.float32}
         self.observation_spec = Composite(
-            observation=Unbounded((env.num_envs, width), device=device, dtype=torch.float32),
-            shape=size,
-            device=device,
+            observation=Unbounded((*size, env.layout.width), **number), shape=size, device=device
         )
-        self.action_spec = Bounded(
-            -1.0, 1.0, (env.num_envs, assets), device=device, dtype=torch.float32
-        )
-        self.reward_spec = Unbounded((env.num_envs, 1), device=device, dtype=torch.float32)
-        flag = Binary(1, (env.num_envs, 1), device=device, dtype=torch.bool)
-        self.done_spec = Composite(
-            done=flag.clone(),
-            terminated=flag.clone(),
-            truncated=flag.clone(),
-            shape=size,
-            device=device,
-        )
+        self.action_spec = Bounded(-1.0, 1.0, (*size, env.layout.num_assets), **number)
+        self.reward_spec = Unbounded((*size, 1), **number)
+        flag = Binary(1, (*size, 1), device=device, dtype=torch.bool)
+        flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}
+        self.done_spec = Composite(**flags, shape=size, device=device)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
         seed = self._pending_seed
         self._pending_seed = None
-        if mask is None or bool(mask.all()):
-            obs, _ = self.env.reset(seed=seed)
-        else:
-            obs, _ = self.env.reset(seed=seed, options={"reset_mask": mask.reshape(-1)})
-        no = torch.zeros((self.env.num_envs, 1), dtype=torch.bool, device=self.env.device)
-        values = {
-            "observation": obs.float(),
-            "done": no,
-            "terminated": no.clone(),
-            "truncated": no.clone(),
+        options = None
+        if mask is not None and not bool(mask.all()):
+            options = {"reset_mask": mask.reshape(-1)}
+        obs, _ = self.env.reset(seed=seed, options=options)
+        no = torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)
+        return self._pack(obs, no, no.clone())
+
+    def _pack(
+        self, obs: Tensor, terminated: Tensor, truncated: Tensor, **others: Tensor
+    ) -> TensorDict:
+        flags = {
+            "terminated": terminated,
+            "truncated": truncated,
+            "done": terminated | truncated,
         }
+        columns = {name: value.unsqueeze(-1) for name, value in (flags | others).items()}
+        values = {"observation": obs.float(), **columns}
         return TensorDict(values, batch_size=self.batch_size, device=self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         obs, reward, terminated, truncated, _ = self.env.step(tensordict.get("action"))
-        values = {
-            "observation": obs.float(),
-            "reward": reward.unsqueeze(-1),
-            "terminated": terminated.unsqueeze(-1),
-            "truncated": truncated.unsqueeze(-1),
-            "done": (terminated | truncated).unsqueeze(-1),
-        }
-        return TensorDict(values, batch_size=self.batch_size, device=self.device)
+        return self._pack(obs, terminated, truncated, reward=reward)
 
     def _set_seed(self, seed: int | None) -> None:
         self._pending_seed = seed

@@ -15,32 +15,19 @@ from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 
 # Kinds of rewards: a kernel prepares growth or profit, and torch finishes it.
-OTHER = 0
-LOG_RETURN = 1
-PROFIT = 2
+OTHER, LOG_RETURN, PROFIT = range(3)
 WORTHS = {"log_return": LOG_RETURN, "profit": PROFIT}
-# Rows of `ints`.
-BAR = 0
-START = 1
-END = 2
-EPISODE = 3
-FINAL_BAR = 4
-# Rows of `floats`; from `STEP_EQUITY` on they describe the step, before any reset.
-CASH, EQUITY, PEAK, FIRST = range(4)
-STEP_EQUITY = 4
-STEP_PEAK = 5
-COST = 6
-TURNOVER = 7
-WORTH = 8
-# Rows of `flags`.
-TERMINATED = 0
-TRUNCATED = 1
-FINISHED = 2
-DONE = 3
+INTS = range(5)
+"""Rows of `ints`."""
+BAR, START, END, EPISODE, FINAL_BAR = INTS
+FLOATS = range(9)
+"""Rows of `floats`; from `STEP_EQUITY` on they describe the step, before any reset."""
+CASH, EQUITY, PEAK, FIRST, STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = FLOATS
+FLAGS = range(4)
+"""Rows of `flags`."""
+TERMINATED, TRUNCATED, FINISHED, DONE = FLAGS
 # Rows of a bar's quotes.
-MOST = 0
-FILL = 1
-MARK = 2
+MOST, FILL, MARK = range(3)
 
 
 class Rules(NamedTuple):
@@ -275,9 +262,9 @@ class Buffers(NamedTuple):
     def empty(cls, count: int, num_assets: int, device: torch.device) -> Buffers:
         """Room for `count` accounts."""
         return cls(
-            torch.empty(5, count, dtype=torch.int64, device=device),
-            torch.empty(9, count, dtype=torch.float64, device=device),
-            torch.empty(4, count, dtype=torch.bool, device=device),
+            torch.empty(len(INTS), count, dtype=torch.int64, device=device),
+            torch.empty(len(FLOATS), count, dtype=torch.float64, device=device),
+            torch.empty(len(FLAGS), count, dtype=torch.bool, device=device),
             torch.empty(count, num_assets, dtype=torch.float64, device=device),
         )
 
@@ -298,6 +285,28 @@ class Buffers(NamedTuple):
             memory=memory,
             finished=self.flags[FINISHED],
         )
+
+
+class StepResult(NamedTuple):
+    """One step of all accounts."""
+
+    state: Account | Generation
+    """The accounts after the step, and after the reset of those whose episodes ended."""
+    reward: Tensor
+    """`[B]` float32."""
+    terminated: Tensor
+    """`[B]` bool."""
+    truncated: Tensor
+    """`[B]` bool."""
+    done: Tensor
+    """`[B]` bool: either."""
+    obs: Tensor
+    """`[B, D]`, or `[B, A + N]` where it is factored."""
+    final: Tensor
+    """`obs` before the reset, valid where `done`."""
+    final_bar: Tensor
+    """`[B]`: the bar each account stood at before the reset."""
+    record: Record | None = None
 
 
 class Generation:
@@ -323,27 +332,19 @@ class Generation:
             if name != "memory":
                 getattr(self.account, name).copy_(getattr(account, name).detach())
 
-
-class StepResult(NamedTuple):
-    """One step of all accounts."""
-
-    state: Account | Generation
-    """The accounts after the step, and after the reset of those whose episodes ended."""
-    reward: Tensor
-    """`[B]` float32."""
-    terminated: Tensor
-    """`[B]` bool."""
-    truncated: Tensor
-    """`[B]` bool."""
-    done: Tensor
-    """`[B]` bool: either."""
-    obs: Tensor
-    """`[B, D]`, or `[B, A + N]` where it is factored."""
-    final: Tensor
-    """`obs` before the reset, valid where `done`."""
-    final_bar: Tensor
-    """`[B]`: the bar each account stood at before the reset."""
-    record: Record | None = None
+    def make_result(self, reward: Tensor, obs: Tensor, final: Tensor) -> StepResult:
+        """Make the result of the step that led here."""
+        flags = self.buffers.flags
+        return StepResult(
+            self,
+            reward.to(torch.float32),
+            flags[TERMINATED],
+            flags[TRUNCATED],
+            flags[DONE],
+            obs,
+            final,
+            self.buffers.ints[FINAL_BAR],
+        )
 
 
 def pack_quotes(view: MarketView) -> Tensor:

@@ -4,7 +4,6 @@ on CPU."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -15,10 +14,9 @@ from torch import Tensor
 
 from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
-    DONE,
-    FINAL_BAR,
-    TERMINATED,
-    TRUNCATED,
+    FLAGS,
+    FLOATS,
+    INTS,
     Buffers,
     Generation,
     Inputs,
@@ -88,6 +86,8 @@ class ArrayPool:
 class FusedStep:
     """The CPU kernel, bound to one market and one set of settings."""
 
+    why_not = staticmethod(why_not_fused)
+
     def __init__(
         self,
         view: MarketView,
@@ -101,31 +101,30 @@ class FusedStep:
         from fintrader.envs.fast import batch
 
         self._kernel = batch.step_range
-        self.settings = settings
-        self.reward = reward
-        self.resets = resets
-        self.rewarding = (settings, reward, resets, view.benchmark)
-        self.flat = settings.observation == "flat"
+        self._resets = resets
+        self._rewarding = (settings, reward, resets, view.benchmark)
+        is_flat = settings.observation == "flat"
         self._count = num_envs
         assets = view.mark.shape[1]
         row_width = view.rows.shape[1]
         bar_width = view.rows.stride(0)
         # With a lookback the rows overlap; these are the rows of single bars behind them.
         bars = len(view.rows) + row_width // bar_width - 1
-        self.rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
-        self.width = 4 + assets + (row_width if self.flat else 0)
-        self.stream = self.flat and num_envs * self.width * 4 > STREAM_ABOVE_BYTES
-        self.prices = Prices.from_view(view)
-        self.rules = Rules.from_settings(settings)
-        self._fixed = (self.rows, row_width * 4, self.flat, self.stream, resets)
+        rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
+        width = 4 + assets + (row_width if is_flat else 0)
+        is_streamed = is_flat and num_envs * width * 4 > STREAM_ABOVE_BYTES
+        self._market = (Prices.from_view(view), Rules.from_settings(settings))
+        self._fixed = (rows, row_width * 4, is_flat, is_streamed, resets)
         self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
         self._pool: ThreadPoolExecutor | None = None
         self._given: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())
-        shapes = (((5, num_envs), np.int64), ((9, num_envs), np.float64), ((4, num_envs), np.bool_))
         self._books = [
-            ArrayPool(shape, kind) for shape, kind in (*shapes, ((num_envs, assets), np.float64))
+            ArrayPool((len(INTS), num_envs), np.int64),
+            ArrayPool((len(FLOATS), num_envs), np.float64),
+            ArrayPool((len(FLAGS), num_envs), np.bool_),
+            ArrayPool((num_envs, assets), np.float64),
         ]
-        self._obs, self._final = (ArrayPool((num_envs, self.width), np.float32) for _ in range(2))
+        self._obs, self._final = (ArrayPool((num_envs, width), np.float32) for _ in range(2))
 
     def pack(self, account: Account) -> Generation:
         """Copy accounts of a reset or a checkpoint."""
@@ -146,28 +145,15 @@ class FusedStep:
         inputs = Inputs(values, *self.given(endow, key))
         new = self._fresh(old.memory)
         obs = self._obs.take()
-        final = self._final.take() if self.resets else obs
+        final = self._final.take() if self._resets else obs
         out = Outputs(obs, final, *self._fixed)
-        counts = self.run(
-            self._kernel, inputs, old.arrays, new.arrays, self.prices, self.rules, out
-        )
+        counts = self.run(inputs, old.arrays, new.arrays, *self._market, out)
         if min(counts) < 0:
             raise EnvError("actions contain NaN or infinity; check the policy's output")
-        ended = sum(counts)
-        reward, new.memory = finish_reward(old, new.buffers, *self.rewarding)
+        reward, new.memory = finish_reward(old, new.buffers, *self._rewarding)
         seen = torch.from_numpy(obs)
-        flags = new.buffers.flags
-        last = torch.from_numpy(final) if ended and self.resets else seen
-        return StepResult(
-            new,
-            reward.to(torch.float32),
-            flags[TERMINATED],
-            flags[TRUNCATED],
-            flags[DONE],
-            seen,
-            last,
-            new.buffers.ints[FINAL_BAR],
-        )
+        last = torch.from_numpy(final) if self._resets and any(counts) else seen
+        return new.make_result(reward, seen, last)
 
     def given(self, endow: Endowment, key: Tensor) -> _Arrays:
         """Convert the accounts' random streams and endowment to arrays, once."""
@@ -175,9 +161,10 @@ class FusedStep:
             self._given = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
         return self._given[2]
 
-    def run(self, kernel: Callable[..., int], *arguments: Any) -> list[int]:
-        """Call `kernel(low, high, *arguments)`, without the GIL, for as many equal parts of the
-        accounts as torch has threads; return the parts' results."""
+    def run(self, *arguments: Any) -> list[int]:
+        """Call the kernel, without the GIL, for as many equal parts of the accounts as torch has
+        threads; return the parts' results."""
+        kernel = self._kernel
         threads = self._threads
         if threads == 1:
             return [kernel(0, self._count, *arguments)]

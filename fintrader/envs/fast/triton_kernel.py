@@ -16,24 +16,12 @@ import triton.language as tl
 from fintrader.envs.fast import buffers
 from fintrader.envs.money import DUST_USD, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
 
-_BAR = tl.constexpr(buffers.BAR)
-_START = tl.constexpr(buffers.START)
-_END = tl.constexpr(buffers.END)
-_EPISODE = tl.constexpr(buffers.EPISODE)
-_FINAL_BAR = tl.constexpr(buffers.FINAL_BAR)
-_CASH = tl.constexpr(buffers.CASH)
-_EQUITY = tl.constexpr(buffers.EQUITY)
-_PEAK = tl.constexpr(buffers.PEAK)
-_FIRST = tl.constexpr(buffers.FIRST)
-_STEP_EQUITY = tl.constexpr(buffers.STEP_EQUITY)
-_STEP_PEAK = tl.constexpr(buffers.STEP_PEAK)
-_COST = tl.constexpr(buffers.COST)
-_TURNOVER = tl.constexpr(buffers.TURNOVER)
-_WORTH = tl.constexpr(buffers.WORTH)
-_TERMINATED = tl.constexpr(buffers.TERMINATED)
-_TRUNCATED = tl.constexpr(buffers.TRUNCATED)
-_FINISHED = tl.constexpr(buffers.FINISHED)
-_DONE = tl.constexpr(buffers.DONE)
+# As in `buffers`.
+_BAR, _START, _END, _EPISODE, _FINAL_BAR = map(tl.constexpr, buffers.INTS)
+_CASH, _EQUITY, _PEAK, _FIRST, _STEP_EQUITY, _STEP_PEAK, _COST, _TURNOVER, _WORTH = map(
+    tl.constexpr, buffers.FLOATS
+)
+_TERMINATED, _TRUNCATED, _FINISHED, _DONE = map(tl.constexpr, buffers.FLAGS)
 _LOG_RETURN = tl.constexpr(buffers.LOG_RETURN)
 _PROFIT = tl.constexpr(buffers.PROFIT)
 _GRID = tl.constexpr(WEIGHT_GRID)
@@ -52,18 +40,14 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 _ACCOUNT_WIDTH = tl.constexpr(4)
 
 
-# Places in `rules`.
-RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST, FEE, IMPACT, COMMISSION, PACE = range(10)
-_RATE = tl.constexpr(RATE)
-_RUIN = tl.constexpr(RUIN)
-_MAX_SHARES = tl.constexpr(MAX_SHARES)
-_DEAD_BAND = tl.constexpr(DEAD_BAND)
-_BAND = tl.constexpr(BAND)
-_LEAST = tl.constexpr(LEAST)
-_FEE = tl.constexpr(FEE)
-_IMPACT = tl.constexpr(IMPACT)
-_COMMISSION = tl.constexpr(COMMISSION)
-_PACE = tl.constexpr(PACE)
+NUMBERS = (
+    *("cost_rate", "ruin_fraction", "max_shares", "dead_band", "rebalance_band"),
+    *("fee_rate", "impact_rate", "min_commission_usd", "trade_rate"),
+)
+"""Fields of `buffers.Rules` that the kernel reads, behind `EQUITY_FLOOR`."""
+_LEAST, _RATE, _RUIN, _MAX_SHARES, _DEAD_BAND, _BAND, _FEE, _IMPACT, _COMMISSION, _PACE = map(
+    tl.constexpr, range(1 + len(NUMBERS))
+)
 _DUST = tl.constexpr(DUST_USD)
 _NUDGE = tl.constexpr(SPLIT_NUDGE)
 

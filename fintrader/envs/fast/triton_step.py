@@ -15,19 +15,15 @@ from torch import Tensor
 
 from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
-    DONE,
-    FINAL_BAR,
-    TERMINATED,
-    TRUNCATED,
-    WORTHS,
     Buffers,
     Generation,
+    Rules,
     StepResult,
     finish_reward,
     pack_quotes,
 )
 from fintrader.envs.market_view import MarketView
-from fintrader.envs.money import EQUITY_FLOOR, LEAST_CHANGE, USD_GRID
+from fintrader.envs.money import EQUITY_FLOOR, USD_GRID
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import REWARDS, EnvSettings
 from fintrader.envs.state import Endowment
@@ -69,40 +65,32 @@ class TritonStep:
         """`resets`: an account whose episode ends begins the next one in the same step. With
         `reuse`, each step overwrites the outputs of the step before, and the account two
         steps back: buffers that stay where they are can be captured in a CUDA graph."""
+        from triton import next_power_of_2
+
         from fintrader.envs.fast import triton_kernel as cuda
 
-        self._settings = settings
-        self._reward = reward
         self._resets = resets
         self._reuse = reuse
         self._rewarding = (settings, reward, resets, view.benchmark)
-        self._worth = WORTHS.get(settings.reward, 0)
-        self._flat = settings.observation == "flat"
+        self._reward_inside = settings.reward in REWARDS
+        """False for a user's reward, which may do things that no CUDA graph can hold."""
+        is_flat = settings.observation == "flat"
         self._device = view.mark.device
         self._count = num_envs
         self._num_assets = view.mark.shape[1]
-        self._width = 4 + self._num_assets + (view.rows.shape[1] if self._flat else 0)
-        self._kernel = cuda.step_kernel
         market_width = view.rows.shape[1]
+        self._width = 4 + self._num_assets + (market_width if is_flat else 0)
+        self._kernel = cuda.step_kernel
         self._dtype = view.rows.dtype
-        rules = torch.zeros(10, dtype=torch.float64)
-        rules[cuda.RATE] = settings.fee_rate + settings.spread_rate
-        rules[cuda.RUIN] = settings.ruin_fraction
-        rules[cuda.MAX_SHARES] = settings.max_shares
-        rules[cuda.DEAD_BAND] = settings.dead_band
-        rules[cuda.BAND] = max(settings.rebalance_band, LEAST_CHANGE)
-        rules[cuda.LEAST] = EQUITY_FLOOR
-        rules[cuda.PACE] = settings.trade_rate
-        rules[cuda.FEE] = settings.fee_rate
-        rules[cuda.IMPACT] = settings.impact_rate
-        rules[cuda.COMMISSION] = settings.min_commission_usd
+        rules = Rules.from_settings(settings)
+        numbers = [getattr(rules, name) for name in cuda.NUMBERS]
         self._market = (
             pack_quotes(view),
             view.rows,
             view.rows.stride(0),
             view.last_bar,
             view.risk_off.view(torch.uint8),
-            rules.to(self._device),
+            torch.tensor([EQUITY_FLOOR, *numbers], dtype=torch.float64, device=self._device),
             view.inverse_root_volume,
             view.spread,
             view.event_row,
@@ -112,20 +100,20 @@ class TritonStep:
         self._options = {
             "N": self._num_assets,
             "WIDTH": market_width,
-            "BLOCK_N": _power_of_two(self._num_assets),
-            "BLOCK_W": min(_power_of_two(market_width), 1024),
+            "BLOCK_N": next_power_of_2(self._num_assets),
+            "BLOCK_W": min(next_power_of_2(market_width), 1024),
             "RESETS": resets,
-            "FLAT": self._flat,
-            "TARGET": settings.action == "target",
-            "SAME_BAR": settings.fill == "close",
-            "RANDOM_START": settings.random_start,
+            "FLAT": is_flat,
+            "TARGET": rules.is_target,
+            "SAME_BAR": rules.is_same_bar,
+            "RANDOM_START": rules.is_random_start,
             "TURBULENT": bool(settings.turbulence),
-            "INTERVAL": settings.decision_interval,
+            "INTERVAL": rules.interval,
             "ENDS": view.has_ends,
-            "WORTH": self._worth,
+            "WORTH": rules.reward,
             "EVERY_FINAL": not reuse,
-            "WHOLE": not settings.fractional,
-            "EACH": not settings.costs_are_proportional,
+            "WHOLE": rules.is_whole,
+            "EACH": not rules.is_proportional,
             "EVENTS": view.has_events,
             "num_warps": 4,
             "enable_fp_fusion": False,  # as torch rounds: a product, then a sum
@@ -174,7 +162,7 @@ class TritonStep:
             (action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final
         )
         reward, new.memory = finish_reward(old, new.buffers, *self._rewarding)
-        return self._result(new, reward, obs, final)
+        return new.make_result(reward, obs, final)
 
     def _replay(self, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Step into the environment's buffers, by a CUDA graph if there is one."""
@@ -195,25 +183,7 @@ class TritonStep:
             reward, memory = finish_reward(old, new.buffers, *self._rewarding)
             new.memory.copy_(memory)
         self._current = 1 - current
-        return self._result(new, reward, *self._outputs)
-
-    def _result(self, new: Generation, reward: Tensor, obs: Tensor, final: Tensor) -> StepResult:
-        flags = new.buffers.flags
-        return StepResult(
-            new,
-            reward.to(torch.float32),
-            flags[TERMINATED],
-            flags[TRUNCATED],
-            flags[DONE],
-            obs,
-            final,
-            new.buffers.ints[FINAL_BAR],
-        )
-
-    @property
-    def _reward_inside(self) -> bool:
-        """True for built-in rewards; a user's reward may do things that no CUDA graph can hold."""
-        return self._settings.reward in REWARDS
+        return new.make_result(reward, *self._outputs)
 
     def _compute(self, current: int) -> None:
         """Do the work of a graph: the launch from one generation into the other, and the
@@ -276,7 +246,3 @@ class TritonStep:
 def _plain(buffers: Buffers) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """View booleans as bytes, which Triton stores."""
     return buffers.ints, buffers.floats, buffers.flags.view(torch.uint8), buffers.shares
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
