@@ -31,7 +31,7 @@ from fintrader.agents.buffers import Transition, gae
 from fintrader.agents.settings import APG
 from fintrader.envs.account import may_hold
 from fintrader.envs.joined import JoinedEnv
-from fintrader.envs.observation import FlatLayout, Layout
+from fintrader.envs.observation import FlatLayout
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 from fintrader.memory import require_memory
@@ -47,18 +47,17 @@ class APGAgent(BaseAgent):
 
     differentiable = True
 
-    def __init__(
-        self, settings: APG, layout: Layout, *, device: torch.device | str, seed: int
-    ) -> None:
-        """Raises ConfigError for a layout without assets: other environments cannot be
-        differentiated."""
-        if isinstance(layout, FlatLayout):
+    settings: APG
+
+    def add_parts(self) -> None:
+        """Add the optimisers. Raises ConfigError for a layout without assets: other environments
+        cannot be differentiated."""
+        if isinstance(self.layout, FlatLayout):
             raise ConfigError(
                 "agent.algo apg needs the trading environment, which can be differentiated;"
                 " choose ppo"
             )
-        super().__init__(settings, layout, device=device, seed=seed)
-        self.add_optimiser("actor", self.actor.parameters(), settings.learning_rate)
+        self.add_optimiser("actor", self.actor.parameters(), self.settings.learning_rate)
         self.add_optimiser("critic", self.critic.parameters(), VALUE_LEARNING_RATE)
         self.steps: list[Transition] = []
         self.accounts = 0
@@ -146,10 +145,8 @@ class APGAgent(BaseAgent):
             if settings.bootstrap and (t == last or may_hold(truncated[t])):
                 has_future = truncated[t] | (~done if t == last else torch.zeros_like(done))
                 value = self.critic(self.normalise(step.next_obs))
-                total = total + torch.where(
-                    has_future & ~terminated[t], weight * value, torch.zeros_like(value)
-                )
-            weight = torch.where(done, torch.ones_like(weight), weight)
+                total = total + torch.where(has_future & ~terminated[t], weight * value, 0.0)
+            weight = torch.where(done, 1.0, weight)
         return total.mean() / len(self.steps)
 
     def _fit_value(self, rollout: Transition) -> dict[str, Tensor]:

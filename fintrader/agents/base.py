@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fintrader.agents.checkpoint import Resumable, load_generator
 from fintrader.agents.environment import MarketEnv, to_training_env
 from fintrader.agents.heads import ActionHead
-from fintrader.agents.network_kinds import make_critic, resolve_network
+from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.networks import tanh
 from fintrader.agents.normalisation import Batch, RewardScaler
 from fintrader.agents.policy import ActorPolicy
@@ -25,7 +25,7 @@ Metrics: TypeAlias = dict[str, float]
 
 class BaseAgent(Resumable):
     """The networks of an agent and their gradient steps. Subclasses add `optimisers` in
-    `__init__`."""
+    `add_parts`."""
 
     settings: Any
     differentiable: bool = False
@@ -51,20 +51,21 @@ class BaseAgent(Resumable):
         self.seed = seed
         self.head = ActionHead(layout, settings.head)
         judged = self.head.latents if self.is_squashed else 0
-        network = resolve_network(settings.network, layout, orders=not self.head.targets_weights)
         squash = self.is_squashed or (self.is_bounded and self.head.targets_weights)
         self.rewards = RewardScaler(settings.gamma)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "weights"))
             self.policy = ActorPolicy(
                 layout,
-                network,
+                settings.network,
                 settings.head,
                 outputs=self.outputs,
                 squash=squash,
                 rewards=self.rewards,
             )
-            self.critic = make_critic(layout, network, latents=judged, members=self.members)
+            self.critic = make_critic(
+                layout, self.policy.network, latents=judged, members=self.members
+            )
         self.actor = self.policy.actor
         self.normaliser = self.policy.normaliser
         self.modules = nn.ModuleDict(
@@ -82,6 +83,10 @@ class BaseAgent(Resumable):
         """`[T, L*W]`: the rows of the market that clocks of observations point to."""
         self.decision_interval = 1
         """Bars from one decision to the next."""
+        self.add_parts()
+
+    def add_parts(self) -> None:
+        """Add the parts that the algorithm has besides: optimisers, networks, buffers."""
 
     def prepare_env(self, env: Any) -> Any:
         """Turn `env` into the environment that the agent trains in. Raises ConfigError when it
@@ -190,9 +195,7 @@ class BaseAgent(Resumable):
         self.last_noise = own.get("last_noise")
         if self.perturbation is not None and "perturbation" in own:
             self.perturbation.drawn = own["perturbation"]
-            load_generator(
-                self.perturbation.generator, own["perturbation_generator"].cpu(), "agent state"
-            )
+            load_generator(self.perturbation.generator, own["perturbation_generator"])
 
 
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:

@@ -117,9 +117,7 @@ def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tenso
     }
 
 
-def load_optimiser(
-    optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], what: str
-) -> None:
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Put moments back; learning rate and the like stay as they are. Raises CheckpointError on a
     wrong shape."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
@@ -128,11 +126,11 @@ def load_optimiser(
         number, _, name = key.partition(".")
         if not number.isdigit() or int(number) >= len(parameters):
             raise CheckpointError(
-                f"{what}: optimiser state for unknown parameter {key}; use equal network settings"
+                f"optimiser state for unknown parameter {key}; use equal network settings"
             )
         if tensor.ndim and tensor.shape != parameters[int(number)].shape:
             raise CheckpointError(
-                f"{what}: optimiser state {key} has the wrong shape; use equal network settings"
+                f"optimiser state {key} has the wrong shape; use equal network settings"
             )
         state.setdefault(int(number), {})[name] = tensor.clone()
     full = optimiser.state_dict()
@@ -140,14 +138,14 @@ def load_optimiser(
     optimiser.load_state_dict(full)
 
 
-def load_generator(generator: torch.Generator, state: Tensor, what: str) -> None:
+def load_generator(generator: torch.Generator, state: Tensor) -> None:
     """Put a generator back where it was. Raises CheckpointError when the state is of another
     device."""
     try:
         generator.set_state(state.cpu().to(torch.uint8))
     except RuntimeError as error:
         raise CheckpointError(
-            f"{what}: random state does not fit ({error}); resume on the same device type"
+            f"the random state does not fit ({error}); resume on the same device type"
         ) from None
 
 
@@ -190,7 +188,7 @@ class Resumable:
         self.load_extra_state(select_below("extra", state))
         if "generator" not in state:
             raise CheckpointError("the stored agent state is incomplete: it has no random state")
-        load_generator(self.generator, state["generator"], "agent state")
+        load_generator(self.generator, state["generator"])
 
     def inherit(self, state: Mapping[str, Tensor]) -> None:
         """Take networks, optimiser moments and normalisers from a parent's `state_dict()`.
@@ -200,7 +198,7 @@ class Resumable:
         """
         load_module(self.modules, select_below("modules", state), "agent state")
         for name, optimiser in self.optimisers.items():
-            load_optimiser(optimiser, select_below(f"optimisers.{name}", state), "agent state")
+            load_optimiser(optimiser, select_below(f"optimisers.{name}", state))
 
     def collect_extra_state(self) -> dict[str, Tensor]:
         """Collect the state that belongs to one training only."""

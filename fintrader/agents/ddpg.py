@@ -18,25 +18,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
-from fintrader.agents.settings import DDPG
 
 
 class DDPGAgent(OffPolicyAgent):
     """One critic, and an actor that climbs it."""
 
-    settings: DDPG
+    def choose_following(self, batch: Batch) -> Tensor:
+        """Choose the latents `[R, L]` at which the target values the next observations."""
+        return torch.tanh(self.actor_target(batch)[0])
 
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
         with torch.no_grad():
-            following = torch.tanh(self.actor_target(sample.next_obs)[0])
-            value = self.critic_target(sample.next_obs, following)[0]
+            following = self.choose_following(sample.next_obs)
+            value = self.critic_target(sample.next_obs, following).min(dim=0).values
             target = sample.reward + sample.discount * value
         metrics = self.fit_critics(sample, target)
-
-        if self.is_actor_due():
+        if self.is_actor_due:
             metrics |= self.improve_actor(sample)
-
-        self.update_target(self.critic_target, self.critic)
-        self.update_target(self.actor_target, self.actor)
+            self.update_target(self.critic_target, self.critic)
+            self.update_target(self.actor_target, self.actor)
         return metrics
+
+    def improve_actor(self, sample: ReplaySample) -> dict[str, Tensor]:
+        """Take one step of a deterministic actor up the first critic."""
+        (raw,) = self.actor(sample.obs)
+        policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
+        saturation = self.settings.saturation_coef * raw.pow(2).mean()
+        norm = self.descend("actor", policy_loss + saturation)
+        return {"policy_loss": policy_loss.detach(), "grad_norm": norm}

@@ -81,7 +81,7 @@ ENCODERS: dict[str, type[GruEncoder | AttentionEncoder]] = {
 
 
 def make_encoder(
-    layout: Layout, settings: NetworkSettings, width_in: int, *, batch_shape: tuple[int, ...] = ()
+    layout: Layout, settings: NetworkSettings, batch_shape: tuple[int, ...] = ()
 ) -> GruEncoder | AttentionEncoder | None:
     """Make the encoder that the settings name. Raises ConfigError when observations show one bar
     only."""
@@ -97,6 +97,7 @@ def make_encoder(
             f"agent.network.encoder {settings.encoder} needs bars to read: set env.lookback to 2 or"
             " more, e.g. 30"
         )
+    width_in = layout.row_width if settings.kind == "mlp" else layout.num_features + 1
     return ENCODERS[settings.encoder](
         width_in, ENCODER_WIDTH, layout.lookback, batch_shape=batch_shape
     )

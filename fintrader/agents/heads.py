@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fintrader.agents.settings import ActionHeadSettings
-from fintrader.envs.observation import FlatLayout, Layout, benchmark_of, holdings_of, num_actions
+from fintrader.envs.observation import FlatLayout, Layout, benchmark_of, holdings_of
 from fintrader.errors import ConfigError
 
 EXTRA_LATENT_SCALE = 0.25
@@ -52,22 +52,20 @@ class ActionHead:
             self.kind = "direct"
         elif self.kind == "auto":
             self.kind = "tilt" if layout.benchmark and layout.num_features else "aim"
-        if self.kind == "tilt" and not isinstance(layout, FlatLayout):
-            if not layout.benchmark:
-                raise ConfigError(
-                    "agent.head.kind tilt needs a benchmark to tilt away from: set env.benchmark to"
-                    " equal_weight, or the head to aim"
-                )
-            if not layout.num_features:
-                raise ConfigError(
-                    "agent.head.kind tilt needs features to tilt by: name some in"
-                    " data.features.names"
-                )
+        elif self.kind == "tilt" and not layout.benchmark:
+            raise ConfigError(
+                "agent.head.kind tilt needs a benchmark to tilt away from: set env.benchmark to"
+                " equal_weight, or the head to aim"
+            )
+        elif self.kind == "tilt" and not layout.num_features:
+            raise ConfigError(
+                "agent.head.kind tilt needs features to tilt by: name some in data.features.names"
+            )
         self.targets_weights = self.kind != "direct"
         self.extra = {"direct": 0, "aim": 1, "tilt": 2 - settings.fully_invested}[self.kind]
         """Latents that belong to no asset and stand last: cash; or the trade rate, and cash where
         it may be held."""
-        self.latents = num_actions(layout) + self.extra
+        self.latents = layout.num_actions + self.extra
         """L: width of the latent."""
         self.out_gain = 0.0 if self.kind == "tilt" else 0.01
         """Gain of an actor's last layer: an untrained `tilt` holds the benchmark."""
@@ -124,7 +122,7 @@ class ActionHead:
         rate = torch.sigmoid(start + RATE_PER_LATENT * latent[..., assets : assets + 1])
         rate = rate + (1 - rate) * torch.exp(-active_share / FOLLOWING_SHARE)
 
-        held = torch.where(benchmark > 0, held, torch.zeros_like(held))
+        held = torch.where(benchmark > 0, held, 0.0)
         idle = aim.sum(-1, keepdim=True) - held.sum(-1, keepdim=True)
         held = held + idle * _normalise(aim)
         return (held + rate * (aim - held)).clamp(0.0, 1.0)

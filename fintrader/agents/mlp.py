@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fintrader.agents.networks import Actor, Dense, Hidden, join, linear
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
-from fintrader.envs.observation import FlatLayout, Layout, num_actions
+from fintrader.envs.observation import Layout
 
 
 class Mlp(nn.Module):
@@ -29,15 +29,10 @@ class Mlp(nn.Module):
         out_gain: float,
     ) -> None:
         super().__init__()
-        self.private = layout.width
-        self.row = 0
-        market = 0
-        if not isinstance(layout, FlatLayout):
-            self.private = layout.private_width
-            self.row = layout.row_width
-            market = layout.market_width
+        self.private = layout.private_width
+        self.row = layout.row_width
         self.encoder = encoder
-        self.market = market if encoder is None else self.row + ENCODER_WIDTH
+        self.market = layout.market_width if encoder is None else self.row + ENCODER_WIDTH
         widths = [self.private + self.market + latents, *settings.hidden]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
@@ -97,7 +92,7 @@ class MlpActor(Actor):
     ) -> None:
         super().__init__()
         self.outputs = outputs
-        latents = num_actions(layout) + extra
+        latents = layout.num_actions + extra
         self.mlp = Mlp(layout, latents * outputs, settings, encoder, out_gain=out_gain)
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:

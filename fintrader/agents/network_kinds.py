@@ -7,6 +7,8 @@ before are plain further inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from fintrader.agents.encoders import make_encoder
@@ -39,6 +41,18 @@ def resolve_network(
     return settings.model_copy(update={"kind": "per_asset" if orders else "market_once"})
 
 
+_ACTORS: dict[str, Callable[..., Actor]] = {
+    "market_once": MarketOnceActor,
+    "per_asset": PerAssetActor,
+    "mlp": MlpActor,
+}
+_CRITICS: dict[str, Callable[..., nn.Module]] = {
+    "market_once": MarketOnceLatentCritic,
+    "per_asset": PerAssetCritic,
+    "mlp": MlpCritic,
+}
+
+
 def make_actor(
     layout: Layout,
     settings: NetworkSettings,
@@ -47,34 +61,23 @@ def make_actor(
     outputs: int = 1,
     out_gain: float = 0.01,
 ) -> Actor:
-    """Make the actor that `settings` describe, with `outputs` numbers for each of the assets' and
-    the `extra` latents."""
-    settings = resolve_network(settings, layout)
-    if isinstance(layout, FlatLayout) or settings.kind == "mlp":
-        encoder = make_encoder(layout, settings, _row_width(layout))
-        return MlpActor(layout, settings, encoder, extra=extra, outputs=outputs, out_gain=out_gain)
-    kind = PerAssetActor if settings.kind == "per_asset" else MarketOnceActor
-    encoder = make_encoder(layout, settings, layout.num_features + 1)
+    """Make the actor that resolved `settings` describe, with `outputs` numbers for each of the
+    assets' and the `extra` latents."""
+    encoder = make_encoder(layout, settings)
+    kind = _ACTORS[settings.kind]
     return kind(layout, settings, encoder, extra=extra, outputs=outputs, out_gain=out_gain)
 
 
 def make_critic(
     layout: Layout, settings: NetworkSettings, *, latents: int = 0, members: int | None = None
 ) -> nn.Module:
-    """Make the critic that `settings` describe: the value `[R]` of a batch, with `latents` the
-    value of a batch and its latents `[R, L]`; `members`: K critics as one network, `[K, R]`."""
-    settings = resolve_network(settings, layout)
+    """Make the critic that resolved `settings` describe: the value `[R]` of a batch, with `latents`
+    the value of a batch and its latents `[R, L]`; `members`: K critics as one network, `[K, R]`."""
     batch_shape = () if members is None else (members,)
-    if isinstance(layout, FlatLayout) or settings.kind == "mlp":
-        encoder = make_encoder(layout, settings, _row_width(layout), batch_shape=batch_shape)
-        return MlpCritic(layout, settings, encoder, latents=latents, batch_shape=batch_shape)
-    encoder = make_encoder(layout, settings, layout.num_features + 1, batch_shape=batch_shape)
+    encoder = make_encoder(layout, settings, batch_shape)
     if settings.kind == "market_once" and not latents:
         assert members is None, "only critics of latents come in several"
+        assert not isinstance(layout, FlatLayout)
         return MarketOnceCritic(layout, settings, encoder)
-    kind = PerAssetCritic if settings.kind == "per_asset" else MarketOnceLatentCritic
+    kind = _CRITICS[settings.kind]
     return kind(layout, settings, encoder, latents=latents, batch_shape=batch_shape)
-
-
-def _row_width(layout: Layout) -> int:
-    return 0 if isinstance(layout, FlatLayout) else layout.row_width

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fintrader.envs.observation import FlatLayout, Layout, statistic_groups
+from fintrader.envs.observation import Layout, statistic_groups
 from fintrader.errors import ConfigError
 
 PerturbRows = Callable[[Tensor, Tensor | None], Tensor]
@@ -67,35 +67,55 @@ def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[
     return occurring.squeeze(1), (occurs.cumsum(0) - 1).index_select(0, numbers)
 
 
-class ObservationNormaliser(nn.Module):
+class RunningStatistics(nn.Module):
+    """Mean and variance of all that was merged, by the parallel algorithm of Chan, Golub and LeVeque
+    (1979), in float64."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, *shape: int, var: float) -> None:
+        """`var`: the variance before the first values."""
+        super().__init__()
+        start = torch.zeros(shape, dtype=torch.float64)
+        self.register_buffer("mean", start)
+        self.register_buffer("var", start + var)
+        self.register_buffer("count", start.clone())
+
+    def merge(self, mean: Tensor, var: Tensor, number: Tensor | int) -> None:
+        """Merge the mean and variance of a batch of `number` values."""
+        total = self.count + number
+        share = number / total.clamp_min(1)
+        delta = mean - self.mean
+        squares = self.var * self.count + var * number
+        merged = (squares + delta**2 * self.count * share) / total.clamp_min(1)
+        self.var.copy_(torch.where(total > 0, merged, self.var))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
+
+
+class ObservationNormaliser(RunningStatistics):
     """Subtracts each column's mean and divides by its deviation, clipped to ±10.
 
     Columns that mean the same thing for different assets share one statistic, so that permuting the
-    assets permutes the result. Statistics merge by the parallel algorithm of Chan, Golub and
-    LeVeque (1979), in float64.
+    assets permutes the result.
 
     Observations are flat, `[..., D]`, or *clocked*, `[..., A + N + 1]`: the private part and the
     number of a bar (exact in float32 up to 2**24), whose row stands in a table that all accounts
     share. The market's columns get their statistics from the whole table at once.
     """
 
-    mean: Tensor
-    var: Tensor
-    count: Tensor
     groups: Tensor
 
     def __init__(self, layout: Layout) -> None:
-        super().__init__()
-        self.private = layout.width if isinstance(layout, FlatLayout) else layout.private_width
+        groups = statistic_groups(layout)
+        super().__init__(int(groups.max()) + 1, var=1.0)
+        self.private = layout.private_width
         """Columns of the private part, which come first."""
         self.width = layout.width
-        self.row_width = 0 if isinstance(layout, FlatLayout) else layout.row_width
-        groups = statistic_groups(layout)
-        number = int(groups.max()) + 1
+        self.row_width = layout.row_width
         self.register_buffer("groups", groups, persistent=False)
-        self.register_buffer("mean", torch.zeros(number, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(number, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros(number, dtype=torch.float64))
         self._refresh()
 
     def _refresh(self) -> None:
@@ -182,7 +202,7 @@ class ObservationNormaliser(nn.Module):
         mean = zeros.index_add(0, groups, column_mean) / sizes
         between = (column_mean - mean[groups]) ** 2
         var = zeros.index_add(0, groups, column_var + between) / sizes
-        _merge(self, mean, var, torch.where(occurs, float(rows.shape[0]), 0.0).double())
+        self.merge(mean, var, torch.where(occurs, float(rows.shape[0]), 0.0).double())
         self._refresh()
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -195,43 +215,22 @@ class ObservationNormaliser(nn.Module):
         return self
 
 
-def _merge(
-    into: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor, number: Tensor | int
-) -> None:
-    """Merge mean and variance of a batch of `number` values into running into."""
-    total = into.count + number
-    share = number / total.clamp_min(1)
-    delta = mean - into.mean
-    squares = into.var * into.count + var * number
-    merged = (squares + delta**2 * into.count * share) / total.clamp_min(1)
-    into.var.copy_(torch.where(total > 0, merged, into.var))
-    into.mean.add_(delta * share)
-    into.count.copy_(total)
-
-
 def to_shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Turn statistics into the float32 numbers that columns are lessened by and then multiplied
     by."""
     return mean.float(), (var + EPSILON).rsqrt().float()
 
 
-class RewardScaler(nn.Module):
+class RewardScaler(RunningStatistics):
     """Divides rewards by the deviation of the discounted return (https://arxiv.org/abs/2005.12729,
     section 2).
 
     The mean stays: subtracting it would change which policy is best when episodes can end.
     """
 
-    var: Tensor
-    mean: Tensor
-    count: Tensor
-
     def __init__(self, gamma: float) -> None:
-        super().__init__()
+        super().__init__(var=0.0)
         self.gamma = gamma
-        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("var", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.running: Tensor | None = None
         """`[B]`: discounted return of each account so far."""
 
@@ -247,9 +246,9 @@ class RewardScaler(nn.Module):
             running = running * keep[t]
         self.running = running
         wide = returns.double()
-        _merge(self, wide.mean(), wide.var(correction=0), wide.numel())
+        self.merge(wide.mean(), wide.var(correction=0), wide.numel())
 
     def forward(self, rewards: Tensor) -> Tensor:
         """Scale rewards, clipped to ±10; unchanged before the first update."""
-        scale = torch.where(self.count > 0, (self.var + 1e-16).rsqrt(), torch.ones_like(self.var))
+        scale = torch.where(self.count > 0, (self.var + 1e-16).rsqrt(), 1.0)
         return (rewards * scale.to(rewards.dtype)).clamp(-CLIP, CLIP)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from fintrader.agents.checkpoint import add_prefix, select_below
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.agents.settings import OffPolicySettings
-from fintrader.envs.observation import Layout
 
 
 class ReplaySample(NamedTuple):
@@ -45,17 +44,15 @@ class OffPolicyAgent(BaseAgent):
     is_squashed = True
     members: int = 1
 
-    def __init__(
-        self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str, seed: int
-    ) -> None:
-        super().__init__(settings, layout, device=device, seed=seed)
+    def add_parts(self) -> None:
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
         self.modules.update(
             {"critic_target": self.critic_target, "actor_target": self.actor_target}
         )
-        self.add_optimiser("actor", self.actor.parameters(), settings.learning_rate)
-        self.add_optimiser("critic", self.critic.parameters(), settings.learning_rate)
+        rate = self.settings.learning_rate
+        self.add_optimiser("actor", self.actor.parameters(), rate)
+        self.add_optimiser("critic", self.critic.parameters(), rate)
         self.replay: ReplayBuffer | None = None
         self.latent: Tensor | None = None
         self.has_parent = False
@@ -103,14 +100,10 @@ class OffPolicyAgent(BaseAgent):
         """Learn as often as `updates_per_step` asks; metrics every `report_every` steps, else
         None."""
         while self.learned < self.count_due_updates():
-            self.learn_once()
+            assert self.replay is not None
+            self.record(self.learn(self.draw_sample(self.replay)))
+            self.redraw_perturbation()
         return self.report()
-
-    def learn_once(self) -> None:
-        """Make one update from one batch."""
-        assert self.replay is not None
-        self.record(self.learn(self.draw_sample(self.replay)))
-        self.redraw_perturbation()
 
     def count_due_updates(self) -> int:
         """Count the updates that should have been made by now, since the first step; 0 while
@@ -159,9 +152,10 @@ class OffPolicyAgent(BaseAgent):
         """Make one update; return scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not say how it learns")
 
-    def is_actor_due(self, delay: int = 1) -> bool:
-        """Report whether this update is one of the actor's: every `delay`-th, once the critics had
-        their lead."""
+    @property
+    def is_actor_due(self) -> bool:
+        """True if this update is one of the actor's, too: every `policy_delay`-th."""
+        delay: int = getattr(self.settings, "policy_delay", 1)
         return (self.learned + 1) % delay == 0
 
     def fit_critics(self, sample: ReplaySample, target: Tensor) -> dict[str, Tensor]:
@@ -171,14 +165,6 @@ class OffPolicyAgent(BaseAgent):
         loss = (values - target).pow(2).mean(dim=-1).sum()
         self.descend("critic", loss)
         return {"critic_loss": loss.detach() / self.members, "value_mean": values.detach().mean()}
-
-    def improve_actor(self, sample: ReplaySample) -> dict[str, Tensor]:
-        """Take one step of a deterministic actor up the first critic."""
-        (raw,) = self.actor(sample.obs)
-        policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-        saturation = self.settings.saturation_coef * raw.pow(2).mean()
-        norm = self.descend("actor", policy_loss + saturation)
-        return {"policy_loss": policy_loss.detach(), "grad_norm": norm}
 
     @torch.no_grad()
     def update_target(self, target: nn.Module, source: nn.Module) -> None:
@@ -210,8 +196,3 @@ class OffPolicyAgent(BaseAgent):
     def _make_replay(self, accounts: int, width: int) -> ReplayBuffer:
         steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
         return ReplayBuffer(steps, accounts, width, self.head.latents, self.device)
-
-
-def combine_critics(values: Tensor, how: Literal["mean", "min"]) -> Tensor:
-    """Combine the values `[K, R]` of K critics to one `[R]`."""
-    return values.mean(dim=0) if how == "mean" else values.min(dim=0).values

@@ -17,7 +17,6 @@ from fintrader.agents.fast.training import EmbeddingCache
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import OnPolicySettings
 from fintrader.envs.account import may_hold
-from fintrader.envs.observation import Layout
 
 ROWS_AT_ONCE = 4096
 """Rows of a minibatch that go through the networks together, so that all numbers between inputs and
@@ -97,10 +96,8 @@ class OnPolicyAgent(BaseAgent):
     settings: OnPolicySettings
     is_bounded = True
 
-    def __init__(
-        self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str, seed: int
-    ) -> None:
-        super().__init__(settings, layout, device=device, seed=seed)
+    def add_parts(self) -> None:
+        settings = self.settings
         log_std = torch.full((self.head.latents,), math.log(settings.noise))
         self.noise = nn.ParameterDict({"log_std": log_std})
         self.noise.requires_grad_(settings.noise_decay == "learned")

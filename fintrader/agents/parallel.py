@@ -161,21 +161,14 @@ class BatchedLearners:
     def _average_copies(self) -> None:
         """Give the agent the mean of the K copies."""
         own = self.agent.optimisers["adam"]
-        single = dict(self.loss.named_parameters())
-        moments = {name: self.adam.state[parameter] for name, parameter in self.weights.items()}
-        copies = [
-            {f"modules.{name}": parameter[k] for name, parameter in self.weights.items()}
-            | {
-                f"optimisers.{name}.{key}": value if value.ndim == 0 else value[k]
-                for name, values in moments.items()
-                for key, value in values.items()
-            }
-            for k in range(self.count)
-        ]
-        fused = average(copies)
-        for name, values in moments.items():
-            single[name].copy_(fused[f"modules.{name}"])
-            own.state[single[name]] = {key: fused[f"optimisers.{name}.{key}"] for key in values}
+        for name, weight in self.loss.named_parameters():
+            if name in self.weights:
+                copies = self.weights[name]
+                weight.copy_(copies.double().mean(0))
+                own.state[weight] = {
+                    key: value if value.ndim == 0 else value.double().mean(0).to(value.dtype)
+                    for key, value in self.adam.state[copies].items()
+                }
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -327,7 +320,7 @@ class PipelinedAgent:
             raise CheckpointError(
                 "the stored agent learned without a pipeline; resume it with agent.pipeline: false"
             )
-        load_generator(self._front.generator, state["pipeline.generator"], "agent state")
+        load_generator(self._front.generator, state["pipeline.generator"])
         self._front.last_noise = self.agent.last_noise
         self._front.has_parent = self.agent.has_parent
         self._scheduled = self.agent.learned

@@ -32,12 +32,11 @@ from fintrader.agents.description import (
 )
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_actor, resolve_network
-from fintrader.agents.networks import Actor
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.agents.transfer import transfer
 from fintrader.config import validate
-from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
+from fintrader.envs.observation import Layout, layout_from_json, layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, install_command
 from fintrader.files import write_bytes
 from fintrader.market.tensors import MarketTensors
@@ -130,7 +129,13 @@ class ActorPolicy(PolicyModule):
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
         object.__setattr__(self, "rewards", rewards)
-        self.actor = _make_actor(layout, network, self.head, outputs)
+        self.actor = make_actor(
+            layout,
+            self.network,
+            extra=self.head.extra,
+            outputs=outputs,
+            out_gain=self.head.out_gain,
+        )
         self.normaliser = ObservationNormaliser(layout)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -276,17 +281,12 @@ def load_policy(
     module.meta = meta
     if market is not None:
         module.check_market(market)
-        if num_actions(module.layout) != market.num_assets:
+        if module.layout.num_actions != market.num_assets:
             raise CheckpointError(
-                f"{path} trades {num_actions(module.layout)} assets, the market has"
+                f"{path} trades {module.layout.num_actions} assets, the market has"
                 f" {market.num_assets}"
             )
     return module.to(device).eval().requires_grad_(False)
-
-
-def _make_actor(layout: Layout, network: NetworkSettings, head: ActionHead, outputs: int) -> Actor:
-    resolved = resolve_network(network, layout, orders=not head.targets_weights)
-    return make_actor(layout, resolved, extra=head.extra, outputs=outputs, out_gain=head.out_gain)
 
 
 def _describe_scaler(scaler: RewardScaler) -> dict[str, float | None]:
@@ -327,7 +327,8 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
         # Networks larger than what is stored of them would take their memory before anything could
         # be compared.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            actor = _make_actor(layout, network, ActionHead(layout, head), outputs)
+            extra = ActionHead(layout, head).extra
+            actor = make_actor(layout, network, extra=extra, outputs=outputs)
         described = sum(weight.numel() for weight in actor.parameters())
         if described > stored:
             raise CheckpointError(

@@ -16,7 +16,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fintrader.agents.off_policy import ReplaySample, combine_critics
 from fintrader.agents.sac import SACAgent
 from fintrader.agents.settings import REDQ
 from fintrader.envs.observation import Layout
@@ -35,16 +34,12 @@ class REDQAgent(SACAgent):
 
     def combine_for_target(self, values: Tensor) -> Tensor:
         target = self.settings.target
-        if not isinstance(target, int):
-            return combine_critics(values, target)
-        order = torch.randperm(self.members, generator=self.generator, device=self.device)
-        return combine_critics(values[order[:target]], "min")
+        if target == "mean":
+            return values.mean(dim=0)
+        if target != "min":
+            order = torch.randperm(self.members, generator=self.generator, device=self.device)
+            values = values[order[:target]]
+        return super().combine_for_target(values)
 
     def combine_for_policy(self, values: Tensor) -> Tensor:
-        return combine_critics(values, "mean")
-
-    def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
-        metrics = self.learn_critics(sample)
-        if self.is_actor_due(self.settings.policy_delay):
-            metrics |= self.learn_policy(sample)
-        return metrics
+        return values.mean(dim=0)

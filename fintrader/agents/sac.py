@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample, combine_critics
+from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
 from fintrader.agents.on_policy import gaussian_log_prob
 from fintrader.agents.settings import SACBase
-from fintrader.envs.observation import Layout
 
 FIRST_ALPHA = 0.1
 """Temperature at which `alpha: auto` begins: small, since scaled rewards are of order 1."""
@@ -38,10 +37,9 @@ class SACAgent(OffPolicyAgent):
     members = 2
     outputs = 2
 
-    def __init__(
-        self, settings: SACBase, layout: Layout, *, device: torch.device | str, seed: int
-    ) -> None:
-        super().__init__(settings, layout, device=device, seed=seed)
+    def add_parts(self) -> None:
+        super().add_parts()
+        settings = self.settings
         del self.modules["actor_target"]  # the next latent is drawn from the actor itself
         alpha = FIRST_ALPHA if settings.alpha == "auto" else settings.alpha
         start = torch.tensor(math.log(alpha))
@@ -67,20 +65,13 @@ class SACAgent(OffPolicyAgent):
 
     def combine_for_target(self, values: Tensor) -> Tensor:
         """Combine the critics' values `[K, R]` to the one `[R]` in the target."""
-        return combine_critics(values, "min")
+        return values.min(dim=0).values
 
     def combine_for_policy(self, values: Tensor) -> Tensor:
         """Combine the critics' values `[K, R]` to the one `[R]` that the actor climbs."""
-        return combine_critics(values, "min")
+        return values.min(dim=0).values
 
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
-        metrics = self.learn_critics(sample)
-        if self.is_actor_due():
-            metrics |= self.learn_policy(sample)
-        return metrics
-
-    def learn_critics(self, sample: ReplaySample) -> dict[str, Tensor]:
-        """Take one step of the critics, then of their targets."""
         alpha = self.temperature["log_alpha"].exp().detach()
         with torch.no_grad():
             following, log_prob, _ = self.draw_latent(sample.next_obs)
@@ -88,7 +79,7 @@ class SACAgent(OffPolicyAgent):
             target = sample.reward + sample.discount * (value - alpha * log_prob)
         metrics = self.fit_critics(sample, target)
         self.update_target(self.critic_target, self.critic)
-        return metrics
+        return metrics | self.learn_policy(sample) if self.is_actor_due else metrics
 
     def learn_policy(self, sample: ReplaySample) -> dict[str, Tensor]:
         """Take one step of the actor, then of the temperature."""

@@ -136,11 +136,9 @@ def train(
 
 def record_bars(agent: Agent, env: Any) -> None:
     """Record in the policy's meta which bars of a market it learns from."""
-    meta = getattr(agent.policy, "meta", None)
     markets = [getattr(part, "market", None) for part in getattr(env, "envs", (env,))]
-    if isinstance(meta, dict):
-        spans = [market.span for market in markets if isinstance(market, MarketTensors)]
-        add_seen(meta, [span.to_json() for span in spans])
+    spans = [market.span.to_json() for market in markets if isinstance(market, MarketTensors)]
+    add_seen(agent.policy.meta, spans)
 
 
 class LoopClock:
@@ -250,7 +248,10 @@ class TrainingRun:
         self.steps_logged = self.env_steps
         self._log()
         fraction = self._advance()
-        pause = choose_pause(self.checkpoint_seconds, self.saving_seconds)
+        pause = self.checkpoint_seconds
+        if pause:
+            # A save costs at most a tenth of the time.
+            pause = max(pause, SAVING_SHARE * self.saving_seconds)
         if self.is_over or time.perf_counter() - self.saved >= pause:
             self._save_if_finite()
         if self.on_progress is not None:
@@ -395,12 +396,6 @@ class TrainingRun:
             f"update {self.updates}: no longer finite: {', '.join(broken)}; "
             f"lower agent.learning_rate or check the features{where}"
         )
-
-
-def choose_pause(wanted: float, saving: float) -> float:
-    """Compute the seconds between two saves: `wanted`, or more, so that a save of `saving` seconds
-    costs at most a tenth of the time."""
-    return max(wanted, SAVING_SHARE * saving) if wanted else 0.0
 
 
 def select_true_next_obs(

@@ -23,7 +23,7 @@ from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.observation import ObservationLayout, num_actions
+from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
@@ -290,9 +290,7 @@ def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
     own = getattr(policy, "layout", None)
     if own is None or own == layout:
         return
-    assets = (
-        "" if num_actions(own) == layout.num_assets else f" and trades {num_actions(own)} assets"
-    )
+    assets = "" if own.num_actions == layout.num_assets else f" and trades {own.num_actions} assets"
     raise BacktestError(
         f"{name} was trained on another market or lookback: it reads {own.width} columns{assets},"
         f" and this market shows {layout.width} columns of {layout.num_assets} assets; use a market"

@@ -29,7 +29,7 @@ from fintrader.agents.policy import FORMAT, ActorPolicy
 from fintrader.agents.transfer import check_transfer, move_statistics
 from fintrader.config import Settings
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.observation import ObservationLayout, layout_from_json, num_actions
+from fintrader.envs.observation import ObservationLayout, layout_from_json
 from fintrader.errors import CheckpointError, ConfigError, TournamentError
 from fintrader.files import read_json, write_json
 from fintrader.market.tensors import MarketTensors
@@ -230,7 +230,7 @@ def _transfer_pod(
     stored = check_transfer(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here
     )
-    if {**vars(stored), "num_assets": num_actions(layout)} != vars(layout):
+    if {**vars(stored), "num_assets": layout.num_actions} != vars(layout):
         raise CheckpointError(
             "it observes something else (env.lookback, env.observation); use the same settings here"
         )

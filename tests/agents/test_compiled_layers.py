@@ -93,7 +93,7 @@ def test_networks_and_their_slopes_are_those_in_float64(kind, activation, shared
 
 
 def test_values_that_slopes_go_through_to_holdings_take_torchs_operations():
-    critic = make_critic(LAYOUT, NetworkSettings(hidden=(8,)))
+    critic = make_critic(LAYOUT, NetworkSettings(kind="market_once", hidden=(8,)))
     private = randn(6, LAYOUT.private_width).requires_grad_()
     value = critic(Batch(private, randn(6, LAYOUT.market_width), None))
     value.sum().backward()

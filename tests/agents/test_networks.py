@@ -43,8 +43,7 @@ def network(encoder, **values):
 
 def raw(obs, layout):
     """Observations as networks read them, as they are."""
-    private = layout.width if isinstance(layout, FlatLayout) else layout.private_width
-    return Batch(obs[:, :private], obs[:, private:], None)
+    return Batch(obs[:, : layout.private_width], obs[:, layout.private_width :], None)
 
 
 def permuted(obs, order):

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_layer
+
 
 class Kind(IntEnum):
     """Kinds of networks."""
@@ -83,17 +85,11 @@ class Networks(NamedTuple):
 
 _CLIP = np.float32(10.0)
 """`normalisation.CLIP`."""
-_ONE = np.float32(1.0)
-_HALF = np.float32(0.5)
-_ZERO = np.float32(0.0)
-_FAST = {"reassoc", "contract", "nsz"}
-"""Sums in any order and fused multiplication; NaN and infinity keep their meaning, so that a
-diverged network shows."""
 
 
 # A block of four inputs and four outputs: each number of `x` and `out` that is loaded serves four
 # multiplications, where a plain loop would load both for every one.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _multiply(x: Any, weights: Any, start: int, wide_in: int, wide_out: int, out: Any) -> None:
     """Add `weights [I, O]ᵀ x [I, N]` to `out [O, N]`; I and O are multiples of four."""
     count = x.shape[1]
@@ -139,7 +135,7 @@ def _multiply(x: Any, weights: Any, start: int, wide_in: int, wide_out: int, out
 
 
 # Four rows of weights at a time, so that `out` is read and written a quarter as often.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out: Any) -> None:
     """Add `x [count] weights [count, O]` to `out [O]`."""
     whole = count // 4 * 4
@@ -163,7 +159,7 @@ def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out
 
 # The C library's tanh cannot be vectorised; a ratio of two polynomials (the one Eigen and XLA use)
 # can.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _tanh(x: Any) -> Any:
     """Approximate tanh within 4 units in the last place of float32."""
     bound = np.float32(7.90531110763549805)
@@ -184,31 +180,31 @@ def _tanh(x: Any) -> Any:
 
 
 # SiLU and ELU are written in terms of the vectorisable tanh.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _apply_activation(rows: Any, kind: int) -> None:
     """Apply a non-linearity to `[O, N]` in place."""
     flat = rows.reshape(-1)
     if kind == Activation.RELU:
         for i in range(flat.size):
-            flat[i] = _ZERO if flat[i] < _ZERO else flat[i]
+            flat[i] = ZERO if flat[i] < ZERO else flat[i]
     elif kind == Activation.TANH:
         for i in range(flat.size):
             flat[i] = _tanh(flat[i])
     elif kind == Activation.SILU:
         for i in range(flat.size):  # x σ(x) with σ(x) = (1 + tanh(x / 2)) / 2
-            flat[i] = flat[i] * _HALF * (_ONE + _tanh(_HALF * flat[i]))
+            flat[i] = flat[i] * HALF * (ONE + _tanh(HALF * flat[i]))
     else:
         for i in range(flat.size):
-            half = _tanh(_HALF * flat[i])  # exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2)
-            flat[i] = (half + half) / (_ONE - half) if flat[i] < _ZERO else flat[i]
+            half = _tanh(HALF * flat[i])  # exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2)
+            flat[i] = (half + half) / (ONE - half) if flat[i] < ZERO else flat[i]
 
 
 # Two passes (mean, then variance): the textbook's single pass loses float32's digits.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _normalise(rows: Any, width: int) -> None:
     """Normalise the first `width` of `[O, N]` in place, asset by asset, without an affine map."""
     count = rows.shape[1]
-    share = _ONE / np.float32(width)
+    share = ONE / np.float32(width)
     mean = np.zeros(count, np.float32)
     variance = np.zeros(count, np.float32)
     for o in range(width):
@@ -220,13 +216,13 @@ def _normalise(rows: Any, width: int) -> None:
         for n in range(count):
             variance[n] += (rows[o, n] - mean[n]) * (rows[o, n] - mean[n])
     for n in range(count):
-        variance[n] = _ONE / np.sqrt(variance[n] * share + np.float32(1e-5))
+        variance[n] = ONE / np.sqrt(variance[n] * share + np.float32(1e-5))
     for o in range(width):
         for n in range(count):
             rows[o, n] = (rows[o, n] - mean[n]) * variance[n]
 
 
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _scale_and_clip(value: Any, shift: Any, scale: Any) -> Any:
     x = (value - shift) * scale
     return -_CLIP if x < -_CLIP else (_CLIP if x > _CLIP else x)
@@ -234,7 +230,7 @@ def _scale_and_clip(value: Any, shift: Any, scale: Any) -> Any:
 
 # The observation is written out flat: the networks then read one array, wherever its parts came
 # from.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, obs: Any) -> None:
     """Write the flat observation, standardised, to `obs`: account [A] | holdings [N] | features
     [N * F] | tradable [N] | context [M].
@@ -272,7 +268,7 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, o
 
 # Inputs are turned to `[P, N]` once, and two buffers swap their roles from layer to layer, so that
 # nothing is allocated.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _run_per_asset(
     k: int, plan: Any, layers: Any, weights: Any, obs: Any, sizes: Any, buffers: Any, latent: Any
 ) -> None:
@@ -288,14 +284,14 @@ def _run_per_asset(
         one[features, n] = obs[account + n]
         one[features + 1, n] = obs[flags + n]
     for i in range(features + 2, layers[k, 0, Layer.OWN_IN]):
-        one[i, :] = _ZERO
+        one[i, :] = ZERO
     given = 0
     if plan[k, Plan.ACCOUNT]:
         shared[:account] = obs[:account]
         given = account
     shared[given : given + context] = obs[flags + count :]
     if given + context == 0:
-        shared[0] = _ZERO  # the network has one column that is always zero there
+        shared[0] = ZERO  # the network has one column that is always zero there
     x = one
     y = two
     for depth in range(plan[k, Plan.DEPTH]):
@@ -317,7 +313,7 @@ def _run_per_asset(
             _normalise(y, layers[k, depth, Layer.WIDTH])
         _apply_activation(y[:wide], plan[k, Plan.ACTIVATION])
         for o in range(wide):
-            total = _ZERO
+            total = ZERO
             for n in range(count):
                 total += y[o, n]
             shared[o] = total / np.float32(count)
@@ -337,7 +333,7 @@ def _run_per_asset(
 
 
 # A vector goes through the layers; here, too, two buffers swap their roles.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _run_mlp(
     k: int, plan: Any, layers: Any, weights: Any, obs: Any, buffers: Any, latent: Any
 ) -> None:
@@ -365,7 +361,7 @@ def _run_mlp(
 
 # As `heads.ActionHead.decode`, but for `tilt`; logits are lessened by their highest, so that the
 # exponential cannot overflow.
-@njit(fastmath=_FAST, error_model="numpy", cache=True)
+@njit_layer
 def _decode(
     k: int, plan: Any, numbers: Any, private: Any, account: int, latent: Any, action: Any
 ) -> None:
@@ -377,14 +373,14 @@ def _decode(
     if not plan[k, Plan.TARGETS]:
         for n in range(count):
             z = latent[n]
-            action[n] = -_ONE if z < -_ONE else (_ONE if z > _ONE else z)
+            action[n] = -ONE if z < -ONE else (ONE if z > ONE else z)
         return
     highest = numbers[k, Number.SCALE] * latent[count] + numbers[k, Number.CASH_LOGIT]
     latent[count] = highest
     for n in range(count):
         latent[n] *= numbers[k, Number.SCALE]
         highest = max(highest, latent[n])
-    total = _ZERO
+    total = ZERO
     for n in range(count + 1):
         latent[n] = np.exp(latent[n] - highest)
         total += latent[n]
@@ -392,11 +388,11 @@ def _decode(
     for n in range(count):
         aim = latent[n] / total
         action[n] = aim
-        if band > _ZERO:
+        if band > ZERO:
             held = private[account + n]
             gap = aim - held
-            a = held + (gap - band if gap > band else (gap + band if gap < -band else _ZERO * gap))
-            action[n] = _ZERO if a < _ZERO else (_ONE if a > _ONE else a)
+            a = held + (gap - band if gap > band else (gap + band if gap < -band else ZERO * gap))
+            action[n] = ZERO if a < ZERO else (ONE if a > ONE else a)
 
 
 # The only function that Python calls: all K networks in one call, since every call has its price.

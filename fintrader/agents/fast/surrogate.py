@@ -15,11 +15,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums in any order and fused multiplication, so that loops become vector instructions."""
-_ONE = np.float32(1.0)
-_HALF = np.float32(0.5)
-_ZERO = np.float32(0.0)
+from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_pass, to_arrays
+
 _MAX_EXPONENT = np.float32(20.0)
 """Bound of log ratios, so that no ratio overflows float32: e^20 is 5e8."""
 _CONSTANT = np.float32(0.5 * math.log(2 * math.pi))
@@ -62,7 +59,7 @@ def _exp(x: Any) -> Any:
     x = min(max(x, -_MAX_EXPONENT), _MAX_EXPONENT) * np.float32(1 / 32)
     y = np.float32(1 / 120) + x * np.float32(1 / 720)
     y = np.float32(1 / 6) + x * (np.float32(1 / 24) + x * y)
-    y = _ONE + x * (_ONE + x * (_HALF + x * y))
+    y = ONE + x * (ONE + x * (HALF + x * y))
     y *= y
     y *= y
     y *= y
@@ -72,7 +69,7 @@ def _exp(x: Any) -> Any:
 
 # One pass: a latent's ratio, its clipped objective, its slopes and what is reported of it need the
 # same few numbers, which stay in registers.
-@njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
+@njit_pass
 def _pass(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
     """Add slopes to `grad_mean [U, L]` and `grad_std [L]`; return the sums of the objective and of
     Σ(ρ - 1 - log ρ), and the number of ratios out of the range."""
@@ -81,31 +78,31 @@ def _pass(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
     objective = np.float64(0.0)
     distance = np.float64(0.0)
     outside = 0
-    high = _ONE + clip
-    low = _ONE - clip
+    high = ONE + clip
+    low = ONE - clip
     scale = np.exp(-log_std)
     for r in range(latent.shape[0]):
         a = advantage[r]
         # A ratio is cut above for A > 0, below for A < 0.
-        top = high if a > _ZERO else np.float32(np.inf)
-        bottom = low if a < _ZERO else np.float32(-np.inf)
+        top = high if a > ZERO else np.float32(np.inf)
+        bottom = low if a < ZERO else np.float32(-np.inf)
         means = mean[row_index[r]]
         slopes = grad_mean[row_index[r]]
         drawn = latent[r]
         before = log_prob[r]
-        row_objective = _ZERO
-        row_distance = _ZERO
+        row_objective = ZERO
+        row_distance = ZERO
         row_outside = 0
         for i in range(count):
             noise = (drawn[i] - means[i]) * scale[i]
-            log_ratio = -_HALF * noise * noise - log_std[i] - _CONSTANT - before[i]
+            log_ratio = -HALF * noise * noise - log_std[i] - _CONSTANT - before[i]
             ratio = _exp(log_ratio)
             row_objective += min(max(ratio, bottom), top)
-            row_distance += ratio - _ONE - log_ratio
+            row_distance += ratio - ONE - log_ratio
             row_outside += (ratio > high) | (ratio < low)
-            slope = a * ratio if (ratio >= bottom) & (ratio <= top) else _ZERO
+            slope = a * ratio if (ratio >= bottom) & (ratio <= top) else ZERO
             slopes[i] += slope * noise * scale[i]
-            grad_std[i] += slope * (noise * noise - _ONE)
+            grad_std[i] += slope * (noise * noise - ONE)
         objective += a * row_objective
         distance += row_distance
         outside += row_outside
@@ -122,7 +119,7 @@ class ClippedSurrogate(torch.autograd.Function):
         grad_mean = torch.zeros_like(mean, memory_format=torch.contiguous_format)
         grad_std = torch.zeros_like(log_std)
         tensors = (mean, row_index, latent, log_prob, advantage, log_std)
-        rows = _Rows(*(tensor.detach().contiguous().numpy() for tensor in tensors))
+        rows = _Rows(*to_arrays(*tensors))
         objective, distance, outside = _pass(
             rows, np.float32(clip_coef), grad_mean.numpy(), grad_std.numpy()
         )

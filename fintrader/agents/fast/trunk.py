@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums in any order and fused multiplication, so that loops become vector instructions; NaN and
-infinity keep their meaning, so that a diverged network shows."""
-_ZERO = np.float32(0.0)
+from fintrader.agents.fast.loops import ZERO, njit_pass, to_arrays
 
 
 def shared_layer(h: Tensor, shared: Tensor, own: Any, common: Any, hidden: Any) -> Any:
@@ -30,7 +26,7 @@ def shared_layer(h: Tensor, shared: Tensor, own: Any, common: Any, hidden: Any) 
 
 # Sum, relu and the mean over assets share one pass: the layer's output is read while it is still in
 # the processor's cache, instead of once for each of the three.
-@njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
+@njit_pass
 def _forward(rows: Any, common: Any, mean: Any) -> None:
     """Replace `rows [U, N, H]` by max(rows + common, 0), and write their mean over N to
     `mean [U, H]`."""
@@ -41,11 +37,11 @@ def _forward(rows: Any, common: Any, mean: Any) -> None:
         bar_common = common[u]
         total = mean[u]
         for h in range(width):
-            total[h] = _ZERO
+            total[h] = ZERO
         for n in range(assets):
             row = bar_rows[n]
             for h in range(width):
-                value = max(row[h] + bar_common[h], _ZERO)
+                value = max(row[h] + bar_common[h], ZERO)
                 row[h] = value
                 total[h] += value
         for h in range(width):
@@ -54,7 +50,7 @@ def _forward(rows: Any, common: Any, mean: Any) -> None:
 
 # The same pass back: both slopes meet at the non-linearity, whose own sums over assets are the
 # slopes of the common part.
-@njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
+@njit_pass
 def _backward(out: Any, grad_out: Any, grad_mean: Any, grad_in: Any, grad_common: Any) -> None:
     """Turn the slopes by `out [U, N, H]` and by its mean `[U, H]` into those by the non-linearity's
     argument, `grad_in [U, N, H]`, and their sums over N, `grad_common [U, H]`."""
@@ -64,19 +60,15 @@ def _backward(out: Any, grad_out: Any, grad_mean: Any, grad_in: Any, grad_common
         by_mean = grad_mean[u]
         total = grad_common[u]
         for h in range(width):
-            total[h] = _ZERO
+            total[h] = ZERO
         for n in range(assets):
             value = out[u, n]
             by_value = grad_out[u, n]
             slope = grad_in[u, n]
             for h in range(width):
-                at_input = by_value[h] + share * by_mean[h] if value[h] > _ZERO else _ZERO
+                at_input = by_value[h] + share * by_mean[h] if value[h] > ZERO else ZERO
                 slope[h] = at_input
                 total[h] += at_input
-
-
-def _to_array(tensor: Tensor) -> Any:
-    return tensor.detach().contiguous().numpy()
 
 
 class SharedLayer(torch.autograd.Function):
@@ -97,7 +89,7 @@ class SharedLayer(torch.autograd.Function):
         out = (h.reshape(bars * assets, -1) @ weight).view(bars, assets, -1)
         common = torch.addmm(bias + shared_bias, shared, shared_weight)
         mean = torch.empty_like(common)
-        _forward(out.detach().numpy(), _to_array(common), mean.numpy())
+        _forward(out.detach().numpy(), *to_arrays(common), mean.numpy())
         ctx.save_for_backward(h, shared, weight, shared_weight, out)
         # One of the two results is often unused: its slopes then come as None, not as zeros.
         ctx.set_materialize_grads(False)
@@ -113,8 +105,7 @@ class SharedLayer(torch.autograd.Function):
         grad_mean = out.new_zeros(bars, width) if grad_mean is None else grad_mean
         grad_in = torch.empty_like(out)
         grad_common = out.new_empty(bars, width)
-        given = (_to_array(out), _to_array(grad_out), _to_array(grad_mean))
-        _backward(*given, grad_in.numpy(), grad_common.numpy())
+        _backward(*to_arrays(out, grad_out, grad_mean), grad_in.numpy(), grad_common.numpy())
         grad_in = grad_in.view(-1, width)
         needs_h, needs_shared = ctx.needs_input_grad[:2]
         grad_bias = grad_common.sum(0)

@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums in any order and fused multiplication, so that loops become vector instructions."""
-_ZERO = np.float32(0.0)
+from fintrader.agents.fast.loops import ZERO, njit_pass, to_arrays
 
 
 def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
@@ -31,7 +28,7 @@ def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
 
 
 # Every account looks its bar's coefficients up, so that they are never copied for each account.
-@njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
+@njit_pass
 def _forward(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> None:
     """Write the values of R accounts to `value [R]`."""
     rows = private.shape[0]
@@ -43,14 +40,14 @@ def _forward(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> N
         held = private[r, first_asset:]
         linear = each[0, bar]
         square = each[1, bar]
-        total = _ZERO
+        total = ZERO
         for n in range(assets):
             total += (linear[n] + square[n] * held[n]) * held[n]
         value[r] = top[bar, 0] + share * total
 
 
 # One pass over the accounts adds all slopes up at their bars.
-@njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
+@njit_pass
 def _backward(row_index: Any, private: Any, grad_value: Any, grad_each: Any, grad_top: Any) -> None:
     """Add the slopes of R accounts to `grad_each [2, U, N]` and `grad_top [U, K]`."""
     rows = private.shape[0]
@@ -77,8 +74,7 @@ class QuadraticValue(torch.autograd.Function):
     def forward(ctx: Any, each: Tensor, top: Tensor, row_index: Tensor, private: Tensor) -> Tensor:
         private = private.contiguous()  # numbers side by side are read eight at a time
         value = private.new_empty(len(private))
-        given = (each, top, row_index, private)
-        _forward(*(tensor.detach().contiguous().numpy() for tensor in given), value.numpy())
+        _forward(*to_arrays(each, top, row_index, private), value.numpy())
         ctx.save_for_backward(row_index, private)
         ctx.shapes = (each.shape, top.shape)
         return value
@@ -87,6 +83,5 @@ class QuadraticValue(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         row_index, private = ctx.saved_tensors
         grad_each, grad_top = (private.new_zeros(shape) for shape in ctx.shapes)
-        given = (row_index, private, grad.contiguous(), grad_each, grad_top)
-        _backward(*(tensor.detach().numpy() for tensor in given))
+        _backward(*to_arrays(row_index, private, grad, grad_each, grad_top))
         return grad_each, grad_top, None, None
