@@ -46,7 +46,7 @@ class MarketIdentity:
     def from_json(cls, value: Json) -> MarketIdentity:
         """Read an identity. Raises CheckpointError when `value` is none."""
         try:
-            return cls(**{"normalisation": None, "normalisation_hash": None, **value})
+            return cls(**value)
         except TypeError as error:
             raise CheckpointError(
                 f"the stored description of the policy's market cannot be read ({error}); store the"

@@ -150,14 +150,8 @@ class Marks(NamedTuple):
     """`[B]` USD at the last of them."""
     highest: Tensor
     """`[B]` USD at the highest of them."""
-    cash: Tensor
-    """`[B]` USD at the last of them."""
-    shares: Tensor
-    """`[B, N]` at the last of them."""
-    cost: Tensor
-    """`[B]` USD paid since the decision."""
-    turnover: Tensor
-    """`[B]` USD traded since the decision."""
+    books: Books
+    """Those at the last of them."""
     changes: list[Change]
     """Changes of an interval in their order."""
 
@@ -244,8 +238,8 @@ def advance(
     truncated = (bar >= account.end_bar) & ~terminated
     after = account._replace(
         bar=bar,
-        cash=marks.cash,
-        shares=marks.shares,
+        cash=marks.books.cash,
+        shares=marks.books.shares,
         equity=outcome.equity,
         peak_equity=outcome.peak,
         memory=memory,
@@ -547,10 +541,7 @@ def mark_to_market(
         closes=closes,
         equity=equity,
         highest=highest,
-        cash=books.cash,
-        shares=books.shares,
-        cost=books.cost,
-        turnover=books.turnover,
+        books=books,
         changes=changes,
     )
 
@@ -703,8 +694,8 @@ def measure_outcome(view: MarketView, account: Account, marks: Marks) -> Outcome
         peak_before=account.peak_equity,
         peak=torch.maximum(account.peak_equity, marks.highest),
         first_equity=account.first_equity,
-        cost=marks.cost,
-        turnover=marks.turnover,
+        cost=marks.books.cost,
+        turnover=marks.books.turnover,
         memory=account.memory,
         benchmark=view.benchmark[bar] - view.benchmark[account.bar],
     )
@@ -749,6 +740,6 @@ def record_step(
         closed_cost=closed_cost,
         interest=interest,
         income=income,
-        cost=marks.cost,
-        turnover=marks.turnover,
+        cost=marks.books.cost,
+        turnover=marks.books.turnover,
     )

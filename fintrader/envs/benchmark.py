@@ -107,7 +107,7 @@ def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
 
 def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
     """Compute the capitalisation `[T, N]` of the `chosen`."""
-    shares = getattr(market, "shares_outstanding", None)
+    shares = market.shares_outstanding
     if shares is None:
         raise EnvError(
             "env.benchmark cap_weight needs the shares outstanding: name their file in "

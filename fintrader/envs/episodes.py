@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,10 +39,10 @@ def account_keys(seed: int | Sequence[int], count: int, device: torch.device) ->
 
     A list gives account i the stream of account 0 in an environment seeded with `seed[i]`.
     """
-    if isinstance(seed, int | np.integer):
-        first = torch.tensor(derive(int(seed), "env"), device=device)
+    if isinstance(seed, int):
+        first = torch.tensor(derive(seed, "env"), device=device)
         return mix(first + _GOLDEN * torch.arange(count, device=device))
-    return mix(torch.tensor([derive(int(value), "env") for value in seed], device=device))
+    return mix(torch.tensor([derive(value, "env") for value in seed], device=device))
 
 
 def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:

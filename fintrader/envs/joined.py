@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -159,10 +160,7 @@ class JoinedEnv(SeveralEnvs):
             for number, (piece, count) in enumerate(zip(pieces, accounts, strict=True))
         ]
         self.layout = self.envs[0].layout
-        self._offsets = [
-            sum(env.market.num_bars for env in self.envs[:number])
-            for number in range(len(self.envs))
-        ]
+        self._offsets = [0, *accumulate(env.market.num_bars for env in self.envs)]
 
     def with_settings(self, settings: EnvSettings) -> JoinedEnv:
         """Make an environment like this one with other settings, before its first reset."""

@@ -54,9 +54,9 @@ def test_an_interval_is_marked_as_its_bars_one_by_one(case, events, interval):
         assert marks.closes[i].tolist() == slow.equity
         assert float(marks.equity[i]) == slow.equity[-1]
         assert float(marks.highest[i]) == max(slow.equity)
-        assert float(marks.cash[i]) == slow.cash
-        assert marks.shares[i].tolist() == slow.shares
-        assert float(marks.cost[i]) == slow.cost
+        assert float(marks.books.cash[i]) == slow.cash
+        assert marks.books.shares[i].tolist() == slow.shares
+        assert float(marks.books.cost[i]) == slow.cost
         changed += held != slow.shares or float(fills.cash[i]) != slow.cash
     assert events is False or interval == 1 or changed > 0
 
