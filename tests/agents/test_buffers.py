@@ -91,22 +91,6 @@ def test_a_rollout_keeps_time_first():
     assert not buffer.is_full
 
 
-@pytest.mark.parametrize(
-    ("terminated", "truncated", "first"),
-    [
-        (1, 0, -1.0),  # δ_0 = 1 − 2 = −1 (no future), and step 1 belongs to another episode
-        (0, 1, 3.5),  # δ_0 = 1 + 0.5·9 − 2 = 3.5 with the value of the true final observation
-    ],
-)
-def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(terminated, truncated, first):
-    rewards, values, following = torch.tensor(
-        [[1, 2], [2, 3], [9, 4]], dtype=torch.float64
-    ).unsqueeze(-1)
-    ends = torch.tensor([[terminated, 0], [truncated, 0]], dtype=torch.bool).unsqueeze(-1)
-    advantages, _ = gae(rewards, values, following, *ends, 0.5, 0.5)
-    assert advantages.flatten().tolist() == [first, 1.0]
-
-
 @settings(max_examples=examples(40))
 @given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 1), st.floats(0, 1))
 def test_gae_equals_its_definition(seed, steps, gamma, gae_lambda):

@@ -22,6 +22,7 @@ from fintrader.agents.policy import FORMAT, export_onnx
 from fintrader.envs import ObservationLayout
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
+from tests.engines.tiny import mostly_slow
 from tests.factories import planted_market
 
 MARKET = planted_market(80, 4)
@@ -266,7 +267,7 @@ POLICIES = {
 
 @pytest.mark.parametrize(
     "kind",
-    ["ensemble", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(POLICIES)[1:])],
+    mostly_slow("ensemble", every=POLICIES),
 )
 def test_an_exported_policy_acts_alike(tmp_path, kind, onnxruntime):
     original = POLICIES[kind]()

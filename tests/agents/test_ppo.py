@@ -1,9 +1,7 @@
-from itertools import chain
-
 import pytest
 import torch
 
-from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, ppo, train
+from fintrader.agents import PPO, ActionHeadSettings, Budget, make_agent, ppo, train
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.on_policy import Rollout, log_prob_per_latent
 from fintrader.agents.ppo import PPOAgent, ppo_objective
@@ -27,49 +25,35 @@ def test_gradient_of_the_clipped_objective(ratio, advantage, gradient):
 
 
 @pytest.mark.parametrize(
-    ("steps", "accounts", "minibatches"), [(4, 3, 4), (5, 7, 4), (10, 1, 4), (3, 3, 5), (7, 1, 7)]
+    ("rows", "bars", "minibatches"),
+    [(12, 0, 4), (35, 0, 4), (10, 0, 4), (9, 0, 5), (7, 0, 7)]
+    + [(180, 15, 4), (45, 15, 4), (240, 15, 5), (15, 15, 3)],
 )
-def test_every_pass_visits_every_transition_once(steps, accounts, minibatches):
-    """The observations name their transitions; batches that do not divide the rollout lose none."""
-    settings = PPO(num_steps=steps, num_minibatches=minibatches, update_epochs=3)
-    agent = make_agent(settings, FlatLayout(1, 1), seed=1)
-    visited = []
+def test_every_pass_visits_every_row_once_and_cuts_hardly_a_bar_in_two(rows, bars, minibatches):
+    """The private parts name their rows; batches that do not divide the rollout lose none."""
+    agent = make_agent(PPO(num_minibatches=minibatches, update_epochs=3), LAYOUT, seed=1)
     loss = agent.loss
+    visited = []
 
     def spy(rollout):
-        visited.append(rollout.batch.private[:, 0].tolist())
+        visited.append(rollout.batch)
         return loss(rollout)
 
     agent.loss = spy
-    rows = steps * accounts
-    names = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
-    latent, log_prob = torch.randn(2, rows, 1)
-    agent.learn(Rollout(Batch(names, names[:, :0], None), latent, log_prob, *torch.randn(2, rows)))
-    assert len(visited) == 3 * minibatches
-    passes = [
-        list(chain(*visited[k : k + minibatches])) for k in range(0, len(visited), minibatches)
-    ]
-    assert all(sorted(one) == list(range(rows)) for one in passes)
-    assert passes[0] != passes[1]
-    sizes = {len(batch) for batch in visited}
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(("accounts", "minibatches"), [(12, 4), (3, 4), (16, 5), (1, 3)])
-def test_minibatches_cut_hardly_a_bar_in_two(accounts, minibatches):
-    agent = make_agent(PPO(num_minibatches=minibatches, update_epochs=3), LAYOUT, seed=1)
-    place = torch.arange(accounts * 15) % 15
-    place[:4] = 3  # not all bars have as many
-    passes = list(agent.draw_passes(len(place), place))
-    assert len(passes) == 3
+    names = torch.arange(float(rows)).unsqueeze(1).expand(-1, LAYOUT.private_width)
+    place = torch.arange(rows) % bars if bars else None
+    if bars:
+        place[:4] = 3  # not all bars have as many
+    seen = Batch(names, torch.randn(bars or rows, LAYOUT.market_width), place)
+    agent.learn(Rollout(seen, *torch.randn(2, rows, agent.head.latents), *torch.randn(2, rows)))
+    passes = [visited[k : k + minibatches] for k in range(0, len(visited), minibatches)]
+    orders = [[name for batch in one for name in batch.private[:, 0].tolist()] for one in passes]
+    assert [sorted(order) for order in orders] == 3 * [list(range(rows))]
+    assert orders[0] != orders[1]
     for one in passes:
-        assert torch.cat(one).sort().values.tolist() == list(range(len(place)))
-        sizes = [len(rows) for rows in one]
-        assert len(sizes) == minibatches
+        sizes = [len(batch.private) for batch in one]
         assert max(sizes) - min(sizes) <= 1
-        embedded = sum(len(place[rows].unique()) for rows in one)
-        assert embedded <= 15 + minibatches - 1
-    assert not torch.equal(torch.cat(passes[0]), torch.cat(passes[1]))
+        assert sum(len(batch.rows) for batch in one) <= (bars + minibatches - 1 if bars else rows)
 
 
 def some_rollout(agent, rows=40):

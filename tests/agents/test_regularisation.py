@@ -5,7 +5,6 @@ import torch
 
 from fintrader.agents import APG, PPO, SAC, Budget, NetworkSettings, make_agent, train
 from fintrader.agents.buffers import Transition
-from fintrader.agents.checkpoint import read_tensors
 from fintrader.agents.regularisation import Perturbation, make_perturbation
 from fintrader.agents.training import as_tensor, select_true_next_obs
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
@@ -120,27 +119,6 @@ def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(setti
     judged = agent.policy(flat)
     agent.perturbation.redraw()
     assert torch.equal(agent.policy(flat), judged)
-
-
-@pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings.algo)
-def test_a_training_that_hides_features_resumes_bit_exactly(settings, tmp_path):
-    def go(folder, updates):
-        env = market_env(fractional=True)
-        train(
-            make_agent(settings, env.layout, seed=7),
-            env,
-            Budget(env_steps=updates * 4 * 8),
-            folder=folder,
-        )
-        return read_tensors(folder / "state.safetensors", "fintrader-training-1")[0]
-
-    whole = go(tmp_path / "whole", 16)
-    go(tmp_path / "parts", 8)
-    parts = go(tmp_path / "parts", 16)
-    assert whole.keys() == parts.keys()
-    assert "agent.extra.perturbation" in whole
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, parts[name]), name
 
 
 def test_a_pipelined_agent_hides_other_features_after_an_update_too():

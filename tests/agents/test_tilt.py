@@ -138,16 +138,6 @@ def test_no_more_than_allowed_lies_elsewhere():
     assert torch.allclose(elsewhere(tilt_scale=2.0)[timid], 2 * free[timid])
 
 
-def test_permuting_symbols_permutes_the_action():
-    head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt", max_active_tilt=0.2))
-    benchmark = weights(20, 5, 1, cash=False)
-    held = weights(20, 5, 2, cash=True)
-    latent = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    order = [3, 0, 4, 1, 2]
-    moved = head.tilt(benchmark[:, order], held[:, order], latent[:, [*order, 5]])
-    assert torch.allclose(moved, head.tilt(benchmark, held, latent)[:, order], atol=1e-14)
-
-
 def acting(seed, settings):
     """A policy that bets a lot, and private parts `[R, A + N]` and rows of the market `[R, W]` that
     it may meet."""

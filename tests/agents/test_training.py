@@ -34,13 +34,6 @@ def test_an_ended_training_returns_at_once(tmp_path):
     assert (tmp_path / "state.safetensors").read_bytes() == before
 
 
-def test_a_budget_in_seconds_ends():
-    env = Identity()
-    result = train(make_agent(SMALL, env.layout), env, Budget(seconds=0.3))
-    assert result.seconds >= 0.3
-    assert result.updates >= 1
-
-
 def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(monkeypatch):
     """On a clock of the test's own: an action takes a second, and each look at where training
     stands an hour."""

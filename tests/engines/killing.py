@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fintrader.agents import TrainProgress
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.files import read_jsonl
+from tests.engines.twins import assert_same
 
 # A fresh process for every kill, which does not import everything again.
 SERVER = multiprocessing.get_context("forkserver")
@@ -94,9 +93,7 @@ def assert_same_training(one: Path, other: Path) -> None:
     mine, header = read_tensors(one / "state.safetensors", "fintrader-training-1")
     theirs, other_header = read_tensors(other / "state.safetensors", "fintrader-training-1")
     assert header["updates"] == other_header["updates"]
-    assert mine.keys() == theirs.keys()
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, theirs[name]), name
+    assert_same(mine, theirs)
     assert learned(one) == learned(other)
     assert [record["update"] for record in learned(one)] == list(range(1, header["updates"] + 1))
 

@@ -60,10 +60,12 @@ def random_actions(seed: int, steps: int, num_envs: int, num_assets: int) -> tor
     return torch.tensor(action, dtype=torch.float32)
 
 
-def endowment(count: int, num_assets: int, shares: bool) -> dict[str, torch.Tensor]:
-    """Cash, and on request shares of all symbols: not all of them are listed where later episodes
-    begin."""
-    options = {"cash_usd": torch.linspace(2e3, 2e6, count, dtype=torch.float64)}
+def endowment(
+    count: int, num_assets: int, shares: bool, most: float = 2e6
+) -> dict[str, torch.Tensor]:
+    """Cash up to `most`, and on request shares of all symbols: not all of them are listed where
+    later episodes begin."""
+    options = {"cash_usd": torch.linspace(2e3, most, count, dtype=torch.float64)}
     if shares:
         options |= {
             "start": torch.full((count,), 25),

@@ -149,26 +149,6 @@ def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environment
     assert ends > 3 or wrapper != "statistics"
 
 
-def test_the_three_wrappers_work_on_top_of_each_other():
-    env = NumpyVectorEnv(
-        TradingEnv(
-            make_market(60, 3),
-            EnvSettings(episode_bars=5),
-            num_envs=4,
-            autoreset_mode=AutoresetMode.NEXT_STEP,
-        )
-    )
-    for wrapper in WRAPPERS.values():
-        env = wrapper(env)
-    env.action_space.seed(1)
-    obs, _ = env.reset(seed=1)
-    for _ in range(30):
-        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        assert env.observation_space.contains(obs.astype(np.float32))
-        assert reward.shape == terminated.shape == truncated.shape == (4,)
-    assert list(env.length_queue) == [5] * 20
-
-
 @pytest.mark.parametrize("observation", ["flat", "factored"])
 def test_the_space_tells_bfloat16_from_what_numpy_gets_of_it(observation):
     settings = EnvSettings(observation=observation, observation_dtype="bfloat16", episode_bars=5)

@@ -15,6 +15,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv, shares_of
 from fintrader.errors import EnvError
 from fintrader.seeding import derive
+from tests.engines.twins import assert_same
 from tests.factories import make_market
 
 MARKET = make_market(90, 3, session_bars=10)
@@ -85,10 +86,7 @@ def test_agents_learn_in_it_and_resume_bit_exactly(agent, tmp_path):
             train(made, env, Budget(env_steps=128), folder=tmp_path / folder, share=share)
         return read_agent_state(tmp_path / folder)
 
-    whole = learn("whole", 1.0)
-    parts = learn("parts", 0.25, 0.5, 1.0)
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+    assert_same(learn("whole", 1.0), learn("parts", 0.25, 0.5, 1.0))
 
 
 def test_accounts_are_shared_out_by_length():

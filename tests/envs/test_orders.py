@@ -6,16 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError, EnvError
 from fintrader.market.tensors import Events
-from tests.engines.strategies import env_settings, random_actions
-from tests.engines.twins import assert_bit_equal
-from tests.factories import examples, make_market
+from tests.factories import make_market
 
 ENGINES = ("torch", "fused")
 
@@ -176,30 +172,6 @@ def test_what_no_order_can_mean_is_refused():
         TradingEnv(empty, EnvSettings())
     for no_limit in (None, "none"):
         TradingEnv(empty, EnvSettings(participation=no_limit))
-
-
-@settings(max_examples=examples(40))
-@given(
-    config=env_settings(),
-    cash=st.sampled_from([1e6, 1e8, 1e9]),
-    cheapest=st.sampled_from([1e-4, 0.3, 20.0]),
-    seed=st.integers(0, 10_000),
-)
-def test_engines_agree_on_any_amount_of_money_and_any_price(config, cash, cheapest, seed):
-    volume = (1e9, 400.0)[seed % 2]
-    events = seed % 3 > 0
-    market = make_market(40, 6, seed=seed % 5, volatility=0.05, volume=volume, events=events)
-    scale = torch.logspace(float(np.log10(cheapest / 20.0)), 1.0, 6)
-    paid = market.events.dividend_usd * scale.to(torch.float64)[market.events.asset]
-    happened = market.events._replace(dividend_usd=paid)
-    market = replace(market, open=market.open * scale, close=market.close * scale, events=happened)
-    config = config.model_copy(
-        update={"initial_cash_usd": cash, "max_shares": 3e5 if seed % 2 else 57.5}
-    )
-    slow, fast = (
-        TradingEnv(market, config, num_envs=5, seed=seed, engine=engine) for engine in ENGINES
-    )
-    assert_bit_equal(slow, fast, random_actions(seed, 25, 5, 6), endowed=False)
 
 
 def test_more_money_than_is_added_up_exactly_is_refused_at_the_door():

@@ -114,23 +114,6 @@ def test_eight_single_accounts_begin_at_eight_bars():
             obs, *_ = many.step(np.zeros((8, 2), np.float32))
 
 
-def test_stable_baselines_accounts_begin_at_different_bars():
-    vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
-    made = [lambda: gymnasium.make("fintrader/Trading-v0", market=MARKET, settings=SETTINGS)] * 8
-    assert len(np.unique(vec_env.DummyVecEnv(made).reset(), axis=0)) > 5  # two may meet by chance
-
-
-def test_pettingzoo_games_without_a_seed_differ():
-    pytest.importorskip("pettingzoo")
-    from fintrader.envs.adapters.pettingzoo import TradersParallelEnv
-
-    def games():
-        env = TradersParallelEnv(MARKET, SETTINGS)
-        return np.stack([env.reset()[0]["trader_0"] for _ in range(4)])
-
-    assert not np.array_equal(games(), games())
-
-
 class Noise(gymnasium.Env[Any, Any]):
     """Shows a random number."""
 

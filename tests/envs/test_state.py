@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError
 from tests.engines.strategies import env_settings, random_actions
+from tests.engines.twins import assert_same, refused
 from tests.factories import examples, make_market
 
 BARS = 60
@@ -76,10 +77,8 @@ def test_a_broken_state_is_refused_and_changes_nothing(kind):
     env = walked(
         EnvSettings(episode_bars=30, reward="differential_sharpe"), AutoresetMode.SAME_STEP
     )
-    before = env.state_dict()
-    with pytest.raises(CheckpointError, match=message):
+    with refused(env, message, CheckpointError):
         env.load_state_dict(spoil(env.state_dict()))
-    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
     env.step(torch.zeros(COUNT, ASSETS))
 
 
@@ -90,13 +89,18 @@ def test_a_broken_state_is_refused_and_changes_nothing(kind):
     steps=st.integers(0, 40),
     seed=st.integers(0, 99),
 )
-def test_whatever_an_environment_says_of_itself_is_taken(config, mode, steps, seed):
+def test_whatever_an_environment_says_of_itself_is_taken_and_goes_on_alike(
+    config, mode, steps, seed
+):
     env = walked(config, mode, steps, seed)
     other = walked(config, mode, 0, seed + 1)
     other.load_state_dict(env.state_dict())
-    assert all(
-        torch.equal(value, env.state_dict()[name]) for name, value in other.state_dict().items()
-    )
+    assert_same(other.state_dict(), env.state_dict())
+    for action in random_actions(seed, 9, COUNT, ASSETS):
+        if mode is AutoresetMode.DISABLED and bool(env.account.finished.any()):
+            break
+        one, two = env.step(action), other.step(action)
+        assert all(torch.equal(x, y) for x, y in zip(one[:4], two[:4], strict=True))
 
 
 @settings(max_examples=examples(60))
@@ -114,7 +118,7 @@ def test_no_clock_leads_out_of_the_window(field, move, mode):
     try:
         env.load_state_dict(spoilt)
     except CheckpointError:
-        assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+        assert_same(before, env.state_dict())
         return
     account = env.account
     assert bool((account.start_bar >= 0).all())

@@ -3,7 +3,6 @@ exact numbers."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -11,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
 from tests.engines.strategies import random_actions
+from tests.engines.twins import refused
 from tests.factories import make_market
 
 
@@ -43,19 +43,6 @@ def test_fill_choices(fill, shares, equity):
     assert int(info["fill_bar"]) == (0 if fill == "close" else 1)
 
 
-def test_sales_pay_for_purchases_and_buys_share_one_factor():
-    market = plain_market([[10.0, 20.0, 50.0]] * 3)
-    settings = EnvSettings(
-        action="trade", max_shares=100.0, cost_bps=0.0, fractional=True, random_start=False
-    )
-    env = TradingEnv(market, settings, num_envs=1)
-    env.reset(options={"cash_usd": 0.0, "shares": torch.tensor([60.0, 0.0, 0.0])})
-    env.step(torch.tensor([[-1.0, 1.0, 0.5]]))  # sell 60 for 600 USD; wanted: 2000 + 2500 USD
-    factor = 600 / 4500
-    assert env.account.shares[0].tolist() == pytest.approx([0.0, 100 * factor, 50 * factor])
-    assert 0.0 <= float(env.account.cash) < 1e-5
-
-
 def test_costs_add_up():
     market = plain_market([[100.0]] * 3)
     market = replace(market, volume=torch.full_like(market.volume, 10_000.0))
@@ -77,24 +64,6 @@ def test_costs_add_up():
     assert info["fill_cost"].tolist() == [[pytest.approx(17.0)]]
     assert float(info["turnover"]) == 10_000.0
     assert float(env.account.cash) == pytest.approx(1e6 - 10_000 - 17)
-
-
-def test_an_ended_symbol_is_sold_at_its_last_close_with_costs():
-    market = plain_market(
-        [[100.0, 50.0], [100.0, 60.0], [100.0, float("nan")], [100.0, float("nan")]]
-    )
-    env = TradingEnv(
-        market,
-        EnvSettings(cost_bps=100.0, action="trade", random_start=False),
-        num_envs=1,
-        record=True,
-    )
-    env.reset(options={"cash_usd": 0.0, "shares": torch.tensor([0.0, 10.0])})
-    *_, info = env.step(torch.zeros(1, 2))
-    assert env.account.shares.tolist() == [[0.0, 0.0]]
-    assert float(env.account.cash) == pytest.approx(10 * 60 * 0.99)
-    assert info["closed_shares"].tolist() == [[[0.0, -10.0]]]
-    assert info["closed_cost"][0, 0].tolist() == pytest.approx([0.0, 6.0])
 
 
 def test_margin_call_closes_everything_and_interest_is_charged():
@@ -126,27 +95,6 @@ def test_margin_call_closes_everything_and_interest_is_charged():
     assert env.equity.item() == pytest.approx(1000 - 1 - 700 - 1.7 - 2 * interest)
 
 
-def test_short_sales_respect_the_leverage_limit():
-    settings = EnvSettings(
-        action="trade",
-        max_shares=100.0,
-        short=True,
-        max_leverage=2.0,
-        cost_bps=100.0,
-        fractional=True,
-        random_start=False,
-        initial_cash_usd=1000.0,
-    )
-    env = TradingEnv(plain_market([[100.0, 50.0]] * 3), settings, num_envs=1)
-    env.reset(seed=0)
-    env.step(
-        torch.tensor([[-1.0, 1.0]])
-    )  # 10,000 short and 5,000 long: s X = 2 (1000 - 0.01 s X), s X = 2000 / 1.02
-    gross = 2000 / 1.02
-    assert env.account.shares[0].tolist() == pytest.approx([-gross * 2 / 3 / 100, gross / 3 / 50])
-    assert env.equity.item() == pytest.approx(gross / 2)
-
-
 # --- gymnasium ------------------------------------------------------------------------------------
 
 
@@ -165,29 +113,6 @@ def test_the_step_that_begins_an_episode_records_no_trades():
     assert info["cost"][1] > 0.0
     assert not bool(info["fill_shares"][0].any())
     assert bool(info["fill_shares"][1].any())
-
-
-@pytest.mark.parametrize("engine", ["torch", "auto"])
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_later_episode_begins_without_the_shares_of_what_is_not_listed_there(engine, mode):
-    """Nobody is given shares before they exist, or ones that nobody will ever buy back."""
-    market = make_market(60, 4, gaps=True)  # symbol 1 lists at bar 12, symbol 2 ends at bar 47
-    settings = EnvSettings(random_start=False, action="trade")
-    env = TradingEnv(market, settings, num_envs=1, autoreset_mode=mode, engine=engine)
-    env.reset(
-        options={"start": 30, "shares": torch.full((4,), 7.0), "episode_bars": 2, "cash_usd": 500.0}
-    )
-    assert env.account.shares.tolist() == [[7.0] * 4]
-    for _ in range(3):
-        *_, truncated, _ = env.step(torch.zeros(1, 4))
-        if mode is AutoresetMode.DISABLED and bool(truncated):
-            env.reset(options={"reset_mask": truncated.clone()})
-        if int(env.account.bar) < 30:
-            break
-    assert int(env.account.start_bar) == 0
-    assert env.account.shares.tolist() == [[7.0, 0.0, 7.0, 7.0]]
-    env.reset(options={"start": 50, "cash_usd": 500.0})
-    assert env.account.shares.tolist() == [[0.0] * 4]
 
 
 def test_starts_differ_between_accounts_episodes_and_seeds():
@@ -263,47 +188,7 @@ def test_more_accounts_than_memory_are_refused():
         TradingEnv(make_market(30, 2), EnvSettings(), num_envs=10**11)
 
 
-def test_state_dict_continues_bit_exactly():
-    market = make_market(40, 3)
-    settings = EnvSettings(episode_bars=6, reward="differential_sharpe")
-    first = TradingEnv(market, settings, num_envs=4, seed=1)
-    first.reset(options={"cash_usd": torch.tensor([1e5, 2e5, 3e5, 4e5])})
-    actions = random_actions(0, 30, 4, 3)
-    for action in actions[:10]:
-        first.step(action)
-    second = TradingEnv(market, settings, num_envs=4, seed=99)
-    second.load_state_dict(first.state_dict())
-    for action in actions[10:]:
-        a = first.step(action)
-        b = second.step(action)
-        assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
-
-
 # --- errors ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (torch.full((2, 3), float("nan")), "NaN"),
-        (torch.full((2, 3), float("inf")), "NaN"),
-        (torch.ones(3, 2), "shape"),
-        (torch.ones(2, 3, dtype=torch.int64), "floating"),
-        (np.ones((2, 3), dtype=np.int32), "floating"),
-        ([[0.0] * 3] * 2, "tensor"),
-        (torch.ones(2, 3, device="meta"), "lie on meta"),
-    ],
-)
-def test_bad_actions_leave_the_state_alone(action, message):
-    env = TradingEnv(make_market(30, 3), num_envs=2, copy=False)
-    env.reset(seed=0)
-    obs, *_ = env.step(torch.full((2, 3), 0.2))
-    kept = obs.clone()
-    before = env.state_dict()
-    with pytest.raises(EnvError, match=message):
-        env.step(action)
-    assert torch.equal(obs, kept)
-    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -329,10 +214,8 @@ def test_bad_actions_leave_the_state_alone(action, message):
 def test_bad_options_leave_the_state_alone(options, message):
     env = TradingEnv(make_market(30, 3), num_envs=2)
     env.reset(seed=0)
-    before = env.state_dict()
-    with pytest.raises(EnvError, match=message):
+    with refused(env, message):
         env.reset(options=options)
-    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
 
 
 def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin():
@@ -342,10 +225,8 @@ def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin():
     given = {"start": 20, "cash_usd": 0.0, "shares": late}
     env = TradingEnv(market, num_envs=2)
     env.reset(seed=0)
-    before = env.state_dict()
-    with pytest.raises(EnvError, match="cash_usd"):
+    with refused(env, "cash_usd"):
         env.reset(options=given)
-    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
     env.reset(options=given | {"shares": late + 1.0})
     env.reset(options=given | {"cash_usd": 1.0})
     TradingEnv(market, num_envs=2, autoreset_mode=AutoresetMode.DISABLED).reset(options=given)
@@ -364,11 +245,9 @@ def test_a_finished_account_does_not_step_on(engine):
     obs, _, _, truncated, _ = env.step(torch.full((2, 3), 0.3))
     assert truncated.tolist() == [True, False]
     kept = obs.clone()
-    before = env.state_dict()
-    with pytest.raises(EnvError, match="reset_mask"):
+    with refused(env, "reset_mask"):
         env.step(torch.full((2, 3), 0.9))
     assert torch.equal(obs, kept)
-    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
 
 
 def test_other_misuse():

@@ -15,7 +15,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.fast.triton_step import interpreted
 from fintrader.errors import EnvError
 from tests.engines.strategies import env_settings, random_actions
-from tests.engines.twins import assert_bit_equal
+from tests.engines.twins import assert_bit_equal, assert_same
 from tests.factories import examples, make_market
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
@@ -129,8 +129,7 @@ class TestOnCuda:
             if mode is AutoresetMode.DISABLED and bool(finished.any()):
                 for env in (eager, graph):
                     env.reset(options={"reset_mask": finished})
-        states = eager.state_dict(), graph.state_dict()
-        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+        assert_same(eager.state_dict(), graph.state_dict())
 
     @pytest.mark.parametrize("engine", ["torch", "triton"])
     @pytest.mark.parametrize("copy", [True, False])

@@ -1,5 +1,8 @@
 """The fused kernel against the torch core: equal to the last bit, in every mode, with resets."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -22,22 +25,34 @@ from tests.factories import examples, make_market
     factored=st.booleans(),
     lookback=st.sampled_from([1, 3]),
     endowed=st.booleans(),
+    cash=st.sampled_from([2e6, 3e8]),
+    cheapest=st.sampled_from([1e-4, 0.3, 200.0]),
 )
 def test_every_output_and_the_whole_state_are_bit_equal(
-    config, seed, mode, factored, lookback, endowed
+    config, seed, mode, factored, lookback, endowed, cash, cheapest
 ):
+    """With any amount of money, at any price."""
     config = config.model_copy(
-        update={"observation": "factored" if factored else "flat", "lookback": lookback}
+        update={
+            "observation": "factored" if factored else "flat",
+            "lookback": lookback,
+            "max_shares": 3e5 if seed % 2 else 57.5,
+        }
     )
     market = make_market(
         60, 13, seed=seed % 5, volatility=0.04, volume=(1e9, 400.0)[seed % 2], events=seed % 3 > 0
     )
+    scale = torch.logspace(math.log10(cheapest / 20.0), 1.0, 13)
+    paid = market.events.dividend_usd * scale.double()[market.events.asset]
+    happened = market.events._replace(dividend_usd=paid)
+    market = replace(market, open=market.open * scale, close=market.close * scale, events=happened)
     count = 9
     slow, fast = (
         TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine)
         for engine in ("torch", "fused")
     )
-    assert_bit_equal(slow, fast, random_actions(seed, 40, count, 13), endowed=endowed)
+    actions = random_actions(seed, 40, count, 13)
+    assert_bit_equal(slow, fast, actions, endowed=endowed, cash=cash)
 
 
 def test_threads_change_nothing():
