@@ -21,9 +21,32 @@ def clock(num_bars, session_bars):
     }
 
 
-def numbers(**arrays):
-    """Arrays as a market holds them: float32."""
-    return {name: torch.tensor(array, dtype=torch.float32) for name, array in arrays.items()}
+def market_of(close, session_bars, **given):
+    """The market of closes `[T, N]`: every asset is a member, and trades in every bar, which opens
+    where it closes. What is `given` stands in the place of what is usual."""
+    bars, assets = close.shape
+    values = {
+        "open": close,
+        "close": close,
+        "volume": np.full(close.shape, 1e9),
+        "features": np.zeros((bars, assets, 1)),
+        "context": np.zeros((bars, 1)),
+        "tradable": np.ones(close.shape, dtype=bool),
+        "member": np.ones(close.shape, dtype=bool),
+        "benchmark": close.mean(axis=1),
+        "symbols": tuple(f"S{n:03d}" for n in range(assets)),
+        **clock(bars, session_bars),
+        **given,
+    }
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            kind = torch.float32 if value.dtype == float and name != "benchmark" else None
+            values[name] = torch.tensor(value, dtype=kind)
+    names = {
+        "feature_names": tuple(f"f{k}" for k in range(values["features"].shape[2])),
+        "context_names": tuple(f"c{k}" for k in range(values["context"].shape[1])),
+    }
+    return MarketTensors(**(names | values))
 
 
 def make_market(
@@ -72,18 +95,16 @@ def make_market(
     features = rng.normal(size=(num_bars, num_assets, num_features))
     features[np.isnan(close)] = 0.0
     third = num_bars // 3
-    return MarketTensors(
-        **numbers(
-            open=open_, close=close, features=features, context=rng.normal(size=(num_bars, 2))
-        ),
-        **numbers(volume=np.where(tradable, np.round(volume * traded), 0.0)),
-        tradable=torch.tensor(tradable),
-        member=torch.tensor(member),
-        **clock(num_bars, session_bars),
-        benchmark=torch.tensor(100 * np.exp(np.cumsum(rng.normal(0, volatility, num_bars)))),
-        symbols=tuple(f"S{n:03d}" for n in range(num_assets)),
-        feature_names=tuple(f"f{f}" for f in range(num_features)),
-        context_names=("c0", "c1"),
+    return market_of(
+        close,
+        session_bars,
+        open=open_,
+        volume=np.where(tradable, np.round(volume * traded), 0.0),
+        features=features,
+        context=rng.normal(size=(num_bars, 2)),
+        tradable=tradable,
+        member=member,
+        benchmark=100 * np.exp(np.cumsum(rng.normal(0, volatility, num_bars))),
         windows=Windows((0, third), (third + 1, 2 * third), (2 * third + 1, num_bars)),
         events=Events.of(happened),
     )
@@ -130,16 +151,12 @@ def planted_market(
     features = np.concatenate(
         [regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2
     )
-    return MarketTensors(
-        **numbers(open=open_, close=close, volume=np.full_like(close, 1e9), features=features),
-        context=torch.zeros(num_bars, 1),
-        tradable=torch.ones(num_bars, num_assets, dtype=torch.bool),
-        member=torch.ones(num_bars, num_assets, dtype=torch.bool),
-        **clock(num_bars, session_bars),
-        benchmark=torch.tensor(close.mean(axis=1)),
-        symbols=tuple(f"P{n}" for n in range(num_assets)),
+    return market_of(
+        close,
+        session_bars,
+        open=open_,
+        features=features,
         feature_names=("signal", *(f"noise{k}" for k in range(noise_features))),
-        context_names=("zero",),
     )
 
 

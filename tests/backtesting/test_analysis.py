@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
 from fintrader.backtesting.analysis import analyse
@@ -13,30 +12,9 @@ from fintrader.backtesting.factors import FACTORS, LOOKBACK, factor_returns, fit
 from fintrader.backtesting.result import measured_against, window_fields
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings
-from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
 from tests.engines.policies import noisy_policy
-from tests.factories import clock, make_market, numbers
-
-
-def priced(close, *, session_bars, volume=1000.0):
-    """A market of these closes; every bar opens where the one before closed."""
-    bars, assets = close.shape
-    return MarketTensors(
-        **numbers(
-            open=np.vstack([close[:1], close[:-1]]),
-            close=close,
-            volume=np.full(close.shape, volume),
-        ),
-        **numbers(features=np.zeros((bars, assets, 1)), context=np.zeros((bars, 1))),
-        tradable=torch.ones(close.shape, dtype=torch.bool),
-        member=torch.ones(close.shape, dtype=torch.bool),
-        **clock(bars, session_bars),
-        benchmark=torch.tensor(close.mean(axis=1)),
-        symbols=tuple(f"S{n}" for n in range(assets)),
-        feature_names=("f",),
-        context_names=("c",),
-    )
+from tests.factories import make_market, market_of
 
 
 def held(market, name, shares, equity):
@@ -58,7 +36,7 @@ def held(market, name, shares, equity):
 def test_attribution_by_hand():
     """A rises 10 % while all is held in A, falls 10 % while all is in B, which stands still. The
     portfolio holds A."""
-    market = priced(np.array([[100.0, 50], [110, 50], [99, 50]]), session_bars=3)
+    market = market_of(np.array([[100.0, 50], [110, 50], [99, 50]]), 3)
     ours = held(
         market, "ensemble", np.array([[10.0, 0], [0, 22], [0, 22]]), np.array([1000.0, 1100, 1100])
     )
@@ -74,7 +52,7 @@ def test_attribution_by_hand():
     assert found.selection_usd == pytest.approx(-50 + 55, abs=1e-3)
     assert found.timing_usd == pytest.approx(105, abs=1e-3)
     assert (found.fills_usd, found.costs_usd) == pytest.approx((0.0, 0.0), abs=1e-3)
-    assert [row.symbol for row in found.symbols] == ["S0", "S1"]
+    assert [row.symbol for row in found.symbols] == ["S000", "S001"]
     assert found.symbols[0].portfolio_weight == pytest.approx(1.0, abs=1e-5)
 
 
@@ -138,14 +116,16 @@ def test_a_walk_forward_is_attributed_as_a_whole():
 
 
 def test_execution_by_hand():
-    market = priced(np.array([[100.0, 50], [101, 50], [102, 50]]), session_bars=3)
+    market = market_of(
+        np.array([[100.0, 50], [101, 50], [102, 50]]), 3, volume=np.full((3, 2), 1000.0)
+    )
     rows = [
         # decided at the close of bar 0, filled in bar 1: 1 % above what was seen, half of the
         # volume
-        (0, 1, "S0", 500.0, 101.0, 10.0, "order"),
+        (0, 1, "S000", 500.0, 101.0, 10.0, "order"),
         # sold 2 % below what was seen, 0.1 % of the volume
-        (1, 2, "S1", -1.0, 49.0, 0.49, "order"),
-        (1, 2, "S1", -1.0, 49.0, 0.49, "forced"),
+        (1, 2, "S001", -1.0, 49.0, 0.49, "order"),
+        (1, 2, "S001", -1.0, 49.0, 0.49, "forced"),
     ]
     frame = pd.DataFrame(
         rows,

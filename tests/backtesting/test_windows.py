@@ -229,7 +229,7 @@ def test_other_symbols_and_other_days_are_not_seen():
     assert span.overlaps(whole.window(199, 300).span)
     assert not span.overlaps(whole.window(200, 300).span)
     assert not span.overlaps(replace(whole, symbols=("A", "B", "C", "D")).span)
-    assert span.overlaps(replace(whole, symbols=("A", "B", "C", "P1")).span)
+    assert span.overlaps(replace(whole, symbols=("A", "B", "C", "S001")).span)
 
 
 def test_pieces_and_further_trainings_add_to_what_was_seen():

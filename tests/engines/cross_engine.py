@@ -23,6 +23,7 @@ from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.system import wait_for_lock
 from tests.bars.tables import REAL_FOLDER
+from tests.factories import market_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_DAILY = REAL_FOLDER / "daily_n100_20151001_20180215.parquet"
@@ -117,23 +118,14 @@ def daily_market(
     symbols: tuple[str, ...],
 ) -> MarketTensors:
     """A market of one bar a session, without features."""
-    bars, assets = close.shape
     opens = dates.as_unit("ns").tz_localize(None) + pd.Timedelta(hours=14, minutes=30)
-    prices = {
-        name: torch.tensor(value, dtype=torch.float32)
-        for name, value in (("open", open_), ("close", close), ("volume", volume))
-    }
-    return MarketTensors(
-        **prices,
-        features=torch.zeros(bars, assets, 1),
-        context=torch.zeros(bars, 0),
-        tradable=torch.ones(bars, assets, dtype=torch.bool),
-        member=torch.ones(bars, assets, dtype=torch.bool),
-        session=torch.arange(bars),
+    return market_of(
+        close,
+        1,
+        open=open_,
+        volume=volume,
         minutes=torch.tensor(opens.asi8),
-        benchmark=torch.tensor(close.mean(axis=1)),
         symbols=symbols,
-        feature_names=("none",),
         bar_minutes=390,
     )
 
