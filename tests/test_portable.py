@@ -29,7 +29,7 @@ from fintrader.files import (
 from fintrader.results.looks import Ledger
 from fintrader.runs import RunFolder
 from fintrader.storage.objects import ObjectStore
-from fintrader.system import is_locked
+from fintrader.system import is_locked, wait_for_lock
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "alpaca ccxt gcsfs optuna pettingzoo prometheus_client ray s3fs skrl stable_baselines3"
@@ -81,9 +81,11 @@ def test_json_and_lines_come_back(tmp_path):
     write_json(tmp_path / "a.json", {"name": "é", "value": 1.5})
     assert read_json(tmp_path / "a.json") == {"name": "é", "value": 1.5}
     log = tmp_path / "log.jsonl"
+    assert read_jsonl(log) == []
     append_jsonl(log, {"n": 1})
     with log.open("ab") as file:
         file.write(b'{"n": torn')
+    assert read_jsonl(log) == [{"n": 1}]
     append_jsonl(log, {"n": 2})
     assert read_jsonl(log) == [{"n": 1}, {"n": 2}]
 
@@ -108,12 +110,17 @@ def test_a_run_is_held_by_one_process_until_that_dies(tmp_path):
     with holding(run_folder.root) as process:
         with pytest.raises(RunError, match="in use by another process"), run_folder.lock():
             pass
-        with (run_folder.root / ".lock").open("rb") as file:
-            assert is_locked(file)
-        process.kill()
-        process.wait()
-        with run_folder.lock():
-            pass
+        lock = run_folder.root / ".lock"
+        with lock.open("rb") as asked:
+            assert is_locked(asked)
+            process.kill()
+            process.wait()
+            with lock.open("ab") as file:
+                wait_for_lock(file)
+                assert is_locked(asked)
+            with run_folder.lock():
+                pass
+            assert not is_locked(asked)
 
 
 def test_the_ledger_grows_line_by_line(tmp_path):

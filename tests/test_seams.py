@@ -1,6 +1,5 @@
 """Optional parts are loaded by name, and what is absent is said in one line."""
 
-import subprocess
 import sys
 
 import pytest
@@ -50,20 +49,3 @@ def test_a_launcher_of_ones_own_is_named_by_its_module():
         RunConfig(launcher="slurm")
     with pytest.raises(ConfigError, match="'nowhere:launcher' cannot be imported"):
         RunConfig(launcher="nowhere:launcher").make_launcher()
-
-
-@pytest.mark.slow
-def test_the_core_loads_no_part():
-    """A run that asks for none of them imports none of them; packages need no import. The import
-    floors say so at every run."""
-    modules = sorted({part.reference.partition(":")[0] for part in PARTS.values()})
-    program = (
-        "import sys, fintrader\n"
-        "assert callable(fintrader.agents.PPO) and not callable(fintrader.backtesting)\n"
-        "import fintrader.cli.tournaments, fintrader.pipeline.run_stages\n"
-        "import fintrader.pipeline.inputs, fintrader.envs.trading, fintrader.tournament.pod\n"
-        f"parts = {[*modules, 'fintrader.deploy', 'ray']}\n"
-        "loaded = [name for name in parts if name in sys.modules]\n"
-        "assert not loaded, loaded"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -29,26 +29,6 @@ def test_one_module_names_what_only_some_systems_have():
     assert naming == [ROOT / "fintrader" / "system.py"]
 
 
-def test_a_killed_process_frees_its_lock(tmp_path):
-    path = tmp_path / "lock"
-    program = (
-        "import sys\nfrom fintrader.system import try_lock\n"
-        "file = open(sys.argv[1], 'ab')\nprint(try_lock(file), flush=True)\ninput()\n"
-    )
-    pipe = subprocess.PIPE
-    words = [sys.executable, "-c", program, str(path)]
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as holder:
-        assert holder.stdout.readline() == "True\n"
-        with path.open("rb") as asked, path.open("ab") as file:
-            assert system.is_locked(asked)
-            assert not system.try_lock(file)
-            holder.kill()
-            system.wait_for_lock(file)
-            assert system.is_locked(asked)
-        with path.open("rb") as asked:
-            assert not system.is_locked(asked)
-
-
 def test_asking_for_a_lock_does_not_take_it_where_locks_are_exclusive(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fcntl", None)
     path = tmp_path / "lock"
