@@ -46,13 +46,30 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     paid = market.events.dividend_usd * scale.double()[market.events.asset]
     happened = market.events._replace(dividend_usd=paid)
     market = replace(market, open=market.open * scale, close=market.close * scale, events=happened)
-    count = 9
+    assert_engines_agree(market, config, seed, mode, endowed=endowed, cash=cash)
+
+
+def assert_engines_agree(market, config, seed, mode, **how):
     slow, fast = (
-        TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine)
+        TradingEnv(market, config, num_envs=9, seed=seed, autoreset_mode=mode, engine=engine)
         for engine in ("torch", "fused")
     )
-    actions = random_actions(seed, 40, count, 13)
-    assert_bit_equal(slow, fast, actions, endowed=endowed, cash=cash)
+    assert_bit_equal(slow, fast, random_actions(seed, 40, 9, 13), **how)
+
+
+@pytest.mark.parametrize("owed", [{"borrow_bps_per_year": 900.0}, {"maintenance_margin": 0.6}])
+def test_what_is_owed_in_a_long_interval_that_ends_early_is_bit_equal(owed):
+    """The kernel goes bar by bar, the torch core from change to change."""
+    config = EnvSettings(
+        decision_interval=9,
+        episode_bars=31,
+        ruin_fraction=0.9,
+        short=True,
+        max_leverage=2.0,
+        **owed,
+    )
+    market = make_market(90, 13, volatility=0.04, events=True)
+    assert_engines_agree(market, config, 1, AutoresetMode.SAME_STEP, endowed=True)
 
 
 def test_threads_change_nothing():
