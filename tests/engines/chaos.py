@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -143,8 +143,6 @@ class Outcome:
 
     status: int
     """Exit status, or minus the signal."""
-    ready_seconds: float | None = None
-    """From its start to the end of its first reconcile: recovery time."""
     points: int = 0
     hits: int = 0
     """How often the fault truly struck: a run may end before its moment comes."""
@@ -160,29 +158,22 @@ def race(
 ) -> Any:
     """One tournament of stub pods: in threads, in processes, or by the launcher that `launching`
     makes beforehand."""
-    from tests.engines.races import STUBBORN, settings, stub_race
-    from tests.engines.thread_launcher import ThreadLauncher
+    from tests.engines.races import settings
 
-    threads = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
-    launcher = launching() if launching else threads
-    wanted = settings(pods=pods, workers=2, order="submission", fresh=0.2)
-    return stub_race(
-        run,
-        wanted,
-        body="tests.engines.chaos:body",
-        launcher=launcher,
-        data_hash="data",
-        **{"operations": STUBBORN, **how},
-    )
+    if processes or launching:
+        how["launcher"] = launching() if launching else None
+    wanted = settings(pods=pods, workers=2, fresh=0.2)
+    return stub_race_of(run, wanted, body="tests.engines.chaos:body", **how)
 
 
-def stub_race_of(run: RunFolder, wanted: Any) -> Any:
+def stub_race_of(run: RunFolder, wanted: Any, **how: Any) -> Any:
     """One tournament of stub pods in threads, with settings of one's own."""
     from tests.engines.races import STUBBORN, stub_race
     from tests.engines.thread_launcher import ThreadLauncher
 
     launcher = ThreadLauncher(run, run.root, stubs.body, workers=wanted.workers)
-    return stub_race(run, wanted, launcher=launcher, data_hash="data", operations=STUBBORN)
+    usual = {"launcher": launcher, "data_hash": "data", "operations": STUBBORN}
+    return stub_race(run, wanted, **{**usual, **how})
 
 
 def fork(work: Callable[[], Any]) -> int:
@@ -208,20 +199,17 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, **how: An
     """Run a tournament in a fork of this process and wait for its end."""
     note = run.root.parent / f"{run.root.name}.note"
     note.unlink(missing_ok=True)
-    begun = time.perf_counter()
 
     def work() -> None:
-        ready: list[float] = []
         if faults is not None:
             install(faults)
-        race(run, pods, watch=lambda _: ready or ready.append(time.perf_counter() - begun), **how)
-        with note.open("w") as file:
-            file.write(json.dumps([ready[0] if ready else None, faults.count if faults else 0]))
+        race(run, pods, **how)
+        note.write_text(str(faults.count if faults else 0))
 
     _, code = os.waitpid(fork(work), 0)
     outcome = Outcome(os.waitstatus_to_exitcode(code))
     if note.exists():
-        outcome.ready_seconds, outcome.points = json.loads(note.read_text())
+        outcome.points = int(note.read_text())
     outcome.hits = int(faults is not None and faults.mark.exists())
     return outcome
 
@@ -250,65 +238,35 @@ def acknowledged(run: RunFolder) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in run.pods.glob("*/result.json")}
 
 
-def check(run: RunFolder, before: dict[str, bytes], expected: Any) -> list[str]:
-    """What is wrong after recovery: nothing, one hopes."""
+def check(
+    run: RunFolder, before: dict[str, bytes], expected: Any, stored: dict[str, bytes] | None = None
+) -> list[str]:
+    """What is wrong after recovery: nothing, one hopes. `stored` are results that lie elsewhere."""
     problems = []
-    after = acknowledged(run)
+    after = acknowledged(run) if stored is None else stored
     problems += [
         f"result of {pod} lost or changed" for pod, data in before.items() if after.get(pod) != data
     ]
     applied = [event["pod"] for event in events_of(run, "applied")]
-    problems += [
-        f"{pod} applied {applied.count(pod)} times"
-        for pod in set(applied)
-        if applied.count(pod) != 1
-    ]
-    if set(applied) != set(after):
+    if sorted(applied) != sorted(after):
         problems.append(f"applied {sorted(applied)}, stored {sorted(after)}")
-    if expected is not None and everything(run) != expected:
+    if everything(run) != expected:
         problems.append("differs from the undisturbed run")
     problems += [f"left behind: {path.name}" for path in run.root.rglob(".*.tmp")]
     return problems
 
 
-@dataclass
-class Tally:
-    scenarios: int = 0
-    hits: int = 0
-    """Strikes that truly struck."""
-    stopped: int = 0
-    """Tournaments that did not finish because of one."""
-    problems: list[str] = field(default_factory=list)
-    recovery: list[float] = field(default_factory=list)
-
-    def strike_and_recover(
-        self,
-        folder: Path,
-        name: str,
-        pods: int,
-        expected: Any,
-        strike: Callable[[RunFolder], Outcome],
-        **how: Any,
-    ) -> None:
-        """Disturb one run, complete it by the same call, and compare."""
-        run = RunFolder(folder / name)
-        first = strike(run)
-        self.scenarios += 1
-        self.hits += first.hits
-        self.stopped += first.status != DONE
-        if first.status == BROKEN:
-            self.problems.append(f"{name}: not a typed error")
-        before = acknowledged(run)
-        second = forked(run, pods, **how)
-        if second.status != DONE:
-            self.problems.append(f"{name}: recovery ended with {second.status}")
-            return
-        if second.ready_seconds is not None:
-            self.recovery.append(second.ready_seconds)
-        problems = check(run, before, expected)
-        self.problems += [f"{name}: {problem}" for problem in problems]
-        if not problems:
-            shutil.rmtree(run.root)
+def strike_and_recover(
+    run: RunFolder, pods: int, expected: Any, strike: Callable[[RunFolder], Outcome]
+) -> int:
+    """Disturb a run, complete it by the same call, and compare; how often it truly was struck."""
+    first = strike(run)
+    assert first.status != BROKEN, f"{run.root.name}: not a typed error"
+    before = acknowledged(run)
+    assert forked(run, pods).status == DONE, run.root.name
+    assert check(run, before, expected) == [], run.root.name
+    shutil.rmtree(run.root)
+    return first.hits
 
 
 def count_points(folder: Path, pods: int) -> int:
