@@ -552,7 +552,7 @@ def test_no_key_is_written_anywhere(server, tmp_path, caplog):
     said += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*")]
     said.append(caplog.text)
     assert "DEBUG" in caplog.text
-    assert any("status 422 for ['…', '…']" in text for text in said)
+    assert any("status 422 for ('…', '…')" in text for text in said)
     for text in said:
         assert KEY not in text
         assert SECRET not in text

@@ -25,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -51,14 +52,15 @@ LATE = 4
 REFUSALS = ("400", "401", "403", "404", "422")
 """Faults by which the server refuses for good, as far as the client can know."""
 OPEN = {"new", "accepted", "pending_new", "partially_filled", "pending_cancel"}
-NOT_UNIQUE = {"code": 40010001, "message": "client_order_id must be unique"}
+BODIES = {"empty": b"", "null": b"null", "object": b"{}", "strange": b'{"a": [1]}'}
+"""Faults by which an answer of status 200 holds something else."""
 
 
 class Refusal(Exception):
-    def __init__(self, status: int, body: Any) -> None:
-        super().__init__(status)
+    def __init__(self, status: int, code: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
-        self.body = body
+        self.body = {"code": code, "message": message}
 
 
 class LoopbackAlpaca:
@@ -146,25 +148,17 @@ class LoopbackAlpaca:
     ) -> dict[str, Any]:
         """An order as if it had been sent, `age_s` ago."""
         sent = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
-        stamp = sent.isoformat().replace("+00:00", "123Z")
-        row: dict[str, Any] = dict.fromkeys(
-            ("filled_at", "expired_at", "canceled_at", "failed_at", "replaced_by")
-        )
-        row |= dict.fromkeys(("created_at", "updated_at", "submitted_at"), stamp)
-        row |= dict.fromkeys(("type", "order_type"), "market")
-        row |= dict.fromkeys(("filled_avg_price", "notional", "legs"))
-        row |= {
+        row: dict[str, Any] = {
             "id": str(uuid.uuid4()),
             "client_order_id": client_id,
             "symbol": symbol,
             "status": "accepted",
-            "asset_class": "us_equity",
             "qty": f"{abs(shares):.12g}",
             "filled_qty": "0",
+            "filled_avg_price": None,
             "side": "buy" if shares > 0 else "sell",
-            "order_class": "",
             "time_in_force": "day",
-            "extended_hours": False,
+            "submitted_at": sent.isoformat().replace("+00:00", "123Z"),
         }
         self.orders[row["id"]] = row
         return row
@@ -219,56 +213,55 @@ class LoopbackAlpaca:
         self, method: str, path: str, query: Mapping[str, str], body: Any
     ) -> tuple[int, Any]:
         """What is done and said; Refusal for what is refused."""
-        parts = path.removeprefix("/v2/").split("/")
-        if method == "POST" and parts == ["orders"]:
-            return 200, self._submit(body)
-        if method == "DELETE" and parts[0] == "orders" and len(parts) == 2:
-            return self._cancel(parts[1])
-        if method == "GET" and parts == ["account"]:
-            told = {
-                "id": str(uuid.uuid4()),
-                "account_number": self.number,
-                "status": "ACTIVE",
-                "currency": "USD",
-            }
-            told |= {
-                "cash": f"{self.cash:.4f}",
-                "trading_blocked": self.blocked,
-                "account_blocked": False,
-            }
-            return 200, told
-        if method == "GET" and parts == ["positions"]:
-            return 200, [
-                {
-                    "symbol": symbol,
-                    "qty": f"{held:.12g}",
-                    "qty_available": f"{held - self._bound(symbol):.12g}",
-                    "side": "long" if held > 0 else "short",
+        match method, path.removeprefix("/v2/").split("/"):
+            case "POST", ["orders"]:
+                return 200, self._submit(body)
+            case "DELETE", ["orders", name]:
+                return self._cancel(name)
+            case "GET", ["account"]:
+                return 200, {
+                    "account_number": self.number,
+                    "status": "ACTIVE",
+                    "currency": "USD",
+                    "cash": f"{self.cash:.4f}",
+                    "trading_blocked": self.blocked,
+                    "account_blocked": False,
                 }
-                for symbol, held in self._seen_positions().items()
-            ]
-        if method == "GET" and parts == ["clock"]:
-            return 200, {"timestamp": "2016-03-15T10:30:00.123456789-04:00", "is_open": True}
-        if method == "GET" and parts[0].startswith("orders"):
-            self.tick()
-            if parts == ["orders:by_client_order_id"]:
+            case "GET", ["positions"]:
+                return 200, [
+                    {
+                        "symbol": symbol,
+                        "qty": f"{held:.12g}",
+                        "side": "long" if held > 0 else "short",
+                    }
+                    for symbol, held in self._seen_positions().items()
+                ]
+            case "GET", ["clock"]:
+                return 200, {"timestamp": "2016-03-15T10:30:00.123456789-04:00", "is_open": True}
+            case "GET", ["orders"]:
+                self.tick()
+                return 200, self._listed(query)
+            case "GET", ["orders:by_client_order_id"]:
+                self.tick()
                 row = self.by_client_id().get(query["client_order_id"])
                 if row is None:
-                    raise Refusal(404, {"code": 40410000, "message": "order not found"})
+                    raise Refusal(404, 40410000, "order not found")
                 return 200, row
-            return 200, self._listed(query)
-        raise Refusal(404, {"message": "endpoint not found."})
+        raise Refusal(404, 0, "endpoint not found.")
 
     def _seen_positions(self) -> Mapping[str, float]:
         left, before = self._before
         self._before = (left - 1, before)
         return before if left > 0 else self.positions
 
-    def _bound(self, symbol: str) -> float:
-        """Shares that open sales of a symbol are for (`held_for_orders`)."""
-        open_rows = [row for row in self.orders.values() if row["status"] in OPEN]
-        sales = [row for row in open_rows if row["side"] == "sell" and row["symbol"] == symbol]
-        return sum(float(row["qty"]) - float(row["filled_qty"]) for row in sales)
+    def _left(self, side: str, worth: Callable[[str], float]) -> float:
+        """What is still open of all orders of a side, by the `worth` of a share of their
+        symbols."""
+        return sum(
+            (float(row["qty"]) - float(row["filled_qty"])) * worth(row["symbol"])
+            for row in self.orders.values()
+            if row["status"] in OPEN and row["side"] == side
+        )
 
     def _submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         name = body["client_order_id"]
@@ -277,31 +270,21 @@ class LoopbackAlpaca:
         assert body["type"] == "market"
         assert body["time_in_force"] == "day"
         if name in self.by_client_id():
-            raise Refusal(422, NOT_UNIQUE)
+            raise Refusal(422, 40010001, "client_order_id must be unique")
         if symbol not in self.prices:
-            raise Refusal(422, {"code": 42210000, "message": f'asset "{symbol}" not found'})
+            raise Refusal(422, 42210000, f'asset "{symbol}" not found')
         if symbol in self.whole_only and shares != math.floor(shares):
-            raise Refusal(
-                403, {"code": 40310000, "message": f'asset "{symbol}" is not fractionable'}
-            )
-        standing = [
-            row
-            for row in self.orders.values()
-            if row["status"] in OPEN and row["side"] == body["side"]
-        ]
+            raise Refusal(403, 40310000, f'asset "{symbol}" is not fractionable')
         if body["side"] == "buy":
-            bound = sum(
-                (float(r["qty"]) - float(r["filled_qty"])) * self.prices[r["symbol"]]
-                for r in standing
-            )
+            bound = self._left("buy", self.prices.__getitem__)
             if not self.margin and shares * self.prices[symbol] > self.cash - bound + 1e-9:
-                raise Refusal(403, {"code": 40310000, "message": "insufficient buying power"})
+                raise Refusal(403, 40310000, "insufficient buying power")
         else:
-            available = self.positions.get(symbol, 0.0) - self._bound(symbol)
+            bound = self._left("sell", lambda other: float(other == symbol))
+            available = self.positions.get(symbol, 0.0) - bound
             if shares > available:
                 amounts = f"(requested: {shares:.12g}, available: {available:.12g})"
-                message = f"insufficient qty available for order {amounts}"
-                raise Refusal(403, {"code": 40310000, "message": message})
+                raise Refusal(403, 40310000, f"insufficient qty available for order {amounts}")
         if self.witness:
             self.witness(body)
         return self.accept(symbol, shares if body["side"] == "buy" else -shares, name)
@@ -309,11 +292,9 @@ class LoopbackAlpaca:
     def _cancel(self, name: str) -> tuple[int, Any]:
         row = self.orders.get(name)
         if row is None:
-            raise Refusal(404, {"code": 40410000, "message": "order not found"})
+            raise Refusal(404, 40410000, "order not found")
         if row["status"] not in OPEN:
-            raise Refusal(
-                422, {"code": 42210000, "message": f'order is already in "{row["status"]}" state'}
-            )
+            raise Refusal(422, 42210000, f'order is already in "{row["status"]}" state')
         if row["status"] != "pending_cancel":
             self._cancel_left[name] = self.cancel_ticks
         row["status"] = "pending_cancel"
@@ -350,9 +331,7 @@ class _Handler(BaseHTTPRequestHandler):
         text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with alpaca.lock:
             alpaca.seen.append((self.command, parts.path))
-            alpaca.keys.append(
-                (self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY"))
-            )
+            alpaca.keys.append(self._keys)
             fault = alpaca.faults.get(len(alpaca.seen), alpaca.outage)
             if fault:
                 alpaca.fired.append(fault)
@@ -371,17 +350,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_DELETE = _serve
 
+    @property
+    def _keys(self) -> tuple[str | None, str | None]:
+        return self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY")
+
     def _answered(self, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
-        keys = self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY")
-        if keys != (KEY, SECRET):
+        if self._keys != (KEY, SECRET):
             return 401, {"code": 40110000, "message": "request is not authorized"}
         try:
             return self.alpaca.answer(self.command, path, query, body)
         except Refusal as refusal:
             if self.command == "POST":
                 self.alpaca.refusals.append(refusal.body["message"])
-            echo = {"message": f"{refusal.body['message']} for {keys}"} if self.alpaca.echo else {}
-            return refusal.status, refusal.body | echo
+            if self.alpaca.echo:
+                refusal.body["message"] += f" for {self._keys}"
+            return refusal.status, refusal.body
 
     def _fail(self, fault: str, body: Any) -> None:
         html = b"<html><body><h1>Bad Gateway</h1></body></html>"
@@ -393,43 +376,33 @@ class _Handler(BaseHTTPRequestHandler):
             os.close(self.connection.detach())
             self.close_connection = True
         elif fault.endswith("html"):
-            self._say(int(fault.split("_")[0]) if "_" in fault else 200, html, "text/html")
+            self._say(
+                int(fault.split("_")[0]) if "_" in fault else 200,
+                html,
+                {"Content-Type": "text/html"},
+            )
         elif fault == "truncated":
             whole = json.dumps(body or {"id": str(uuid.uuid4()), "status": "accepted"}).encode()
             self._say(200, whole[: len(whole) // 2])
-        elif fault in ("empty", "null", "object", "strange"):
-            self._say(
-                200,
-                {"empty": b"", "null": b"null", "object": b"{}", "strange": b'{"a": [1]}'}[fault],
-            )
+        elif fault in BODIES:
+            self._say(200, BODIES[fault])
         else:
             told = {"code": int(fault) * 100_000, "message": f"status {fault}"}
             if self.alpaca.echo:
-                told["message"] += (
-                    " for"
-                    f" {[value for name, value in self.headers.items() if name.startswith('APCA')]}"
-                )
+                told["message"] += f" for {self._keys}"
             headers = {}
             if fault == "429":
                 headers["Retry-After"] = self.alpaca.retry_after
             if fault == "302" and self.alpaca.redirect_to:
                 headers["Location"] = self.alpaca.redirect_to
-            self._say(int(fault), json.dumps(told).encode(), headers=headers)
+            self._say(int(fault), json.dumps(told).encode(), headers)
 
     def _say(
-        self,
-        status: int,
-        body: bytes,
-        kind: str = "application/json",
-        *,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        for name, value in (headers or {}).items():
+        usual = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        for name, value in {**usual, **headers}.items():
             self.send_header(name, value)
-        if status != 204:
-            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if status != 204:
-            self.wfile.write(body)
+        self.wfile.write(body)

@@ -51,14 +51,12 @@ class MadeUpBars:
                 return
             volume = float(self.volume[number, first : min(first + step // MINUTE_S, known)].sum())
             stamp = dt.datetime.fromtimestamp(int(moment), dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            row = {
+            yield {
                 "t": stamp,
-                "o": closes[0],
-                "h": closes.max(),
-                "l": closes.min(),
-                "c": closes[-1],
-            }
-            yield {name: value if name == "t" else float(value) for name, value in row.items()} | {
+                "o": float(closes[0]),
+                "h": float(closes.max()),
+                "l": float(closes.min()),
+                "c": float(closes[-1]),
                 "v": volume,
                 "n": 1,
                 "vw": float(closes[-1]),
@@ -119,7 +117,7 @@ class LoopbackMarket(LoopbackAlpaca):
         length = {"1Min": 1, "5Min": 5}[query["timeframe"]]
         names = query["symbols"].split(",")
         if unknown := set(names) - set(self.bars.symbols):
-            raise Refusal(400, {"code": 40010001, "message": f"invalid symbol: {min(unknown)}"})
+            raise Refusal(400, 40010001, f"invalid symbol: {min(unknown)}")
         rows = [
             (name, row)
             for name in sorted(names)

@@ -16,13 +16,11 @@ from fintrader.agents.policy import PolicyModule
 from fintrader.deploy.alpaca import AlpacaBroker, RequestLimits
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import Connections, Runner
-from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.runner import Runner
 from fintrader.market.tensors import MarketTensors
 from tests.engines.alpaca_loopback import LoopbackAlpaca
-from tests.engines.deployments import MINUTE, LiveClock, OddFeed
+from tests.engines.deployments import MINUTE, LiveClock, live_runner
 
 
 class Killed(BaseException):
@@ -62,37 +60,6 @@ class ConstantPolicy(PolicyModule):
         return torch.full((len(obs), self.layout.num_assets), self.action)
 
 
-def make_runner(
-    home: Path,
-    bundle: Bundle,
-    market: MarketTensors,
-    server: LoopbackAlpaca,
-    bars: int,
-    *,
-    begin: int = 0,
-    **chosen: Any,
-) -> Runner:
-    """A life of the deployment up to a bar of the window, not begun yet; its first begins at
-    `begin`."""
-    journal = Journal(home / JOURNAL, durable=False)
-    tail = journal.tail(1)
-    clock = SteppedClock(tail[0].time if tail else int(market.minutes[begin]))
-    inner = ReplayFeed(bundle.data, bundle.symbols)
-    broker = Timeless(
-        server.endpoint,
-        fractional=bundle.env.fractional,
-        limits=RequestLimits(per_minute=1_000_000),
-        sleep=lambda seconds: None,
-    )
-    return Runner(
-        bundle,
-        PaperSettings(**chosen),
-        Connections(clock, OddFeed(inner), broker, journal),
-        window=None,
-        until=int(market.minutes[bars]) + inner.bar_ns,
-    )
-
-
 def trade(
     home: Path,
     bundle: Bundle,
@@ -100,15 +67,26 @@ def trade(
     server: LoopbackAlpaca,
     bars: int,
     *,
+    begin: int = 0,
     change: Callable[[Runner], object] = lambda runner: None,
     **chosen: Any,
 ) -> Journal:
-    """Run the deployment up to a bar of the window; `change` gets the runner before it begins."""
-    runner = make_runner(home, bundle, market, server, bars, **chosen)
+    """Run the deployment up to a bar of the window, its first life from `begin` on; `change` gets
+    the runner before it begins."""
+    journal = Journal(home / JOURNAL, durable=False)
+    tail = journal.tail(1)
+    clock = SteppedClock(tail[0].time if tail else int(market.minutes[begin]))
+    broker = Timeless(
+        server.endpoint,
+        fractional=bundle.env.fractional,
+        limits=RequestLimits(per_minute=1_000_000),
+        sleep=lambda seconds: None,
+    )
+    runner = live_runner(bundle, market, bars, clock, broker, journal, **chosen)
     change(runner)
     try:
         runner.run()
     except BaseException:
-        runner.journal.close()
+        journal.close()
         raise
-    return runner.journal
+    return journal

@@ -15,6 +15,7 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.bars import Bars
+from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import Bundle, freeze
 from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import ReplayClock
@@ -192,6 +193,30 @@ def replayed(
     return journal
 
 
+def live_runner(
+    bundle: Bundle,
+    market: MarketTensors,
+    bars: int,
+    clock: ReplayClock,
+    broker: Broker,
+    journal: Journal,
+    *,
+    daily: Callable[[], object] = lambda: None,
+    **chosen: Any,
+) -> Runner:
+    """A life of the deployment up to a bar of the window, not begun yet, on a feed that may turn
+    odd."""
+    inner = ReplayFeed(bundle.data, bundle.symbols)
+    return Runner(
+        bundle,
+        PaperSettings(**chosen),
+        Connections(clock, OddFeed(inner), broker, journal),
+        window=None,
+        daily=daily,
+        until=int(market.minutes[bars]) + inner.bar_ns,
+    )
+
+
 def run_live(
     home: Path,
     bundle: Bundle,
@@ -208,22 +233,9 @@ def run_live(
     journal = journal or Journal(home / JOURNAL, durable=False)
     last = journal.last(BarDecision)
     clock = LiveClock(last.time if last else int(market.minutes[0]))
-    inner = ReplayFeed(bundle.data, bundle.symbols)
-    feed = OddFeed(inner)
-    change(feed, clock)
-    runner = Runner(
-        bundle,
-        PaperSettings(limits=limits),
-        Connections(
-            clock,
-            feed,
-            SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True),
-            journal,
-        ),
-        window=None,
-        daily=daily,
-        until=int(market.minutes[bars]) + inner.bar_ns,
-    )
+    broker = SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True)
+    runner = live_runner(bundle, market, bars, clock, broker, journal, limits=limits, daily=daily)
+    change(runner.feed, clock)
     runner.run()
     return journal
 
