@@ -45,7 +45,3 @@ def test_no_page_or_message_installs_fintrader_from_a_registry():
     for page in [*pages, *sources]:
         if page.name != "errors.py":
             assert not re.search(r"pip install '?fintrader", page.read_text()), page.name
-
-
-def test_yfinance_comes_with_a_plain_install():
-    assert any(line.startswith("yfinance") for line in PROJECT["dependencies"])

@@ -1,7 +1,9 @@
 """Modules that docstrings name are there: `package/module.py`, and `package.module.name`."""
 
 import ast
+import io
 import re
+import tokenize
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -45,17 +47,9 @@ def docstrings(path):
 
 @cache
 def names_in(path):
-    """Classes, functions, methods, fields and constants of a module."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names.add(node.name)
-            case ast.Name() | ast.Attribute() if isinstance(node.ctx, ast.Store):
-                names.add(node.id if isinstance(node, ast.Name) else node.attr)
-            case ast.ImportFrom():
-                names |= {alias.asname or alias.name for alias in node.names}
-    return frozenset(names)
+    """Every name that the code of a file defines, imports or uses."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return frozenset(token.string for token in tokens if token.type == tokenize.NAME)
 
 
 def has_file(reference, source):
@@ -74,7 +68,7 @@ def has_name(reference, source):
     modules = MODULES.get(first, [])
     if first != "fintrader" and first not in PACKAGES:
         inside = any(all(name in names_in(module) for name in rest) for module in modules)
-        return inside or (not modules and first in words_in(source))
+        return inside or (not modules and first in names_in(source))
     parts = reference.removeprefix("fintrader.").split(".")
     for length in range(len(parts), -1, -1):
         stem = HOMES[0].joinpath(*parts[:length])
@@ -82,24 +76,6 @@ def has_name(reference, source):
         if module.is_file():
             return all(name in names_in(module) for name in parts[length:])
     return False
-
-
-@cache
-def words_in(path):
-    """Every name that the code of a file uses."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.Name():
-                names.add(node.id)
-            case ast.Attribute():
-                names.add(node.attr)
-            case ast.arg():
-                names.add(node.arg)
-            case ast.Import() | ast.ImportFrom():
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-                names.add(str(getattr(node, "module", "")).partition(".")[0])
-    return frozenset(names)
 
 
 def is_setting(reference):

@@ -70,10 +70,9 @@ def test_a_bad_text_is_one_line_with_its_place(tmp_path, text, expected):
     assert len(said) < len(str(path)) + 250
 
 
-@pytest.mark.parametrize("text", [text for text, _ in BAD[:6]])
-def test_the_command_prints_it_without_a_traceback(tmp_path, text):
+def test_the_command_prints_it_without_a_traceback(tmp_path):
     path = tmp_path / "bad.yaml"
-    path.write_text(text)
+    path.write_text("{" * 3000)
     done = fintrader("run", str(path))
     assert done.status == 2
     assert done.err.startswith(f"fintrader: {path}, line ")

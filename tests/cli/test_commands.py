@@ -21,47 +21,6 @@ def complaint(*words):
     return done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["run"], "needs CONFIG"),
-        (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
-        (["runn", QUICKSTART], "did you mean 'run'?"),
-        (["data"], "needs one of: build, quality, compare"),
-        (
-            ["run", QUICKSTART, "--env.num-env", "3"],
-            "--env.num-env: unknown setting; did you mean --env.num-envs?",
-        ),
-        (
-            ["run", QUICKSTART, "--env.num-envs", "0"],
-            "--env.num-envs: input should be greater than or equal to 1",
-        ),
-        (
-            ["run", QUICKSTART, "--agent.algo", "magic"],
-            "--agent.algo: 'magic' is unknown; choose one of",
-        ),
-        (["run", QUICKSTART, "--name", "../x"], "--name: run name '../x' must be"),
-        (["run", QUICKSTART, "--device", "tpu9"], "--device: expected auto, cpu, cuda or cuda:N"),
-        (["run", QUICKSTART, "--seed"], "--seed needs a value: N"),
-        (["run", QUICKSTART, "--runs-dir", "/proc/x"], "/proc/x/quickstart: No such file"),
-        (
-            ["run", QUICKSTART, "--runs-dir", __file__],
-            "choose a folder that can be written to (--runs-dir)",
-        ),
-        (["run", QUICKSTART, "--runs-dir", "s3://bucket/runs"], "--runs-dir: s3:"),
-        (
-            ["data", "build", QUICKSTART, "--cache", "s3://bucket/tens"],
-            "is a URL; give a local folder",
-        ),
-        (["data", "build", QUICKSTART, "--data.store", "nosuch://x"], "nosuch"),
-        (["backtest", "no_such_run"], "no_such_run: no run lies here"),
-        (["bench", "env"], "'bench' is no command"),
-    ],
-)
-def test_mistakes_are_one_readable_line(arguments, expected):
-    assert expected in complaint(*arguments)
-
-
 def test_options_override_the_file():
     config = parse_config(
         "run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"]

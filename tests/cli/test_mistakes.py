@@ -26,6 +26,22 @@ FILES = {
     "badbars.yaml": "data: {path: bad.csv}",
 }
 MISTAKES = """
+run | needs CONFIG
+run nowhere.yaml | nowhere.yaml does not exist
+runn Q | did you mean 'run'?
+data | needs one of: build, quality, compare
+run Q --env.num-env 3 | --env.num-env: unknown setting; did you mean --env.num-envs?
+run Q --env.num-envs 0 | --env.num-envs: input should be greater than or equal to 1
+run Q --agent.algo magic | --agent.algo: 'magic' is unknown; choose one of
+run Q --name ../x | --name: run name '../x' must be
+run Q --device tpu9 | --device: expected auto, cpu, cuda or cuda:N
+run Q --seed | --seed needs a value: N
+run Q --runs-dir /proc/x | /proc/x/quickstart: No such file
+run Q --runs-dir s3://bucket/runs | --runs-dir: s3:
+data build Q --cache s3://bucket/tens | is a URL; give a local folder
+data build Q --data.store nosuch://x | nosuch
+backtest no_such_run | no_such_run: no run lies here
+bench env | 'bench' is no command
 run Q --data.windows.train 2020-01-01 | --data.windows.train: too few values, got ['2020-01-01']
 run Q --data.windows.train 2020-13-01 2020-14-01 | --data.windows.train: expected a date like 2024-01-31
 run Q --data.windows.fractions 0.5 0.5 | --data.windows.fractions: too few values
@@ -48,7 +64,7 @@ run Q --operations.metrics 99999 | --operations.metrics: expected PORT or HOST:P
 run Q --launcher.kind moon | --launcher.kind: 'moon' is unknown; choose one of local, package.module:name, ray
 run Q --launcher.kind ray --launcher.gpus 1.5 | --launcher.gpus: a pod takes a part of one GPU or a whole number of them
 run Q --store notaurl | --store: 'notaurl' is not a URL
-run Q --runs-dir file | file/quickstart: Not a directory; choose a folder
+run Q --runs-dir file | file/quickstart: Not a directory; choose a folder that can be written to (--runs-dir)
 run Q --runs-dir file --cache file | Not a directory
 run Q extra words | 'extra': `fintrader run` takes settings from here on
 run Q -x | '-x': `fintrader run` takes settings from here on

@@ -7,6 +7,7 @@ something that no test has seen. Where kubectl is at hand a test compares the tw
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +40,8 @@ def render(folder: Path) -> list[Manifest]:
         for one in chosen:
             jsonpatch.apply_patch(one, yaml.safe_load(rule["patch"]), in_place=True)
     for image in settings.get("images", []):
-        for one in found:
-            _rename(one, image["name"], image["newName"])
+        at = rf'"image": "{re.escape(image["name"])}(?=[:"])'  # the tag stays
+        found = json.loads(re.sub(at, f'"image": "{image["newName"]}', json.dumps(found)))
     for one in found:
         if "namespace" in settings and one["kind"] not in CLUSTER_WIDE:
             one["metadata"]["namespace"] = settings["namespace"]
@@ -51,16 +52,6 @@ def _meant(one: Manifest, target: dict[str, str]) -> bool:
     return one["kind"] == target["kind"] and one["metadata"]["name"] == target.get(
         "name", one["metadata"]["name"]
     )
-
-
-def _rename(node: Any, name: str, new: str) -> None:
-    """Images of all containers at any depth; the tag stays."""
-    if isinstance(node, dict) and isinstance(image := node.get("image"), str):
-        node["image"] = re.sub(rf"^{re.escape(name)}(?=:|$)", new, image)
-    for below in (
-        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    ):
-        _rename(below, name, new)
 
 
 def cluster_spec(manifest: Manifest) -> Manifest:

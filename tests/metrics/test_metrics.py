@@ -1,5 +1,4 @@
 import math
-import sys
 
 import empyrical
 import numpy as np
@@ -44,23 +43,6 @@ TWO_SERIES = {
     metrics.down_capture: oracle.down_capture,
     metrics.information_ratio: oracle.information_ratio,
     metrics.batting_average: oracle.batting_average,
-}
-BY_EMPYRICAL = {
-    metrics.cumulative_return: "cum_returns_final",
-    metrics.annual_return: "annual_return",
-    metrics.annual_volatility: "annual_volatility",
-    metrics.downside_risk: "downside_risk",
-    metrics.sharpe: "sharpe_ratio",
-    metrics.sortino: "sortino_ratio",
-    metrics.max_drawdown: "max_drawdown",
-    metrics.calmar: "calmar_ratio",
-    metrics.omega: "omega_ratio",
-    metrics.tail_ratio: "tail_ratio",
-    metrics.value_at_risk: "value_at_risk",
-    metrics.conditional_value_at_risk: "conditional_value_at_risk",
-    metrics.stability: "stability_of_timeseries",
-    metrics.alpha: "alpha",
-    metrics.beta: "beta",
 }
 
 
@@ -117,21 +99,6 @@ def test_a_market_like_series_agrees_to_twelve_digits():
     for two, oracle_of_two in TWO_SERIES.items():
         expected = oracle_of_two(returns.tolist(), benchmark.tolist())
         assert two(returns, benchmark) == pytest.approx(expected, rel=1e-12), two.__name__
-
-
-@pytest.mark.parametrize("measure", BY_EMPYRICAL, ids=lambda measure: measure.__name__)
-def test_empyrical_computes_the_measure(measure, monkeypatch):
-    returns = np.array([0.01, -0.02, 0.03])
-    series = [returns, returns[::-1]] if measure in TWO_SERIES else [returns]
-    for value, expected in ((0.125, 0.125), (math.inf, None), (math.nan, None)):
-        monkeypatch.setattr(empyrical, BY_EMPYRICAL[measure], lambda *_, value=value, **__: value)
-        assert measure(*series) == expected
-
-
-@pytest.mark.parametrize("measure", BY_EMPYRICAL, ids=lambda measure: measure.__name__)
-def test_empyrical_is_not_asked_about_no_days(measure, monkeypatch):
-    monkeypatch.setitem(sys.modules, "empyrical", None)
-    assert measure(*([[]] * (1 + (measure in TWO_SERIES)))) is None
 
 
 def test_a_missing_day_counts_as_time_and_as_nothing_else():
