@@ -10,7 +10,7 @@ import requests
 
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.sources.alpaca import Alpaca
-from fintrader.bars.sources.vendor import Busy, CalendarDays, VendorFeed, with_retries
+from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, YahooSettings
 from fintrader.bars.sources.yahoo import Yahoo
 from fintrader.config import validate
@@ -433,14 +433,13 @@ def test_a_ticker_that_is_refused_costs_the_others_nothing(fake_alpaca, tmp_path
             feed_of("alpaca", tmp_path / "list", symbols=("AAA", "BAD", "BBB")).prepare()
 
 
-def test_retries_wait_twice_as_long_each_time():
+def test_retries_wait_twice_as_long_each_time(fake_yahoo, tmp_path):
+    feed = feed_of("yahoo", tmp_path, retries=3)
     waits = []
-
-    def busy():
-        raise Busy("no luck")
-
-    with pytest.raises(DataError, match="somebody does not answer: no luck"):
-        with_retries(busy, "somebody", 3, waits.append)
+    feed._sleep = waits.append
+    fake_yahoo.faults = [429] * 9
+    with pytest.raises(DataError, match="yahoo does not answer: too many requests"):
+        feed.prepare()
     assert waits == [2.0, 4.0, 8.0]
 
 

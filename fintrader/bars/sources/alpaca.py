@@ -20,7 +20,8 @@ import os
 import re
 import socket
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from zoneinfo import ZoneInfo
@@ -29,7 +30,7 @@ import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
-from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Refused
+from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Refused, Vendor
 from fintrader.bars.sources.vendor_settings import AlpacaSettings
 from fintrader.errors import DataError, FintraderError, install_command
 
@@ -44,29 +45,19 @@ ENDPOINT = "APCA_API_DATA_URL"
 """Environment variable with the address of a server on this machine, for tests."""
 
 
-class Alpaca:
+class Alpaca(Vendor):
     """Requests to Alpaca. Raises DataError when the package or the keys are missing."""
 
     name = "alpaca"
     batch = 20
+    settings: AlpacaSettings
 
     def __init__(
         self, settings: AlpacaSettings, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
         self.settings = settings
         self.timeout_seconds = timeout_seconds
-        self.daily = settings.interval == "1d"
         self.adjustment = settings.adjustment
-        self._client: Any = None
-
-    @property
-    def identity(self) -> Mapping[str, str]:
-        settings = self.settings
-        return {
-            "interval": settings.interval,
-            "feed": settings.feed,
-            "adjustment": settings.adjustment,
-        }
 
     def earliest(self, today: dt.date) -> dt.date | None:
         return dt.date(2016, 1, 1)
@@ -89,37 +80,26 @@ class Alpaca:
     def _request(
         self, symbols: Sequence[str], start: dt.datetime, end: dt.datetime
     ) -> dict[str, Bars]:
-        client = self._connect()
-        from alpaca.common.exceptions import APIError
+        client = self._stocks
         from alpaca.data.enums import Adjustment, DataFeed
         from alpaca.data.requests import StockBarsRequest
         from alpaca.data.timeframe import TimeFrame, TimeFrameUnit
 
-        number, unit = {
-            "1m": (1, TimeFrameUnit.Minute),
-            "5m": (5, TimeFrameUnit.Minute),
-            "1d": (1, TimeFrameUnit.Day),
-        }[self.settings.interval]
+        interval = self.settings.interval
+        unit = TimeFrameUnit.Day if interval == "1d" else TimeFrameUnit.Minute
         request = StockBarsRequest(
             symbol_or_symbols=list(symbols),
-            timeframe=TimeFrame(number, unit),
+            timeframe=TimeFrame(int(interval[:-1]), unit),
             start=start,
             end=end,
             adjustment=Adjustment(self.settings.adjustment),
             feed=DataFeed(self.settings.feed),
         )
-        try:
-            answer = client.get_stock_bars(request)
-        except APIError as error:
-            raise self._explain(error, symbols) from None
-        except (OSError, ValueError) as error:
-            # requests' errors are OSErrors; their text quotes the URL, so only the kind is shown
-            raise Busy(type(error).__name__) from None
-        return {name: self._convert(name, rows) for name, rows in (answer or {}).items() if rows}
+        answer = _ask(client.get_stock_bars, request, partial(self._explain, symbols))
+        return {name: self._convert(name, rows) for name, rows in answer.items() if rows}
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
         client = self._client_of("corporate_actions", "CorporateActionsClient")
-        from alpaca.common.exceptions import APIError
         from alpaca.data.enums import CorporateActionsType as Type
         from alpaca.data.requests import CorporateActionsRequest
 
@@ -127,24 +107,12 @@ class Alpaca:
         request = CorporateActionsRequest(
             symbols=list(symbols), types=types, start=first, end=last, limit=None
         )
-        try:
-            answer = client.get_corporate_actions(request) or {}
-        except APIError as error:
-            status = getattr(error, "status_code", None)
-            if status in _RETRY:
-                raise Busy(f"status {status}") from None
-            raise DataError(
-                f"alpaca gives no splits and dividends (status {status}); check the keys, or set"
-                " data.source.actions to false and declare them under data.actions"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise Busy(type(error).__name__) from None
+        answer = _ask(client.get_corporate_actions, request, _explain_actions)
         return [_read_action(kind, row) for kind, rows in answer.items() for row in rows]
 
-    def _connect(self) -> Any:
-        if self._client is None:
-            self._client = self._client_of("stock", "StockHistoricalDataClient")
-        return self._client
+    @cached_property
+    def _stocks(self) -> Any:
+        return self._client_of("stock", "StockHistoricalDataClient")
 
     def _client_of(self, module: str, name: str) -> Any:
         address = os.environ.get(ENDPOINT, f"https://{DATA_HOST}")
@@ -166,17 +134,14 @@ class Alpaca:
         restrict(client._session, endpoint, self.timeout_seconds)
         return client
 
-    def _explain(self, error: Any, symbols: Sequence[str]) -> Exception:
-        status = getattr(error, "status_code", None)
-        if status in _RETRY:
-            return Busy("too many requests" if status == 429 else f"status {status}")
+    def _explain(self, symbols: Sequence[str], status: int | None) -> DataError:
         if status in (401, 403):
             return DataError(
                 f"alpaca refuses the keys or the feed {self.settings.feed!r} (status {status});"
                 " check APCA_API_KEY_ID and APCA_API_SECRET_KEY, and whether the plan includes the"
                 " feed"
             )
-        if status == 422 or status == 400:
+        if status in (400, 422):
             return Refused(
                 f"alpaca does not accept the request for {', '.join(symbols)}; check the tickers"
                 " and dates"
@@ -185,13 +150,39 @@ class Alpaca:
 
     def _convert(self, symbol: str, rows: Sequence[Any]) -> Bars:
         ts = np.array([row["t"].rstrip("Z") for row in rows], dtype="datetime64[ns]")
-        if self.daily:  # a day's bar carries midnight of New York in UTC
+        if self.settings.interval == "1d":  # a day's bar carries midnight of New York in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
         # Alpaca calls columns by their first letters.
         columns = {
             name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS
         }
         return wrap_columns(symbol, ts.astype(np.int64), columns, "alpaca")
+
+
+def _ask(
+    ask: Callable[[Any], Any], request: Any, explain: Callable[[int | None], DataError]
+) -> dict[str, list[Any]]:
+    """Return the answer to a request. Raises Busy for a failure that may pass, what `explain` makes
+    of any other status."""
+    from alpaca.common.exceptions import APIError
+
+    try:
+        return ask(request) or {}
+    except APIError as error:
+        status = getattr(error, "status_code", None)
+        if status in _RETRY:
+            raise Busy("too many requests" if status == 429 else f"status {status}") from None
+        raise explain(status) from None
+    except (OSError, ValueError) as error:
+        # requests' errors are OSErrors; their text quotes the URL, so only the kind is shown
+        raise Busy(type(error).__name__) from None
+
+
+def _explain_actions(status: int | None) -> DataError:
+    return DataError(
+        f"alpaca gives no splits and dividends (status {status}); check the keys, or set"
+        " data.source.actions to false and declare them under data.actions"
+    )
 
 
 class RedirectError(OSError):

@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from fintrader.bars.bars import COLUMNS, Array, Bars, concat
-from fintrader.bars.sources.cells import first_line, one_kind, table_bars
+from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
 from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.errors import BarError
@@ -51,7 +51,6 @@ def iterate(
     """
     names = column_names(settings)
     present = read_columns(file, settings)
-    tail = None
     wide = wide_columns(settings, present)
     prices = [column for one in wide.values() for column in one.values()] or [
         names[name] for name in COLUMNS
@@ -60,26 +59,24 @@ def iterate(
     wanted = [*dict.fromkeys([*wanted, *prices, *settings.extra])]
     _refuse_cut_off(file, settings)
     # a CSV's first row of data is line 2, where line 1 has the names
-    first = done = (settings.skip_rows + (1 if settings.header else 2)) if file.kind == "csv" else 0
-    zoned: bool | None = None
+    first = (settings.skip_rows + (1 if settings.header else 2)) if file.kind == "csv" else 0
+    tail = None
     if after is not None:
         if _blank_from(file.path, after[0]):
             return
         tail = (after[0], present)
         first = after[1]
-        done = after[1]
+    done = first
+    zoned: bool | None = None
     symbol, date = (
         settings.read_name(file.place) or ("", None) if settings.name_pattern else (file.stem, None)
     )
-    if settings.uppercase:
-        symbol = symbol.upper()
     for table in _tables(file, settings, wanted, [*prices, *settings.extra], tail):
         rows = np.arange(done, done + table.num_rows)
         done += table.num_rows
         if settings.time_format is None:
-            zoned = one_kind(
-                table[names["ts"]].slice(0, 1), zoned, file.name, names["ts"], rows[:1]
-            )
+            times = table[names["ts"]].slice(0, 1)
+            zoned = one_kind(Column(times, names["ts"], file.name, rows[:1]), zoned)
         if wide:
             yield _joined(table, wide, settings, file.name, rows, date)
         else:
@@ -156,7 +153,7 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
     """
     if file.kind != "csv" or file.member is not None or file.path.lower().endswith(".gz"):
         return
-    with _readable(file):
+    with readable(file):
         fs, inside = open_file_system(file.path)
         if fs.tail(inside, 1) in (b"", b"\n", b"\r"):
             return
@@ -206,25 +203,20 @@ def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
 
 def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """The names of a file's columns, whatever they are. Raises BarError when it cannot be read."""
-    with _readable(file):
+    with readable(file):
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
                 return list(parquet.schema_arrow.names)
         csv_head(file, 1 << 12)
-        with _open_csv(file, settings, None, {}, block_bytes=_HEADER_BYTES) as reader:
+        with _open_csv(file, settings, {}, block_bytes=_HEADER_BYTES) as reader:
             return list(reader.schema.names)
 
 
 def csv_head(file: BarFile, size: int) -> str:
     """The first lines of a CSV, of at most so many bytes, unpacked. Raises BarError when it is
     none."""
-    with _readable(file):
-        source = file.open()
-        packed = (file.member or file.path).lower().endswith(".gz")
-        with pa.OSFile(source) if isinstance(source, str) else source as stream:
-            head = bytes(
-                (pa.CompressedInputStream(stream, "gzip") if packed else stream).read(size)
-            )
+    with readable(file), _open_bytes(file) as stream:
+        head = bytes(stream.read(size))
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise BarError(f"{file.name}: is written in UTF-16; save it as UTF-8")
     if len(head.translate(None, _CONTROL)) < len(head):
@@ -237,7 +229,7 @@ def csv_head(file: BarFile, size: int) -> str:
 
 
 @contextlib.contextmanager
-def _readable(file: BarFile) -> Iterator[None]:
+def readable(file: BarFile) -> Iterator[None]:
     """Raise BarError for what pyarrow cannot read."""
     try:
         yield
@@ -264,25 +256,22 @@ def _tables(
 ) -> Iterator[pa.Table]:
     """The file's rows as tables of the wanted columns, a bounded number at a time; of a CSV's
     `tail` (bytes to leave out, names of the columns) only those."""
-    with _readable(file):
+    with readable(file):
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
                 for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
                     yield pa.Table.from_batches([batch])
             return
-        types = {name: pa.float64() if name in numeric else pa.string() for name in wanted}
         done = 0
+        types = {name: pa.float64() if name in numeric else pa.string() for name in wanted}
         try:
-            with _open_csv(file, settings, wanted, types, tail) as reader:
+            with _open_csv(file, settings, types, tail) as reader:
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
                     done += batch.num_rows
-        except (
-            pa.ArrowInvalid
-        ):  # text in a number: read what is left as text, so that the row can be named
-            with _open_csv(
-                file, settings, wanted, dict.fromkeys(wanted, pa.string()), tail
-            ) as reader:
+        except pa.ArrowInvalid:
+            # text in a number: what is left is read as text, so that the row can be named
+            with _open_csv(file, settings, dict.fromkeys(wanted, pa.string()), tail) as reader:
                 for batch in reader:
                     skip = min(done, batch.num_rows)
                     done -= skip
@@ -290,30 +279,33 @@ def _tables(
                         yield pa.Table.from_batches([batch.slice(skip)])
 
 
+def _open_bytes(file: BarFile) -> Any:
+    """A file's bytes as pyarrow reads them, unpacked."""
+    source = file.open()
+    stream = pa.OSFile(source) if isinstance(source, str) else source
+    is_packed = (file.member or file.path).lower().endswith(".gz")
+    return pa.CompressedInputStream(stream, "gzip") if is_packed else stream
+
+
 def _open_csv(
     file: BarFile,
     settings: FilesSettings,
-    wanted: list[str] | None,
     types: dict[str, pa.DataType],
     tail: tuple[int, list[str]] | None = None,
     block_bytes: int = 32 << 20,
 ) -> Any:
+    """The reader of a CSV's columns in `types`, of all where that is empty."""
     # NA, TRUE and nan are tickers; only an empty cell is none
     options = pa_csv.ConvertOptions(
         column_types=types,
-        include_columns=wanted or [],
+        include_columns=list(types),
         strings_can_be_null=True,
         null_values=[""],
         decimal_point=settings.decimal,
     )
-    source = file.open()
+    source = _open_bytes(file)
     if tail is not None:
-        source = pa.OSFile(source)
         source.seek(tail[0])
-    if file.path.lower().endswith(".gz") or (file.member or "").lower().endswith(".gz"):
-        source = pa.CompressedInputStream(
-            pa.OSFile(source) if isinstance(source, str) else source, "gzip"
-        )
     reading = pa_csv.ReadOptions(
         block_size=block_bytes,
         use_threads=False,

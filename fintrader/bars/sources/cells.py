@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,48 @@ _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of what times count."""
 
 
+@dataclass(frozen=True)
+class Column:
+    """The cells of a column, and how messages name them."""
+
+    cells: pa.ChunkedArray
+    name: str
+    origin: str
+    rows: Array
+    """`[R]` int64: the rows' numbers."""
+
+    @property
+    def is_text(self) -> bool:
+        """True where the cells are text, be it encoded as numbers of a dictionary."""
+        kind = self.cells.type
+        return bool(
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_dictionary(kind)
+        )
+
+    @property
+    def text(self) -> pa.ChunkedArray:
+        """The cells as text."""
+        return self.cells.cast(pa.string())
+
+    def unfit(self, said: str) -> BarError:
+        """Return the error of a column that is wrong as a whole."""
+        return BarError(f"{self.origin}: column {self.name!r} {said}")
+
+    def fault(self, at: int, said: str) -> BarError:
+        """Return the error of one cell."""
+        return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {said}")
+
+    def refuse(self, bad: pd.Series[bool], what: str) -> None:
+        """Raise BarError for the first bad cell."""
+        if bad.any():
+            at = int(bad.to_numpy().argmax())
+            raise self.fault(
+                at, f"{self.cells[at].as_py()!r} is {what}; correct the row or remove it"
+            )
+
+
 def table_bars(
     table: pa.Table,
     settings: FilesSettings,
@@ -37,20 +80,24 @@ def table_bars(
     `symbol`: of all of them, where no column says it; `date`: of all of them, where times are those
     of a day.
     """
+
+    def column(name: str) -> Column:
+        found = Column(table[name], name, origin, rows)
+        if found.cells.null_count:
+            empty = int(np.flatnonzero(pc.is_null(found.cells).to_numpy())[0])
+            raise found.fault(empty, "the cell is empty; fill it or remove the row")
+        return found
+
     names = column_names(settings)
     if "symbol" in names:
-        codes, tickers = _symbols(table[names["symbol"]], origin, names["symbol"], rows)
+        codes, tickers = _symbols(column(names["symbol"]), settings.uppercase)
     else:
         codes = np.zeros(table.num_rows, dtype=np.int32)
-        tickers = (symbol,)
-    if settings.uppercase:
-        codes, tickers = _in_capitals(codes, tickers)
-    days = table[names["date"]] if "date" in names else date
-    ts = _times(table[names["ts"]], days, settings, origin, names["ts"], rows)
-    values: dict[str, Any] = {
-        name: _numbers(table[names[name]], settings, origin, names[name], rows) for name in COLUMNS
-    }
-    extras = {name: _numbers(table[name], settings, origin, name, rows) for name in settings.extra}
+        tickers = (symbol.upper() if settings.uppercase else symbol,)
+    days = _date_text(column(names["date"])) if "date" in names else date
+    ts = _times(column(names["ts"]), days, settings)
+    values: dict[str, Any] = {name: _numbers(column(names[name]), settings) for name in COLUMNS}
+    extras = {name: _numbers(column(name), settings) for name in settings.extra}
     if settings.price_divisor > 1:
         values |= {name: values[name] / settings.price_divisor for name in PRICES}
     if settings.decimals is not None:
@@ -60,177 +107,111 @@ def table_bars(
     )
 
 
-def one_kind(
-    column: pa.ChunkedArray, zoned: bool | None, where: str, name: str, rows: Array
-) -> bool | None:
+def one_kind(column: Column, zoned: bool | None) -> bool | None:
     """True where times as text carry a zone: all like the first of them, or like those before
     (`zoned`).
 
     None where nothing tells. Raises BarError naming the first row that differs.
     """
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not column.is_text:
         return None
-    carries = pc.match_substring_regex(column.drop_null(), _ZONE).to_numpy()
-    if len(carries) < len(rows):  # an empty cell is told elsewhere
+    carries = pc.match_substring_regex(column.text.drop_null(), _ZONE).to_numpy()
+    if len(carries) < len(column.rows):  # an empty cell is told elsewhere
         return zoned
     expected = bool(carries[0]) if zoned is None else zoned
     if (carries != expected).any():
         at = int((carries != expected).argmax())
         own, others = ("no", "do") if expected else ("a", "do not")
-        raise BarError(
-            f"{where}, row {rows[at]}, column {name!r}: {column[at].as_py()!r} carries {own} time"
-            f" zone, and the rows before it {others}; write all times alike"
+        raise column.fault(
+            at,
+            f"{column.cells[at].as_py()!r} carries {own} time zone, and the rows before it"
+            f" {others}; write all times alike",
         )
     return expected
 
 
-def _symbols(
-    column: pa.ChunkedArray, where: str, name: str, rows: Array
-) -> tuple[Array, tuple[str, ...]]:
-    _no_nulls(column, where, name, rows)
-    if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)):
-        column = column.cast(pa.string())
-    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
+    kind = column.cells.type
+    encodes_text = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
+    cells = column.cells if encodes_text else column.text
+    encoded = cells.dictionary_encode().unify_dictionaries().combine_chunks()
     codes = encoded.indices.to_numpy()
     named = encoded.dictionary.to_pylist()
-    used: list[int] = (
-        np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist() if len(codes) else []
-    )
-    tickers = {code: named[code] for code in used}
-    blank = [code for code, ticker in tickers.items() if not ticker.strip()]
-    if blank:
-        row = rows[np.flatnonzero(codes == blank[0])[0]]
-        raise BarError(
-            f"{where}, row {row}, column {name!r}: an empty text is no ticker; fill it or remove"
-            " the row"
-        )
-    order = {ticker: rank for rank, ticker in enumerate(sorted({*tickers.values()}))}
-    rank = np.array([order.get(ticker, -1) for ticker in named], dtype=np.int32)
+    used = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist()
+    tickers = {code: named[code].upper() if uppercase else named[code] for code in used}
+    for code, ticker in tickers.items():
+        if not ticker.strip():
+            blank = int((codes == code).argmax())
+            raise column.fault(blank, "an empty text is no ticker; fill it or remove the row")
+    order = {ticker: place for place, ticker in enumerate(sorted({*tickers.values()}))}
+    rank = np.zeros(len(named), dtype=np.int32)
+    rank[used] = [order[ticker] for ticker in tickers.values()]
     return rank[codes], tuple(order)
 
 
-def _in_capitals(codes: Array, tickers: tuple[str, ...]) -> tuple[Array, tuple[str, ...]]:
-    capitals = tuple(sorted({ticker.upper() for ticker in tickers}))
-    place = np.array([capitals.index(ticker.upper()) for ticker in tickers], dtype=np.int32)
-    return place[codes], capitals
-
-
-def _times(
-    column: pa.ChunkedArray,
-    days: pa.ChunkedArray | str | None,
-    settings: FilesSettings,
-    where: str,
-    name: str,
-    rows: Array,
-) -> Array:
+def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSettings) -> Array:
     """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
     time of day only."""
-    _no_nulls(column, where, name, rows)
-    kind = column.type
+    kind = column.cells.type
     unit = _UNITS.get(settings.time_format or "")
     if unit is not None:
-        ns = _count_times(column, unit, days, settings, where, name, rows)
-    elif _is_text(kind) or days is not None:
-        text = column.cast(pa.string())
+        ns = _count_times(column, unit, days, settings)
+    elif column.is_text or days is not None:
+        text = column.text
         if days is not None:
-            dates = days if isinstance(days, str) else _date_text(days, where, rows)
-            text = pc.binary_join_element_wise(dates, text, " ")
-        ns = _parse_times(text, settings, where, name, rows)
+            text = pc.binary_join_element_wise(days, text, " ")
+        ns = _parse_times(replace(column, cells=text), settings)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        if getattr(kind, "tz", None) is None:
-            column = _localise(column.cast(pa.timestamp("ns")), settings, where, name)
-        ns = _epoch(column)
+        ns = _epoch(column, settings)
     else:
-        raise BarError(
-            f"{where}: column {name!r} is {kind}, not a time; store times, or ISO 8601 text, or say"
-            " what it counts (data.source.time_format: s, ms, us or ns)"
+        raise column.unfit(
+            f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
+            " (data.source.time_format: s, ms, us or ns)"
         )
     return ns - settings.bar_minutes * MINUTE_NS if settings.label == "end" else ns
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
-    )
-
-
-def _date_text(days: pa.ChunkedArray, where: str, rows: Array) -> pa.ChunkedArray:
-    _no_nulls(days, where, "date", rows)
-    if pa.types.is_timestamp(days.type) or pa.types.is_date(days.type):
-        return pc.strftime(days, format="%Y-%m-%d")
-    return days.cast(pa.string())
+def _date_text(days: Column) -> pa.ChunkedArray:
+    kind = days.cells.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return pc.strftime(days.cells, format="%Y-%m-%d")
+    return days.text
 
 
 def _count_times(
-    column: pa.ChunkedArray,
-    unit: int,
-    days: pa.ChunkedArray | str | None,
-    settings: FilesSettings,
-    where: str,
-    name: str,
-    rows: Array,
+    column: Column, unit: int, days: pa.ChunkedArray | str | None, settings: FilesSettings
 ) -> Array:
     """Times that count units: since 1970 in UTC, or since midnight of their day in the settings'
     zone."""
-    if pa.types.is_integer(column.type):
-        counts = column.cast(pa.int64()).to_numpy()
-    else:
-        counts = np.round(_numbers(column, settings, where, name, rows)).astype(np.int64)
-    if not _is_text(column.type) and not pa.types.is_integer(column.type) and unit == 1:
-        raise BarError(
-            f"{where}: column {name!r} is {column.type}, too coarse for nanoseconds; store whole"
-            " numbers"
-        )
-    if _is_text(
-        column.type
-    ):  # as a number with a fraction, nanoseconds since 1970 would be rounded
+    kind = column.cells.type
+    is_exact = column.is_text or pa.types.is_integer(kind)
+    if unit == 1 and not is_exact:
+        raise column.unfit(f"is {kind}, too coarse for nanoseconds; store whole numbers")
+    counts = None
+    if is_exact:  # as a number with a fraction, nanoseconds since 1970 would be rounded
         with contextlib.suppress(pa.ArrowInvalid):
-            counts = column.cast(pa.string()).cast(pa.int64()).to_numpy()
+            whole = column.text if column.is_text else column.cells
+            counts = whole.cast(pa.int64()).to_numpy()
+    if counts is None:
+        counts = np.round(_numbers(column, settings)).astype(np.int64)
     if days is None:
         if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
-            raise BarError(
-                f"{where}: column {name!r}: {counts[0]} is no time in {settings.time_format} since"
-                " 1970"
-            )
+            raise column.unfit(f"holds {counts[0]}, no time in {settings.time_format} since 1970")
         return np.asarray(counts * unit)
-    dates: Any = (
-        [days] * len(counts) if isinstance(days, str) else _date_text(days, where, rows).to_pylist()
-    )
-    known = {text: np.datetime64(pd.Timestamp(text), "ns").astype(np.int64) for text in set(dates)}
-    midnight = np.array([known[text] for text in dates], dtype=np.int64)
-    stamps = pa.chunked_array([pa.array((midnight + counts * unit).astype("datetime64[ns]"))])
-    return _epoch(_localise(stamps, settings, where, name))
+    dates = [days] * len(counts) if isinstance(days, str) else days.to_pylist()
+    known = {text: np.datetime64(pd.Timestamp(text), "ns") for text in set(dates)}
+    midnight = np.array([known[text] for text in dates], dtype="datetime64[ns]")
+    stamps = midnight + counts * np.timedelta64(unit, "ns")
+    return _epoch(replace(column, cells=pa.chunked_array([pa.array(stamps)])), settings)
 
 
-def _localise(
-    column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str
-) -> pa.ChunkedArray:
-    try:
-        return pc.assume_timezone(column, settings.timezone)
-    except pa.ArrowInvalid as error:
-        raise BarError(
-            f"{where}: column {name!r} has times that do not exist or are ambiguous in"
-            f" {settings.timezone} ({first_line(error)}); declare the right data.source.timezone"
-        ) from None
-
-
-def _parse_times(
-    column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array
-) -> Array:
-    text = column.to_pandas()
+def _parse_times(column: Column, settings: FilesSettings) -> Array:
+    text = column.cells.to_pandas()
     written = settings.time_format
-    if written is None:
-        zoned = bool(one_kind(column, None, where, name, rows))
-    else:
-        zoned = "%z" in written
+    zoned = bool(one_kind(column, None)) if written is None else "%z" in written
     parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
-    _refuse(parsed.isna(), text, f"no time like {written or '2016-01-04 09:30'}", where, name, rows)
-    if zoned:
-        return np.asarray(
-            parsed.dt.tz_convert(None).to_numpy().astype("datetime64[ns]").astype(np.int64)
-        )
-    stamps = pa.chunked_array([pa.array(parsed.to_numpy().astype("datetime64[ns]"))])
-    return _epoch(_localise(stamps, settings, where, name))
+    column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
+    return _epoch(replace(column, cells=pa.chunked_array([pa.array(parsed)])), settings)
 
 
 def carries_zone(times: pd.Series[Any]) -> bool:
@@ -238,49 +219,31 @@ def carries_zone(times: pd.Series[Any]) -> bool:
     return bool(times.head(1).astype(str).str.contains(_ZONE).all())
 
 
-def _epoch(column: pa.ChunkedArray) -> Array:
-    """Zoned timestamps as int64 UTC nanoseconds."""
-    return np.asarray(column.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
+def _epoch(column: Column, settings: FilesSettings) -> Array:
+    """Timestamps as int64 UTC nanoseconds; those without a zone are of the settings' zone."""
+    stamps = column.cells
+    if getattr(stamps.type, "tz", None) is None:
+        try:
+            stamps = pc.assume_timezone(stamps.cast(pa.timestamp("ns")), settings.timezone)
+        except pa.ArrowInvalid as error:
+            raise column.unfit(
+                f"has times that do not exist or are ambiguous in {settings.timezone}"
+                f" ({first_line(error)}); declare the right data.source.timezone"
+            ) from None
+    return np.asarray(stamps.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
 
 
-def _numbers(
-    column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array
-) -> Array:
-    _no_nulls(column, where, name, rows)
-    if (
-        pa.types.is_string(column.type)
-        or pa.types.is_large_string(column.type)
-        or pa.types.is_dictionary(column.type)
-    ):
-        text = column.cast(pa.string()).to_pandas()
+def _numbers(column: Column, settings: FilesSettings) -> Array:
+    if column.is_text:
+        text = column.text.to_pandas()
         plain = text.str.replace(",", ".", regex=False) if settings.decimal == "," else text
         numbers = pd.to_numeric(plain, errors="coerce")
-        _refuse(numbers.isna(), text, "no number", where, name, rows)
+        column.refuse(numbers.isna(), "no number")
         return np.asarray(numbers, dtype=np.float64)
     try:
-        return np.asarray(column.cast(pa.float64()).to_numpy())
+        return np.asarray(column.cells.cast(pa.float64()).to_numpy())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise BarError(f"{where}: column {name!r} is {column.type}, not numbers") from None
-
-
-def _refuse(
-    bad: pd.Series[bool], text: pd.Series[str], what: str, where: str, name: str, rows: Array
-) -> None:
-    if bad.any():
-        at = int(bad.to_numpy().argmax())
-        raise BarError(
-            f"{where}, row {rows[at]}, column {name!r}: {text.iloc[at]!r} is {what}; correct the"
-            " row or remove it"
-        )
-
-
-def _no_nulls(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> None:
-    if column.null_count:
-        bad = int(np.flatnonzero(pc.is_null(column).to_numpy())[0])
-        raise BarError(
-            f"{where}, row {rows[bad]}, column {name!r}: the cell is empty; fill it or remove"
-            " the row"
-        )
+        raise column.unfit(f"is {column.cells.type}, not numbers") from None
 
 
 def first_line(error: BaseException) -> str:

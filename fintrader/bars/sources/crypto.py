@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
-from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import Busy, fetch_each
+from fintrader.bars.sources.vendor import Busy, Vendor
 from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.errors import DataError, install_command
 
@@ -29,7 +28,7 @@ _PAGE = 500
 """Bars a request where ccxt does not know an exchange's own limit."""
 
 
-class Ccxt:
+class Ccxt(Vendor):
     """Requests to one exchange. `client` is ccxt's object for it (tests bring their own).
 
     Raises DataError when the package is missing, or ccxt knows no such exchange.
@@ -38,6 +37,7 @@ class Ccxt:
     name = "ccxt"
     batch = 1
     adjustment: Adjustment = "raw"
+    settings: CcxtSettings
 
     def __init__(self, settings: CcxtSettings, client: Any = None) -> None:
         try:
@@ -46,7 +46,6 @@ class Ccxt:
             raise DataError(f"the source ccxt needs ccxt: {install_command('crypto')}") from None
         self._ccxt = ccxt
         self.settings = settings
-        self.daily = settings.interval == "1d"
         if settings.exchange not in ccxt.exchanges:
             hint = _suggest(settings.exchange, ccxt.exchanges, "`ccxt.exchanges` lists them")
             raise DataError(f"ccxt knows no exchange {settings.exchange!r}; {hint}")
@@ -58,21 +57,7 @@ class Ccxt:
                 f"{', '.join(offered) or 'none'}); choose another data.source.interval or exchange"
             )
 
-    @property
-    def identity(self) -> Mapping[str, str]:
-        return {"exchange": self.settings.exchange, "interval": self.settings.interval}
-
-    def earliest(self, today: dt.date) -> dt.date | None:
-        return None
-
-    def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        return fetch_each(self._fetch_pair, symbols, first, last)
-
-    def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
-        """None: pairs have neither splits nor dividends."""
-        return []
-
-    def _fetch_pair(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+    def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
         page = self._page_size()
         rows = fetch_pages(
             lambda since: self._request(symbol, since, page),

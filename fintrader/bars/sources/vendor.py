@@ -15,9 +15,9 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,10 +40,6 @@ from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
-RETRIES = 4
-"""Times that a request is made again after it failed for a reason that may pass."""
-BACKOFF_SECONDS = 2.0
-"""Wait before the first repetition; it doubles with each one, to half a minute after four."""
 TIMEOUT_SECONDS = 20.0
 """Wait for an answer, after which a request is made again: pages take a second or two."""
 
@@ -65,27 +61,24 @@ class Refused(DataError):
     """The vendor does not accept a request: a ticker that it does not know, or a day."""
 
 
-class Vendor(Protocol):
-    """Requests to one vendor."""
+class Vendor:
+    """Requests to one vendor; some vendors have neither a limit of days nor actions."""
 
     name: str
     batch: int
     """Tickers per request."""
-    daily: bool
-    """Bars are whole days."""
     adjustment: Adjustment
     """Actions that the prices hold, as of the day of the request."""
+    settings: VendorSettings
 
     @property
-    def settings(self) -> VendorSettings:
-        """Settings of the requests."""
-
-    @property
-    def identity(self) -> Mapping[str, str]:
+    def identity(self) -> dict[str, str]:
         """Everything but ticker and day that decides the bars: interval, feed, adjustment."""
+        return self.settings.model_dump(exclude={"kind", "actions"})
 
     def earliest(self, today: dt.date) -> dt.date | None:
         """First day that the vendor still has, None where it is unknown."""
+        return None
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
         """Bars of the days `first` to `last` by ticker; a ticker without bars may be absent.
@@ -93,6 +86,12 @@ class Vendor(Protocol):
         Raises Busy for a failure that may pass, Refused for an unknown ticker, and DataError for
         other failures.
         """
+        found = {name: self.fetch_ticker(name, first, last) for name in symbols}
+        return {name: bars for name, bars in found.items() if bars is not None}
+
+    def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+        """Bars of one ticker, from a vendor that answers one at a time; raises like `fetch`."""
+        raise NotImplementedError
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
         """Splits and cash dividends with ex-dates from `first` to `last`, dividends as paid for a
@@ -100,17 +99,7 @@ class Vendor(Protocol):
 
         Raises like `fetch`.
         """
-
-
-def fetch_each(
-    fetch: Callable[[str, dt.date, dt.date], Bars | None],
-    symbols: Sequence[str],
-    first: dt.date,
-    last: dt.date,
-) -> dict[str, Bars]:
-    """Fetch bars ticker by ticker, for a vendor that answers one at a time."""
-    found = {name: fetch(name, first, last) for name in symbols}
-    return {name: bars for name, bars in found.items() if bars is not None}
+        return []
 
 
 class CalendarDays(NamedTuple):
@@ -127,7 +116,8 @@ class VendorFeed(Feed):
     bars (`missing`)."""
 
     inputs_need_bars = True
-    retries = RETRIES
+    retries = 4
+    """Times that a request is made again after it failed for a reason that may pass."""
     _collection: Collection
 
     def __init__(
@@ -285,9 +275,8 @@ class VendorFeed(Feed):
             days = [chunk.asked for chunk in collection.list_chunks(name)]
             actions = announced.list_actions(name)
             if any(is_outdated(actions, self.vendor.adjustment, day, self._today) for day in days):
-                collection.chunks.pop(name, None)
-                collection.through.pop(name, None)
-                collection.unconfirmed.pop(name, None)
+                for book in (collection.chunks, collection.through, collection.unconfirmed):
+                    book.pop(name, None)
                 found = True
         return found
 
@@ -354,8 +343,17 @@ class VendorFeed(Feed):
     def _request(
         self, ask: Callable[..., ResultT], symbols: Sequence[str], first: dt.date, last: dt.date
     ) -> ResultT:
-        return with_retries(
-            lambda: ask(symbols, first, last), self.vendor.name, self.retries, self._sleep
+        """Ask, again after each Busy with doubling waits. Raises DataError when it stays busy."""
+        for attempt in range(self.retries + 1):
+            try:
+                return ask(symbols, first, last)
+            except Busy as busy:
+                reason = busy
+                if attempt < self.retries:
+                    self._sleep(2.0 * 2**attempt)
+        raise DataError(
+            f"{self.vendor.name} does not answer: {reason}; check the network, or try again later"
+            " (it continues from here)"
         )
 
     def _settle(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> None:
@@ -399,30 +397,10 @@ class VendorFeed(Feed):
     def _keep_sessions(self, bars: Bars) -> Bars:
         """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
         minute."""
-        if self.vendor.daily:
+        if self.vendor.identity["interval"] == "1d":
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         return bars.take(self._grid.locate(bars.ts) >= 0)
 
 
 def _name_days(days: Sequence[dt.date]) -> str:
     return f"{days[0]}" if len(days) == 1 else f"{len(days)} sessions from {days[0]} to {days[-1]}"
-
-
-def with_retries(
-    call: Callable[[], ResultT],
-    name: str,
-    retries: int,
-    sleep: Callable[[float], None],
-) -> ResultT:
-    """Call, again after each Busy with doubling waits. Raises DataError when it stays busy."""
-    for attempt in range(retries + 1):
-        try:
-            return call()
-        except Busy as busy:
-            reason = busy
-            if attempt < retries:
-                sleep(BACKOFF_SECONDS * 2**attempt)
-    raise DataError(
-        f"{name} does not answer: {reason}; check the network, or try again later (it continues"
-        " from here)"
-    )

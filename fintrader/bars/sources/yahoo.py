@@ -9,7 +9,7 @@ last minute lacks the auctions. No promise of anything: for research.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from fintrader.bars.bars import COLUMNS, PRICES, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, fetch_each
+from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Vendor
 from fintrader.bars.sources.vendor_settings import YahooSettings
 from fintrader.errors import DataError
 
@@ -25,12 +25,14 @@ _DAYS_KEPT = {"1m": 30, "5m": 60, "1h": 730, "1d": None}
 _DAYS_PER_REQUEST = {"1m": 7, "5m": 60, "1h": 700, "1d": 20_000}
 
 
-class Yahoo:
+class Yahoo(Vendor):
     """Requests to Yahoo. `session` is passed to yfinance (tests put a loopback server behind
     it)."""
 
     name = "yahoo"
     batch = 10
+    adjustment: Adjustment = "split"
+    settings: YahooSettings
 
     def __init__(self, settings: YahooSettings, session: Any = None) -> None:
         import yfinance
@@ -40,21 +42,16 @@ class Yahoo:
         self._yfinance = yfinance
         self.settings = settings
         self._session = session
-        self.daily = settings.interval == "1d"
-        self.adjustment: Adjustment = "split"
 
     @property
-    def identity(self) -> Mapping[str, str]:
-        return {"interval": self.settings.interval, "adjustment": self.adjustment}
+    def identity(self) -> dict[str, str]:
+        return {**super().identity, "adjustment": self.adjustment}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         days = _DAYS_KEPT[self.settings.interval]
         return None if days is None else today - dt.timedelta(days=days - 1)
 
-    def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        return fetch_each(self._fetch_ticker, symbols, first, last)
-
-    def _fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+    def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
         import pandas as pd
 
         frames = []
@@ -69,9 +66,8 @@ class Yahoo:
         table = table[~table.index.duplicated()].dropna(subset=[name.title() for name in PRICES])
         index = table.index
         # a day's bar carries midnight of the exchange; its date is what counts
-        stamps = (
-            index.tz_localize(None) if self.daily else index.tz_convert("UTC").tz_localize(None)
-        )
+        is_daily = self.settings.interval == "1d"
+        stamps = index.tz_localize(None) if is_daily else index.tz_convert(None)
         ts = stamps.to_numpy().astype("datetime64[ns]").astype(np.int64)
         table = table.fillna({"Volume": 0})
         columns = {name: table[name.title()].to_numpy(dtype=np.float64) for name in COLUMNS}
