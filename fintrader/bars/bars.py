@@ -80,6 +80,18 @@ class Bars:
         again[1:] = (np.diff(self.ts) == 0) & (np.diff(self.symbol) == 0)
         return again
 
+    def contradictions(self) -> Array:
+        """`[R]` bool: rows of sorted bars that differ from the first one of their symbol and time;
+        NaN equals NaN."""
+        again = self.repeats()
+        rows = np.flatnonzero(again)
+        first = np.maximum.accumulate(np.where(again, 0, np.arange(len(self))))[rows]
+        differs = np.zeros(len(self), dtype=bool)
+        for values in (*(getattr(self, name) for name in COLUMNS), *self.extras.values()):
+            is_nan = np.isnan(values[rows]) & np.isnan(values[first])
+            differs[rows] |= (values[rows] != values[first]) & ~is_nan
+        return differs
+
     def is_distinct(self) -> bool:
         """True of rows of one symbol, each later than the one before."""
         return bool((self.symbol == self.symbol[:1]).all() and (self.ts[1:] > self.ts[:-1]).all())
@@ -133,11 +145,7 @@ def concat(parts: Sequence[Bars]) -> Bars:
                 " elsewhere"
             )
     recoded = [
-        (
-            part.symbol
-            if part.symbols == symbols
-            else np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
-        )
+        np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
         for part in parts
     ]
     joined: dict[str, Any] = {

@@ -76,20 +76,14 @@ class SessionGrid:
         return np.bincount(self.session[self.bar_of_minute], minlength=self.num_sessions)
 
     @cached_property
-    def _minute_edges(self) -> Array:
-        """`[S + 1]` int64: the first exchange minute of each session, and Q at the end."""
-        sessions = self.session[self.bar_of_minute]
-        return np.searchsorted(sessions, np.arange(self.num_sessions + 1))
-
-    @cached_property
     def begin(self) -> Array:
         """`[S]` int64: start of the first minute of each session of the grid's hours."""
-        return np.asarray(self.exchange_minutes[self._minute_edges[:-1]])
+        return np.asarray(self.minutes[self.first_bar[:-1]])
 
     @cached_property
     def end(self) -> Array:
         """`[S]` int64: end of the last minute of each session of the grid's hours."""
-        return np.asarray(self.exchange_minutes[self._minute_edges[1:] - 1] + MINUTE_NS)
+        return np.asarray(self.exchange_minutes[np.cumsum(self.session_minutes) - 1] + MINUTE_NS)
 
     @cached_property
     def borders(self) -> Array:
@@ -216,20 +210,22 @@ def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
 
 def session_date(calendar: str, ts: int) -> dt.date:
     """The exchange's own date at a moment (nanoseconds since 1970 UTC)."""
-    day: dt.date = exchange_days(calendar, np.array([ts]))[0].astype("datetime64[D]").item()
+    day: dt.date = exchange_days(calendar, np.array([ts]))[0].item()
     return day
 
 
 def exchange_days(calendar: str, ts: Array) -> Array:
-    """`[R]` int64: the exchange's own date at each moment, in days since 1970."""
+    """`[R]` datetime64[D]: the exchange's own date at each moment."""
     import pandas as pd
 
-    stamps = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC")
+    quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
+    quarters, inverse = np.unique(ts // quarter, return_inverse=True)
+    stamps = pd.DatetimeIndex((quarters * quarter).astype("datetime64[ns]"), tz="UTC")
     if calendar not in _LATEST and len(stamps):
         # these years: a grid of them is usually laid next
         _calendar(calendar, stamps.min().year, stamps.max().year)
     stamps = stamps.tz_convert(_calendar_of_any_years(calendar).tz)
-    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]").astype(np.int64))
+    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]")[inverse])
 
 
 def timezone_of(calendar: str) -> str:

@@ -68,24 +68,10 @@ Spans = dict[str, dict[str, tuple[str, str]]]
 """symbol -> month -> two days."""
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class ChunkManifest:
-    """Content of a manifest's file; `Collection` explains the fields."""
+    """Content of a manifest's file."""
 
-    identity: dict[str, JsonValue]
-    complete: bool
-    chunks: Chunks
-    through: Spans
-    unconfirmed: Spans
-    next_row: int | None
-    files: tuple[tuple[str, str, int], ...]
-
-
-@dataclass
-class Collection:
-    """The chunks of one identity."""
-
-    objects: ObjectStore
     identity: Mapping[str, JsonValue]
     chunks: Chunks = field(default_factory=dict)
     through: Spans = field(default_factory=dict)
@@ -100,6 +86,13 @@ class Collection:
     files: tuple[tuple[str, str, int], ...] = ()
     """Name, SHA-256 of the content and number of the first row of each file, where several files
     are one collection."""
+
+
+@dataclass(kw_only=True)
+class Collection(ChunkManifest):
+    """The chunks of one identity."""
+
+    objects: ObjectStore
     manifest: str = MANIFEST
 
     @classmethod
@@ -122,12 +115,14 @@ class Collection:
             identity = {**identity, "sha256": sha256}
             name = f"manifest-{sha256[:16]}.json"
         stored = home.get(name)
-        return cls(home, identity, manifest=name) if stored is None else cls.load(home, name)
+        if stored is None:
+            return cls(objects=home, identity=identity, manifest=name)
+        return cls.load(home, name)
 
     @classmethod
     def load(cls, home: ObjectStore, name: str) -> Collection:
         """Open a collection by the name of its manifest. Raises DataError when that is damaged."""
-        return cls(home, manifest=name, **vars(_read_manifest(home, name)))
+        return cls(objects=home, manifest=name, **vars(_read_manifest(home, name)))
 
     def open_others(self) -> Iterator[Collection]:
         """Open the collections of the same files with another content. Raises DataError when a

@@ -79,18 +79,15 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
         counts["shuffled_rows"] = int((backwards | (np.diff(bars.symbol) < 0)).sum())
         bars = bars.sorted()
         again = bars.repeats()
-        same = again.copy()
-        for values in (*(getattr(bars, name) for name in COLUMNS), *bars.extras.values()):
-            same[1:] &= np.diff(values) == 0
-        conflict = np.flatnonzero(again & ~same)
-        if len(conflict):
+        differs = bars.contradictions()
+        if differs.any():
             raise BarError(
-                f"{bars.where(int(conflict[0]))}: a second, different row for the same symbol"
-                f" and time ({len(conflict)} such); keep one of them, or the first of all by"
+                f"{bars.where(int(differs.argmax()))}: a second, different row for the same symbol"
+                f" and time ({differs.sum()} such); keep one of them, or the first of all by"
                 " data.waive: [conflicting_duplicate]"
             )
-        counts["exact_duplicates"] = int(same.sum())
-        bars = bars.take(~same) if same.any() else bars
+        counts["exact_duplicates"] = int(again.sum())
+        bars = bars.take(~again) if again.any() else bars
     high = np.maximum(bars.open, bars.close)
     low = np.minimum(bars.open, bars.close)
     np.maximum(high, np.maximum(bars.high, bars.low), out=high)

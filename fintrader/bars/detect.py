@@ -7,6 +7,7 @@ tell the zone of their times, whether a time is a bar's start or its end, and th
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -29,12 +30,13 @@ from fintrader.bars.evidence import (
     label_votes,
     merge_opening_prints,
 )
-from fintrader.bars.sniff import name_pattern, sniff
+from fintrader.bars.sniff import Layout, name_pattern, sniff
 from fintrader.bars.sources.bar_files import iterate
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
+from fintrader.results.market_description import Fault
 
 Sure = Literal["sure", "likely", "assumed"]
 _FILES = 24
@@ -51,7 +53,6 @@ _ZONES = (
     ),
     *("Europe/Berlin", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
 )
-_SPLITS = (2, 3, 4, 5, 7, 8, 10, 15, 20)
 
 
 @dataclass(frozen=True)
@@ -105,38 +106,49 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
     if preset is not None:
         found.source = {"preset": preset}
         files = files_of(found.settings(), path)
-        _by_preset(found, files[0], preset)
+        layout = _by_preset(found, files[0], preset)
     else:
         files = list_files(path, text=True)
-        _by_layout(found, files)
-    bars = _sample(found, files)
+        layout = _by_layout(found, files)
+    bars, span = _sample(found, files, layout.zoned)
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars)
-    bars = _zone(found, bars)
-    _sessions_and_label(found, bars)
-    if found.whole:
-        _faults(found, bars)
+    if layout.whole_days:
+        found.source.pop("timezone", None)
+        found.note("timezone", timezone_of(calendar), "sure", "times are dates")
+    elif layout.zoned:
+        _own_zone(found, bars)
+    else:
+        bars, span = _zone(found, bars, span)
+    grid = _grid(found, bars)
+    _sessions_and_label(found, bars, grid, span, layout.whole_days)
+    faults = _faults(found, bars, grid)
+    _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
+    if found.whole and faults:
+        found.waivers = suggest_waivers(faults)
+        said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
+        found.note("faults", len(faults), "sure", said)
     return found
 
 
-def _by_preset(found: Detection, file: BarFile, preset: Preset) -> None:
+def _by_preset(found: Detection, file: BarFile, preset: Preset) -> Layout:
     found.note("preset", preset, "sure", "asked for")
     layout = sniff(file, True)
-    wanted = validate(FilesSettings, found.source, "detected").columns
-    named = {**layout.values.get("columns", {})}
+    wanted = found.settings().columns
     if "header" not in PRESETS[preset] and "header" not in layout.values:
-        other = {role: name for role, name in named.items() if wanted.get(role) != name}
+        named = layout.values["columns"].items()
+        other = {role: name for role, name in named if wanted.get(role) != name}
         if other:
             found.source["columns"] = other
             found.note("columns", other, "likely", "these are called otherwise here")
     written = layout.values.get("time_format")
     if written != PRESETS[preset].get("time_format"):
         found.source["time_format"] = written
-    found.source["timezone"] = "UTC" if layout.zoned else PRESETS[preset].get("timezone", "UTC")
-    found.source["_zoned"], found.source["_days"] = layout.zoned, layout.whole_days
+    found.source["timezone"] = "UTC" if layout.zoned else PRESETS[preset]["timezone"]
+    return layout
 
 
-def _by_layout(found: Detection, files: list[BarFile]) -> None:
+def _by_layout(found: Detection, files: list[BarFile]) -> Layout:
     """Columns, how times are written, and symbols from names."""
     dated = bool(re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", files[0].stem))
     layout = sniff(files[0], dated)
@@ -151,14 +163,9 @@ def _by_layout(found: Detection, files: list[BarFile]) -> None:
         pattern = name_pattern(
             files, dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned
         )
-        found.source["name_pattern"] = pattern or "{symbol}"
-        found.note(
-            "name_pattern",
-            found.source["name_pattern"],
-            "likely",
-            f"no column holds symbols, files are called like {files[0].stem}",
-        )
-    found.source["_zoned"], found.source["_days"] = layout.zoned, layout.whole_days
+        found.source["name_pattern"] = pattern
+        said = f"no column holds symbols, files are called like {files[0].stem}"
+        found.note("name_pattern", pattern, "likely", said)
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
         found.note(
@@ -167,6 +174,7 @@ def _by_layout(found: Detection, files: list[BarFile]) -> None:
             "assumed" if why.startswith("guess: ") else "sure",
             why.removeprefix("guess: "),
         )
+    return layout
 
 
 def _spread(files: list[BarFile]) -> list[BarFile]:
@@ -177,26 +185,18 @@ def _spread(files: list[BarFile]) -> list[BarFile]:
     ]
 
 
-def _plain(found: Detection) -> dict[str, Any]:
-    return {name: value for name, value in found.source.items() if not name.startswith("_")}
-
-
-def _sample(found: Detection, files: list[BarFile]) -> Bars:
-    """Read rows unchanged, times without a zone taken for UTC; note their span and symbols."""
-    found.source = {**found.source}
-    reading = validate(
-        FilesSettings,
-        {**_plain(found), "timezone": "UTC", "label": "start"},
-        "detected",
-    )
+def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, tuple[int, int]]:
+    """Read rows unchanged, times without a zone taken for UTC, and their first and last time; note
+    their symbols."""
+    reading = found.settings().model_copy(update={"timezone": "UTC", "label": "start"})
     chosen = _spread(files)
     parts: list[Bars] = []
     symbols: set[str] = set()
     rows = 0
     edges: list[int] = []
     found.whole = len(chosen) == len(files)
-    for batch in _batches(chosen, reading):
-        refuse_bad_values(batch, zoned=found.source["_zoned"])
+    for batch in itertools.chain.from_iterable(iterate(file, reading) for file in chosen):
+        refuse_bad_values(batch, zoned=zoned)
         symbols.update(batch.symbols)
         edges += [int(batch.ts.min()), int(batch.ts.max())]
         if rows < _ROWS:
@@ -204,9 +204,8 @@ def _sample(found: Detection, files: list[BarFile]) -> Bars:
             rows += len(batch)
         else:
             found.whole = False
-    if any(name.islower() for name in symbols) and not any(
-        name != name.lower() for name in symbols
-    ):
+    names = "".join(symbols)
+    if names.islower():
         found.source["uppercase"] = True
         symbols = {name.upper() for name in symbols}
         parts = [
@@ -214,17 +213,11 @@ def _sample(found: Detection, files: list[BarFile]) -> Bars:
         ]
         found.note("uppercase", True, "likely", "symbols are written small")
     found.symbols = tuple(sorted(symbols))
-    found.source["_span"] = (min(edges), max(edges))
     if len(chosen) < len(files):
         found.note("files", f"{len(files)}", "sure", f"{len(chosen)} of them were looked at")
     named = ", ".join(found.symbols[:5]) + (", ..." if len(symbols) > 5 else "")
     found.note("symbols", f"{len(symbols)}", "sure", named)
-    return concat(parts).sorted()
-
-
-def _batches(files: list[BarFile], reading: FilesSettings) -> Iterator[Bars]:
-    for file in files:
-        yield from iterate(file, reading)
+    return concat(parts).sorted(), (min(edges), max(edges))
 
 
 def _each(bars: Bars) -> Iterator[Bars]:
@@ -239,26 +232,18 @@ def _price_unit(found: Detection, bars: Bars) -> Bars:
     cents."""
     close = bars.close
     whole = bool((close == np.round(close)).all())
+    like = f"prices are whole numbers like {close[0]:.0f}"
     for divisor, tick in ((1_000_000_000, 10_000_000), (10_000, 100)):
         if whole and float(np.median(close)) > divisor / 2:
             cents = float(np.mean(close % tick == 0)) > 0.4
             found.source["price_divisor"] = divisor
-            said = (
-                "prices are whole numbers like"
-                f" {close[0]:.0f}{', most full cents' if cents else ''}"
-            )
-            found.note(
-                "price_divisor", divisor, "sure" if cents or divisor > 10_000 else "likely", said
-            )
+            said = f"{like}{', most full cents' if cents else ''}"
+            sure: Sure = "sure" if cents or divisor > 10_000 else "likely"
+            found.note("price_divisor", divisor, sure, said)
             prices = {name: getattr(bars, name) / divisor for name in PRICES}
             return replace(bars, **prices)
     if whole and float(np.median(close)) > 1000:
-        found.note(
-            "price_divisor",
-            1,
-            "assumed",
-            f"prices are whole numbers like {close[0]:.0f}: cents, perhaps",
-        )
+        found.note("price_divisor", 1, "assumed", f"{like}: cents, perhaps")
     exact = np.float32(close[:5000]).astype(np.float64) == close[:5000]
     if not whole and exact.all():
         found.source["decimals"] = 4
@@ -279,8 +264,7 @@ def _moved(ts: Array, zone: str) -> Array:
 
 def _grid(found: Detection, bars: Bars) -> SessionGrid:
     day = dt.timedelta(days=1)
-    ends = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
-    first, last = ends
+    first, last = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     return session_grid(found.calendar, first - day, last + day)
 
 
@@ -297,207 +281,143 @@ def _share_inside(bars: Bars, grid: SessionGrid) -> float:
     return float(np.mean(shares))
 
 
-def _zone(found: Detection, bars: Bars) -> Bars:
-    """The bars in UTC, and `timezone`: in which zone does most volume lie inside the sessions?"""
-    zoned = found.source.pop("_zoned")
-    daily = found.source.pop("_days")
+def _own_zone(found: Detection, bars: Bars) -> None:
+    """Note the zone of times that carry one, or count from 1970."""
+    share = _share_inside(bars, _grid(found, bars))
+    sure: Sure = "sure" if share > 0.7 else "assumed"
+    said = f"times say it themselves; {share:.0%} of the volume lies in the sessions"
+    found.note("timezone", "UTC", sure, said)
+    found.source.pop("timezone", None)
+    if found.source.get("time_format"):
+        found.source["timezone"] = "UTC"
+
+
+def _zone(found: Detection, bars: Bars, span: tuple[int, int]) -> tuple[Bars, tuple[int, int]]:
+    """The bars and their span in UTC, and `timezone`: in which zone does most volume lie inside the
+    sessions?"""
     home = timezone_of(found.calendar)
-    found.source["_daily"] = daily
-    if daily:
-        found.source.pop("timezone", None)
-        found.note("timezone", home, "sure", "times are dates")
-        return bars
-    if zoned:
-        share = _share_inside(bars, _grid(found, bars))
-        sure: Sure = "sure" if share > 0.7 else "assumed"
-        found.note(
-            "timezone",
-            "UTC",
-            sure,
-            f"times say it themselves; {share:.0%} of the volume lies in the sessions",
-        )
-        if found.source.get("time_format"):
-            found.source["timezone"] = "UTC"
-        else:
-            found.source.pop("timezone", None)
-        return bars
+    quarter = 15 * MINUTE_NS
+    quarters, quarter_of = np.unique(bars.ts // quarter, return_inverse=True)
+    shifts = {
+        zone: _moved(quarters * quarter, zone) - quarters * quarter
+        for zone in dict.fromkeys((home, *_ZONES))
+    }
+    alike: dict[bytes, list[str]] = {}
+    for zone, shift in shifts.items():
+        alike.setdefault(shift.tobytes(), []).append(zone)
     scores: dict[str, float] = {}
-    seen: dict[bytes, str] = {}
-    days = np.unique(bars.ts // (15 * MINUTE_NS), return_inverse=True)
-    same: dict[str, list[str]] = {}
-    for zone in dict.fromkeys((home, *_ZONES)):
-        quarters = days[0] * 15 * MINUTE_NS
-        shift = _moved(quarters, zone) - quarters
-        key = shift.tobytes()
-        if key in seen:
-            same[seen[key]].append(zone)
-            continue
-        seen[key] = zone
-        same[zone] = []
-        moved = replace(bars, ts=bars.ts + shift[days[1]])
+    for zone, *_ in alike.values():
+        moved = replace(bars, ts=bars.ts + shifts[zone][quarter_of])
         scores[zone] = _share_inside(moved.sorted(), _grid(found, moved))
     zone = max(scores, key=lambda name: scores[name])
+    same = alike[shifts[zone].tobytes()][1:]
     next_best = max((score for name, score in scores.items() if name != zone), default=0.0)
     clear = scores[zone] - next_best
-    certain: Sure = (
-        "assumed" if scores[zone] < 0.5 or clear < 0.005 else "likely" if same[zone] else "sure"
-    )
+    sure: Sure = "assumed" if scores[zone] < 0.5 or clear < 0.005 else "likely" if same else "sure"
     why = (
         f"{scores[zone]:.0%} of the volume lies in the sessions, {next_best:.0%} in the next best"
         " zone"
     )
-    if same[zone]:
-        why += f"; no change of clocks tells it from {', '.join(same[zone][:3])}"
-    if zone != home:
+    if same:
+        why += f"; no change of clocks tells it from {', '.join(same[:3])}"
+    found.source.pop("timezone", None)
+    if not zone == home == FilesSettings().timezone:
         found.source["timezone"] = zone
-    else:
-        found.source.pop("timezone", None)
-        if zone != FilesSettings().timezone:
-            found.source["timezone"] = zone
-    found.note("timezone", zone, certain, why)
-    shift = _moved(days[0] * 15 * MINUTE_NS, zone) - days[0] * 15 * MINUTE_NS
-    low, high = found.source["_span"]
-    found.source["_span"] = tuple(int(ts) for ts in _moved(np.array([low, high]), zone))
-    return replace(bars, ts=bars.ts + shift[days[1]]).sorted()
+    found.note("timezone", zone, sure, why)
+    low, high = _moved(np.array(span), zone).tolist()
+    return replace(bars, ts=bars.ts + shifts[zone][quarter_of]).sorted(), (low, high)
 
 
-def _sessions_and_label(found: Detection, bars: Bars) -> None:
-    """Label, length, opening prints, extended hours, adjustment; the range and its sessions."""
-    grid = _grid(found, bars)
-    daily = bool(found.source.pop("_daily"))
-    votes = Votes()
-    lengths = Counter[int]()
-    wide = 0.0
-    looked: list[BarsByDay] = []
-    for one in _each(bars):
-        days = days_of(one, grid)
-        looked.append(days)
-        if days.minutes:
-            lengths[days.minutes] += 1
-        votes += label_votes(days)
-        wide += float(days.wide.mean()) if len(days.session) else 0.0
+def _sessions_and_label(
+    found: Detection, bars: Bars, grid: SessionGrid, span: tuple[int, int], daily: bool
+) -> None:
+    """Label, length, opening prints and extended hours; the range and its sessions."""
+    looked = [days_of(one, grid) for one in _each(bars)]
     found.session_minutes = int(grid.session_minutes.max())
-    low, high = found.source.pop("_span")
     if daily:
         found.bar_minutes = found.session_minutes
         found.note("bar_minutes", "a day", "sure", "times are dates")
-        first, last = (np.datetime64(ts, "ns").astype("datetime64[D]").item() for ts in (low, high))
+        first, last = (np.datetime64(ts, "ns").astype("datetime64[D]").item() for ts in span)
     else:
-        _length(found, looked, lengths)
-        _label(found, votes, looked)
-        first, last = (session_date(found.calendar, ts) for ts in (low, high))
+        _length(found, looked)
+        _label(found, looked)
+        first, last = (session_date(found.calendar, ts) for ts in span)
+        wide = sum(float(days.wide.mean()) for days in looked if len(days.session))
         found.extended = wide > len(looked) / 2
         held = "are there; data.hours: extended keeps them" if found.extended else "are not there"
-        found.note(
-            "extended hours",
-            found.extended,
-            "sure",
-            f"bars before the open and after the close {held}",
-        )
+        said = f"bars before the open and after the close {held}"
+        found.note("extended hours", found.extended, "sure", said)
     found.first = first
     found.last = last
     dates = session_grid(found.calendar, first, last).dates
-    found.sessions = tuple(day.item() for day in dates)
+    found.sessions = tuple(dates.tolist())
     found.note("range", f"{first} to {last}", "sure", f"{len(dates)} sessions of {found.calendar}")
-    _adjustment(found, bars, grid)
 
 
-def _length(found: Detection, looked: list[BarsByDay], lengths: Counter[int]) -> None:
-    usual = (
-        lengths.most_common(1)[0][0]
-        if lengths
-        else max((days.step // MINUTE_NS for days in looked), default=1) or 1
-    )
-    found.bar_minutes = int(usual)
+def _length(found: Detection, looked: list[BarsByDay]) -> None:
+    lengths = Counter(days.minutes for days in looked if days.minutes)
+    steps = (days.step // MINUTE_NS for days in looked)
+    usual = lengths.most_common(1)[0][0] if lengths else max(steps, default=1) or 1
+    found.bar_minutes = usual
     if usual > 1:
-        found.source["bar_minutes"] = int(usual)
+        found.source["bar_minutes"] = usual
     elif "preset" not in found.source:
         found.source.pop("bar_minutes", None)
     sure: Sure = "sure" if len(lengths) == 1 else "likely"
     found.note("bar_minutes", usual, sure, "rows stand so far apart")
 
 
-def _label(found: Detection, votes: Votes, looked: list[BarsByDay]) -> None:
-    displaced = votes.displaced()
-    if displaced == "end":
-        found.source["label"] = "end"
-        found.note(
-            "label", "end", "sure", f"{votes.end} of {votes.days} days begin and end one bar late"
-        )
-        step = found.bar_minutes * MINUTE_NS
-        moved = [
-            replace(days, ts=days.ts - step, first=days.first - step, last=days.last - step)
-            for days in looked
-        ]
-        if sum(map(has_opening_prints, moved)) * 2 > len(moved):
-            found.note(
-                "opening_print",
-                "auto",
-                "sure",
-                "a print at the open; it becomes part of the first bar",
-            )
-    else:
+def _label(found: Detection, looked: list[BarsByDay]) -> None:
+    votes = sum(map(label_votes, looked), Votes())
+    if votes.displaced() != "end":
         sure: Sure = "sure" if votes.start and votes.start >= 0.8 * votes.days else "assumed"
         found.note("label", "start", sure, f"{votes.start} of {votes.days} days begin and end so")
+        return
+    found.source["label"] = "end"
+    said = f"{votes.end} of {votes.days} days begin and end one bar late"
+    found.note("label", "end", "sure", said)
+    step = found.bar_minutes * MINUTE_NS
+    moved = [
+        replace(days, ts=days.ts - step, first=days.first - step, last=days.last - step)
+        for days in looked
+    ]
+    if sum(map(has_opening_prints, moved)) * 2 > len(moved):
+        said = "a print at the open; it becomes part of the first bar"
+        found.note("opening_print", "auto", "sure", said)
 
 
-def _adjustment(found: Detection, bars: Bars, grid: SessionGrid) -> None:
-    """Nights in which a price falls to a half, a third, a quarter ...: splits that are not in the
-    prices."""
-    jumps = []
-    for one in _each(bars):
-        at = grid.locate(one.ts)
-        one = one.take(at >= 0)
-        at = at[at >= 0]
-        edge = np.flatnonzero(np.diff(grid.session[at])) + 1
-        ratio = one.close[edge - 1] / one.open[edge]
-        for row, value in zip(edge.tolist(), ratio.tolist(), strict=True):
-            near = next((split for split in _SPLITS if abs(value / split - 1) < 0.05), None)
-            if near:
-                day = grid.dates[grid.session[at[row]]]
-                jumps.append(f"{one.symbols[one.symbol[row]]} {near} to 1 on {day}")
-    if jumps:
-        found.note(
-            "adjustment",
-            "none",
-            "likely",
-            f"splits stand in the prices: {', '.join(jumps[:3])} (data.actions)",
+def _adjustment(found: Detection, bars: Bars, splits: list[Fault]) -> None:
+    """Note splits that are not in the prices, or how many prices are full cents."""
+    if splits:
+        named = ", ".join(
+            f"{split.symbol} {split.detail.partition(',')[0]} on {split.day}"
+            for split in splits[:3]
         )
+        said = f"splits stand in the prices: {named} (data.actions)"
+        found.note("adjustment", "none", "likely", said)
         return
     sample = bars.close[:20000]
     cents = float(np.mean(np.isclose(sample * 100, np.round(sample * 100), atol=1e-6)))
-    said = "as traded" if cents > 0.9 else "unknown"
-    found.note(
-        "adjustment",
-        said,
-        "likely" if cents > 0.9 else "assumed",
-        f"no split; {cents:.0%} of prices are full cents",
-    )
+    said = f"no split; {cents:.0%} of prices are full cents"
+    if cents > 0.9:
+        found.note("adjustment", "as traded", "likely", said)
+    else:
+        found.note("adjustment", "unknown", "assumed", said)
 
 
-def _faults(found: Detection, bars: Bars) -> None:
-    """Note the faults that would stop a build of these bars."""
-    grid = _grid(found, bars)
+def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
+    """The faults that would stop a build of these bars."""
     gate = Gate(grid, ["conflicting_duplicate"])
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
-    for code in range(len(bars.symbols)):
-        one = bars.take(bars.symbol == code).without_unused()
-        one = clean(gate.settle(replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))))[
-            0
-        ]
+    for _, rows in bars.split_symbols():
+        one = bars.take(rows).without_unused()
+        one = replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))
+        one, _ = clean(gate.settle(one))
         days = days_of(one, grid)
         if late and has_opening_prints(days):
             one, _ = merge_opening_prints(one, days)
         gate.see(one.take(grid.locate(one.ts) >= 0) if found.extended else one)
-    stopping = [fault for fault in gate.faults(bars.symbols) if fault.kind in STOPPING]
-    if stopping:
-        found.waivers = suggest_waivers(stopping)
-        found.note(
-            "faults",
-            len(stopping),
-            "sure",
-            f"a build stops at {name_faults(stopping)} (data.waive, data.actions)",
-        )
+    return [fault for fault in gate.faults(bars.symbols) if fault.kind in STOPPING]
 
 
 def describe_detection(found: Detection) -> str:

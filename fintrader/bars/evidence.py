@@ -9,8 +9,9 @@ certain: a pattern must hold on nearly all days. Thin symbols, daily bars and od
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -136,8 +137,7 @@ class Votes:
     days: int = 0
 
     def __add__(self, other: Votes) -> Votes:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Votes(*(one + two for one, two in pairs))
+        return Votes(*map(operator.add, astuple(self), astuple(other)))
 
     def displaced(self) -> Literal["end", "early"] | None:
         """The displacement that is as good as certain, if any."""
@@ -215,18 +215,8 @@ def displacements(days: BarsByDay) -> Array:
     step = days.step
     if not 0 < step <= _LONGEST:
         return np.zeros(len(days.session), dtype=np.int64)
-    early = days.first - days.open
-    late = days.last + step - days.close
-    moved = np.round(early / _STEP).astype(np.int64) * _STEP
-    # a session's last bar may be shorter than the others
-    same = (
-        (moved != 0)
-        & (np.abs(early - moved) < _NEAR)
-        & (late > moved - _NEAR)
-        & (late < moved + _NEAR + step)
-    )
-    moved = np.where(same, moved, 0)
-    rows = np.flatnonzero(days.wide & ~same)
+    moved = measure_shift(days.first - days.open, days.last + step - days.close, step)
+    rows = np.flatnonzero(days.wide & (moved == 0))
     if len(rows):
         total = np.concatenate([[0.0], np.cumsum(days.bars.volume)])
         hours = np.arange(-12, 13) * _HOUR
@@ -237,6 +227,17 @@ def displacements(days: BarsByDay) -> Array:
         more = inside[np.arange(len(rows)), best] > 1.1 * inside[:, 12]
         moved[rows] = np.where(more, hours[best], 0)
     return moved
+
+
+def measure_shift(early: Array, late: Array, step: int) -> Array:
+    """`[D]` int64: nanoseconds, half hours, by which both ends of a day are moved alike; else 0.
+
+    early, late: from the open to the first bar, and from the close to the end of the last one.
+    """
+    moved = np.round(early / _STEP).astype(np.int64) * _STEP
+    # a session's last bar may be shorter than the others
+    alike = (np.abs(early - moved) < _NEAR) & (late > moved - _NEAR) & (late < moved + _NEAR + step)
+    return np.where(alike, moved, 0)
 
 
 class SessionEvidence:

@@ -25,29 +25,19 @@ def moving_sum(values: Any, window: int) -> Any:
     running total from the block's start and one from the end of the block before.
     """
     length = len(values)
-    result = np.full(length, np.nan)
-    if length < window:
-        return result
-    behind = np.empty(window + 1)
+    result = np.empty(length)
+    behind = np.full(window + 1, np.nan)  # nothing lies behind the first block
+    behind[window] = 0.0  # the window is exactly one block
     for start in range(0, length, window):
         stop = min(start + window, length)
-        ahead = values[start]
-        if start:
-            result[start] = behind[1] + ahead
-            for t in range(start + 1, min(stop, start + window - 1)):
-                ahead = ahead + values[t]
-                result[t] = behind[t - start + 1] + ahead
-        else:
-            for t in range(1, window - 1):
-                ahead = ahead + values[t]
+        ahead = 0.0
+        for t in range(start, stop):
+            ahead = ahead + values[t]
+            result[t] = behind[t - start + 1] + ahead
         if stop - start < window:
             break
-        if window > 1:
-            ahead = ahead + values[stop - 1]
-        result[stop - 1] = ahead  # the window is exactly one block
-        total = values[stop - 1]
-        behind[window - 1] = total
-        for t in range(stop - 2, start, -1):
+        total = 0.0
+        for t in range(stop - 1, start, -1):
             total = total + values[t]
             behind[t - start] = total
     return result

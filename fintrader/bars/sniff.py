@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fintrader.bars.bars import COLUMNS, PRICES
-from fintrader.bars.sources.bar_files import csv_head
+from fintrader.bars.sources.bar_files import csv_head, readable
+from fintrader.bars.sources.cells import carries_zone
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import CLOCK_SPELLINGS, DATE_SPELLINGS, SPELLINGS, plain
 from fintrader.errors import BarError
@@ -35,7 +36,6 @@ _DATES = (
     "%d-%b-%Y",
 )
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p")
-_ZONED = r"(?:Z|[+-]\d\d:?\d\d)$"
 
 
 @dataclass
@@ -76,13 +76,8 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
 
 
 def _parquet_head(file: BarFile) -> pd.DataFrame:
-    try:
-        with pq.ParquetFile(file.open()) as parquet:
-            batch = next(parquet.iter_batches(_ROWS), None)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BarError(
-            f"{file.name}: cannot be read ({str(error).splitlines()[0]}); it may be truncated"
-        ) from None
+    with readable(file), pq.ParquetFile(file.open()) as parquet:
+        batch = next(parquet.iter_batches(_ROWS), None)
     return pd.DataFrame() if batch is None else pa.Table.from_batches([batch]).to_pandas()
 
 
@@ -291,7 +286,7 @@ def _text_times(
     if days is None and cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
         return
-    if days is None and cells.str.contains(_ZONED).all() and cells.str.contains(":").all():
+    if days is None and carries_zone(cells) and cells.str.contains(":").all():
         layout.zoned = True
         return
     first, second = (cells, None) if days is None else (days, cells)
@@ -392,23 +387,20 @@ _WORDS = {
 }
 
 
-def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str | None:
+def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     """Pattern of the places of symbol and date in files' names; the date only where times are those
-    of a day. None where the names are symbols."""
+    of a day."""
     stems = [file.stem for file in files]
     tokens = [
         re.split(r"[_\s-]", re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1\2\3", stem)) for stem in stems
     ]
-    pattern: str | None = None
     if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
-        pattern = "{symbol}/{date}"
-    elif len(tokens[0]) > 1 and all(len(one) == len(tokens[0]) for one in tokens):
+        return "{symbol}/{date}"
+    if len(tokens[0]) > 1 and all(len(one) == len(tokens[0]) for one in tokens):
         words = [_token(place, tokens, needs_date) for place in range(len(tokens[0]))]
         if words.count("{symbol}") == 1:
-            pattern = re.sub(r"(_\*)+$", "_*", "_".join(words))
-    if pattern is None and files[0].path.lower().endswith((".txt", ".txt.gz")):
-        pattern = "{symbol}"
-    return pattern
+            return re.sub(r"(_\*)+$", "_*", "_".join(words))
+    return "{symbol}"
 
 
 def _token(place: int, tokens: list[list[str]], needs_date: bool) -> str:

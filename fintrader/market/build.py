@@ -302,9 +302,7 @@ def _draft(
 
 def _lay_grid(settings: DataSettings, feed: Feed) -> SessionGrid:
     """Lay the grid from the first day to the last, by the settings or else by the bars."""
-    begin, end = (
-        exchange_days(settings.calendar, np.array(feed.span())).astype("datetime64[D]").tolist()
-    )
+    begin, end = exchange_days(settings.calendar, np.array(feed.span())).tolist()
     return session_grid(
         settings.calendar,
         settings.start or begin,

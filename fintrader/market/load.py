@@ -284,7 +284,7 @@ def _whole_days(times: pd.Series[Any]) -> bool:
 def _carries_zone(times: pd.Series[Any]) -> bool:
     if pd.api.types.is_datetime64_any_dtype(times):
         return times.dt.tz is not None
-    return carries_zone(times)
+    return carries_zone(times.head(1))
 
 
 def _digest(bars: Bars) -> str:

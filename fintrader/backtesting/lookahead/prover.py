@@ -186,8 +186,7 @@ class _Pieces:
         self.sessions = int(self.session[-1]) + 1
         self.first = np.searchsorted(self.session, np.arange(self.sessions + 1))
         minutes = market.minutes.numpy()
-        days = exchange_days(calendar, minutes[self.first[:-1]])
-        self.days: list[dt.date] = [day.item() for day in days.astype("datetime64[D]")]
+        self.days: list[dt.date] = exchange_days(calendar, minutes[self.first[:-1]]).tolist()
         self.last_ts = int(minutes[-1])
         says = _first_words(market)
         self.late = {name: bar for name, bar in says.items() if bar >= _LONGEST_WARM_UP}

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
+from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, PRICES, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import runs
+from fintrader.bars.checks.kinds import group_by_day, runs
+from fintrader.bars.evidence import measure_shift
 from fintrader.results.market_description import Fault
 
-_HALF_HOUR = 30 * MINUTE_NS
 _FEW = 5
 """With fewer bars a day, equal closes may be chance: whole rows are compared."""
 SCALE = 70.0
@@ -59,7 +59,8 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     """
     symbol = bars.symbols[bars.symbol[0]] if len(bars) else ""
     edges = np.searchsorted(bars.ts, grid.borders)
-    length = _usual_step(bars, int(np.count_nonzero(np.diff(edges))))
+    length = bar_length(bars, 0)
+    length = length if length < DAY_MINUTES // 2 else 0
     found = list(_find_shifted(bars, symbol, grid, edges, length))
     low = np.searchsorted(bars.ts, grid.begin)
     high = np.searchsorted(bars.ts, grid.end)
@@ -86,8 +87,7 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         length=length,
     )
     at = [str(day) for day in grid.dates[number]]
-    for day, count in _find_scale_jumps(bars, first):
-        found.append(Fault("scale_jump", symbol, at[day], count))
+    found += _find_scale_jumps(bars, np.repeat(grid.dates[number], counts[number]))
     found += _find_repeated(days, at)
     if length > 0:
         found += [
@@ -100,13 +100,6 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     return days, found
 
 
-def _usual_step(bars: Bars, days: int) -> int:
-    """The most frequent step in minutes; 0 where hardly a day has two bars."""
-    steps = np.diff(bars.ts) // MINUTE_NS
-    steps = steps[(steps > 0) & (steps < 12 * 60)]
-    return int(np.bincount(steps).argmax()) if 2 * len(steps) > days else 0
-
-
 def _find_shifted(
     bars: Bars, symbol: str, grid: SessionGrid, edges: Array, length: int
 ) -> Iterator[Fault]:
@@ -115,12 +108,11 @@ def _find_shifted(
     if not 0 < length <= 60:
         return
     day = np.flatnonzero(np.diff(edges) >= 2)
+    step = length * MINUTE_NS
     early = bars.ts[edges[day]] - grid.begin[day]
-    late = bars.ts[edges[day + 1] - 1] + length * MINUTE_NS - grid.end[day]
-    moved = np.round((early + late) / 2 / _HALF_HOUR).astype(np.int64) * _HALF_HOUR
-    off = np.maximum(np.abs(early - moved), np.abs(late - moved))
-    is_shifted = (moved != 0) & (off < _HALF_HOUR // 2)
-    for number, by in zip(day[is_shifted], moved[is_shifted], strict=True):
+    late = bars.ts[edges[day + 1] - 1] + step - grid.end[day]
+    moved = measure_shift(early, late, step)
+    for number, by in zip(day[moved != 0], moved[moved != 0], strict=True):
         count = int(edges[number + 1] - edges[number])
         detail = f"by {by // MINUTE_NS} minutes"
         yield Fault("shifted_day", symbol, str(grid.dates[number]), count, detail)
@@ -152,9 +144,9 @@ def _find_repeated(days: Days, at: list[str]) -> Iterator[Fault]:
         yield Fault("repeated_day", days.symbol, at[day], count, f"same as {at[other]}")
 
 
-def _find_scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
-    """Yield days with bars at which the price becomes 70 times as much or as little, and the number
-    of these bars."""
+def _find_scale_jumps(bars: Bars, dates: Array) -> Iterator[Fault]:
+    """Find bars, of the days `dates` `[R]`, at which the price becomes 70 times as much or as
+    little."""
     from fintrader.bars import kernels
 
     if kernels.largest_step(bars.open, bars.close) < 0.99 * SCALE:
@@ -163,9 +155,7 @@ def _find_scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
     step = bars.close[1:] / bars.close[:-1]
     night = bars.open[1:] / bars.close[:-1]
     ratio[1:] = np.maximum(np.maximum(step, 1 / step), np.maximum(night, 1 / night))
-    rows = np.flatnonzero(ratio > SCALE)
-    days, counts = np.unique(np.searchsorted(first, rows, side="right") - 1, return_counts=True)
-    yield from zip(days.tolist(), counts.tolist(), strict=True)
+    yield from group_by_day("scale_jump", bars, ratio > SCALE, dates)
 
 
 def _find_reversed(bars: Bars, first: Array) -> Array:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fintrader.bars.bars import Bars
-from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.calendar import SessionGrid, exchange_days
 from fintrader.bars.checks.bad_rows import (
-    date_rows,
     find_placement_faults,
     find_row_faults,
     mask_valid_rows,
@@ -35,7 +34,7 @@ def find_faults(
     grid: spans the bars, in bars as long as theirs; declared: known splits and dividends, see
     `nights`; now: seconds since 1970, for tests.
     """
-    found = list(find_row_faults(bars, date_rows(bars, grid), now))
+    found = list(find_row_faults(bars, exchange_days(grid.calendar, bars.ts), now))
     bars = bars.take(mask_valid_rows(bars, now)).sorted()
     bars = bars.take(~bars.repeats())
     if not len(bars):
@@ -43,7 +42,8 @@ def find_faults(
     certain = _find_day_faults(bars, grid, declared)
     shifted = {(fault.symbol, fault.day) for fault in certain if fault.kind == "shifted_day"}
     found += certain
-    found += find_placement_faults(bars, grid, date_rows(bars, grid), shifted)
+    days = exchange_days(grid.calendar, bars.ts)
+    found += find_placement_faults(bars, grid, days, shifted)
     at = grid.locate(bars.ts)
     inside = at >= 0
     bars = bars.take(inside)

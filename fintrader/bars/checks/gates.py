@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fintrader.bars.bars import COLUMNS, Array, Bars
+from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
@@ -84,27 +84,21 @@ class Gate:
     def settle(self, raw: Bars) -> Bars:
         """Drop one symbol's rows that contradict an earlier row of the same time, where that is
         waived."""
-        waived = [waiver for waiver in self.waivers if waiver.kind == "conflicting_duplicate"]
-        if not waived or len(raw) == 0:
+        kind = "conflicting_duplicate"
+        if not any(waiver.kind == kind for waiver in self.waivers) or len(raw) == 0:
             return raw
-        order = np.argsort(raw.ts, kind="stable")
-        ts = raw.ts[order]
-        start = np.flatnonzero(np.concatenate([[True], np.diff(ts) != 0]))
-        first = order[np.repeat(start, np.diff(start, append=len(ts)))]
-        other = np.zeros(len(ts), dtype=bool)
-        for values in (*(getattr(raw, name) for name in COLUMNS), *raw.extras.values()):
-            other |= values[order] != values[first]
         symbol = raw.symbols[raw.symbol[0]]
-        rows = order[other]
-        days = self._name_days(raw.ts[rows])
-        drop = [any(waiver.covers(waiver.kind, symbol, day) for waiver in waived) for day in days]
-        counts = Counter(day for day, dropped in zip(days, drop, strict=True) if dropped)
+        order = np.argsort(raw.ts, kind="stable")
+        keep = np.ones(len(raw), dtype=bool)
+        counts = Counter[str]()
+        for row in order[raw.take(order).contradictions()].tolist():
+            day = self._name_day(int(raw.ts[row]))
+            if self._may_pass(Fault(kind, symbol, day, 1)):
+                counts[day] += 1
+                keep[row] = False
         self._faults.setdefault(symbol, []).extend(
-            Fault("conflicting_duplicate", symbol, day, count)
-            for day, count in sorted(counts.items())
+            Fault(kind, symbol, day, count) for day, count in sorted(counts.items())
         )
-        keep = np.ones(len(ts), dtype=bool)
-        keep[rows[np.array(drop, dtype=bool)]] = False
         return raw if keep.all() else raw.take(keep)
 
     def see(self, bars: Bars) -> None:
@@ -149,10 +143,10 @@ class Gate:
     def _may_pass(self, fault: Fault) -> bool:
         return any(waiver.covers(fault.kind, fault.symbol, fault.day) for waiver in self.waivers)
 
-    def _name_days(self, ts: Array) -> list[str]:
-        """The sessions' dates at or next to these moments, as text."""
-        at = np.searchsorted(self.grid.borders, ts, side="right") - 1
-        return [str(day) for day in self.grid.dates[np.clip(at, 0, self.grid.num_sessions - 1)]]
+    def _name_day(self, ts: int) -> str:
+        """The session's date at or next to this moment, as text."""
+        at = int(np.searchsorted(self.grid.borders, ts, side="right")) - 1
+        return str(self.grid.dates[min(max(at, 0), self.grid.num_sessions - 1)])
 
 
 def name_faults(faults: Sequence[Fault]) -> str:

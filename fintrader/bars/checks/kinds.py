@@ -3,9 +3,12 @@ is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from fintrader.bars.bars import Array
+from fintrader.bars.bars import Array, Bars
+from fintrader.results.market_description import Fault
 
 KINDS: dict[str, str] = {
     "not_finite_price": "a price is NaN or infinite: the build refuses it",
@@ -104,3 +107,12 @@ def runs(mask: Array) -> list[list[int]]:
         np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2).tolist()
     )
     return edges
+
+
+def group_by_day(kind: str, bars: Bars, mask: Array, days: Array) -> Iterator[Fault]:
+    """Yield one fault for each symbol and day (`days`: `[R]` datetime64[D]) with rows in `mask`."""
+    rows = np.flatnonzero(mask)
+    keys = np.stack([bars.symbol[rows].astype(np.int64), days[rows].astype(np.int64)], axis=1)
+    groups, counts = np.unique(keys, axis=0, return_counts=True)
+    for (code, day), count in zip(groups, counts, strict=True):
+        yield Fault(kind, bars.symbols[code], str(np.datetime64(int(day), "D")), int(count))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
 from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.days import SCALE
-from fintrader.bars.checks.kinds import runs
+from fintrader.bars.checks.kinds import group_by_day, runs
 from fintrader.results.market_description import Fault
 
 _EXCURSION_BARS = 30
@@ -19,53 +19,45 @@ _EXCURSION_BARS = 30
 def find_price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
     """Find odd prices and volumes in valid bars sorted by symbol and time, each inside bar `at`
     `[R]` of the grid."""
-    for name, rows in bars.split_symbols():
+    for _, rows in bars.split_symbols():
         if rows.stop - rows.start >= 2:
-            yield from _check_symbol(bars.take(rows), name, grid.session[at[rows]], grid)
+            session = grid.session[at[rows]]
+            yield from _check_symbol(bars.take(rows), session, grid.dates[session])
 
 
-def _check_symbol(bars: Bars, name: str, session: Array, grid: SessionGrid) -> Iterator[Fault]:
+def _check_symbol(bars: Bars, session: Array, dates: Array) -> Iterator[Fault]:
+    """Find one symbol's faults; `session` and `dates` `[R]` are those of its rows."""
     open_, high, low, close = (getattr(bars, column) for column in PRICES)
     volume = bars.volume
     step = np.diff(np.log(close))
-    usual = 1.4826 * float(np.median(np.abs(step))) or 1e-4
-    # `[S]`: some days are wild
-    today = 1.4826 * _daily_median(np.abs(step), session[1:], grid.num_sessions)
-
-    def group(kind: str, mask: Array) -> Iterator[Fault]:
-        for day, count in zip(*np.unique(session[mask], return_counts=True), strict=True):
-            yield Fault(kind, name, str(grid.dates[day]), int(count))
-
-    far = np.maximum(0.05, 20 * np.maximum(usual, today))
+    size = pd.Series(np.abs(step))
+    # a symbol is wild, or a day is
+    usual = np.maximum(size.median(), size.groupby(session[1:]).transform("median"))
+    far = np.maximum(0.05, 20 * 1.4826 * np.asarray(usual))
     # such a jump is a fault of scale, see `days`
     scale = np.concatenate([[False], np.abs(step) > np.log(SCALE)])
-    yield from group("price_spike", _find_excursions(np.log(close), session, far) & ~scale)
     top = np.maximum(open_, close)
     bottom = np.minimum(open_, close)
     reach = np.maximum(high / top - 1, 1 - low / bottom)
-    yield from group("wick", reach > max(0.1, 50 * float(np.median(high / low - 1))))
-    yield from group("zero_volume", (volume == 0) & (high > low))
-    typical = float(np.median(volume))
-    yield from group("volume_outlier", volume > 20_000 * max(typical, 1.0))
     same = np.diff(session, prepend=-1) == 0
     for values in (open_, high, low, close, volume):
         same[1:] &= np.diff(values) == 0
     stale = np.zeros(len(close), dtype=bool)
     for start, stop in runs(same):
         stale[start:stop] = stop - start >= 9  # ten bars alike
-    yield from group("stale_run", stale)
-
-
-def _daily_median(values: Array, session: Array, sessions: int) -> Array:
-    """`[S]`: the median of each session's values, 0 where it has none."""
-    result = np.zeros(sessions)
-    for start, stop in itertools.pairwise(np.flatnonzero(np.diff(session, prepend=-1, append=-1))):
-        result[session[start]] = np.median(values[start:stop])
-    return result
+    found = {
+        "price_spike": _find_excursions(np.log(close), session, far) & ~scale,
+        "wick": reach > max(0.1, 50 * float(np.median(high / low - 1))),
+        "zero_volume": (volume == 0) & (high > low),
+        "volume_outlier": volume > 20_000 * max(float(np.median(volume)), 1.0),
+        "stale_run": stale,
+    }
+    for kind, mask in found.items():
+        yield from group_by_day(kind, bars, mask, dates)
 
 
 def _find_excursions(level: Array, session: Array, far: Array) -> Array:
-    """`[R]` bool: bars whose log close has left by more than the session's `far` `[S]` and comes
+    """`[R]` bool: bars whose log close has left in a step longer than `far` `[R - 1]` and comes
     back, each in one bar.
 
     Back means within 30 % of the move, by a bar that takes as much back to within 30 %, at most 30
@@ -75,7 +67,7 @@ def _find_excursions(level: Array, session: Array, far: Array) -> Array:
     step = np.diff(level)
     away = np.zeros(len(level), dtype=bool)
     done = 0
-    for before in np.flatnonzero(np.abs(step) > far[session[1:]]).tolist():
+    for before in np.flatnonzero(np.abs(step) > far).tolist():
         if before < done:  # the way back of the last one
             continue
         move = step[before]

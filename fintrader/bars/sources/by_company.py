@@ -115,7 +115,7 @@ class CompanyFeed(Feed):
         covered: Array = np.zeros(0, dtype="datetime64[D]")
         for span in spans:
             bars = self.feed.bars(span.ticker)
-            days = exchange_days(self.calendar, bars.ts).astype("datetime64[D]")
+            days = exchange_days(self.calendar, bars.ts)
             free = (days < np.datetime64(span.stop)) & ~np.isin(days, covered)
             keep = free & (days >= np.datetime64(self._first_day(symbol, span, days[free])))
             covered = np.union1d(covered, days[keep])

@@ -215,8 +215,8 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
 
 
 def carries_zone(times: pd.Series[Any]) -> bool:
-    """True where times as text end with an offset from UTC, going by the first."""
-    return bool(times.head(1).astype(str).str.contains(_ZONE).all())
+    """True where all times end with an offset from UTC, as text."""
+    return bool(times.astype(str).str.contains(_ZONE).all())
 
 
 def _epoch(column: Column, settings: FilesSettings) -> Array:
