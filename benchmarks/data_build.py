@@ -173,7 +173,8 @@ def time_best(work: Callable[[], Any]) -> float:
 
 def align(parts: list[Any], grid: SessionGrid) -> list[SymbolBars]:
     """Clean bars and put them on the exchange's grid."""
-    return [symbol_bars(to_grid(clean(part)[0], grid)[0], grid) for part in parts]
+    merged = (to_grid(clean(part)[0], grid)[0] for part in parts)
+    return [symbol_bars(one, grid, grid.num_sessions) for one in merged]
 
 
 def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:

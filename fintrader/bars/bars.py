@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,12 +67,15 @@ class Bars:
         """Sort rows by symbol, then time (stable); sorted bars are returned as they are."""
         return self if self.is_sorted() else self.take(np.lexsort((self.ts, self.symbol)))
 
-    def split_symbols(self) -> Iterator[tuple[str, slice]]:
-        """Yield each symbol of sorted bars that has rows, and the slice of its rows."""
+    def by_symbol(self) -> dict[str, Bars]:
+        """Symbol -> its rows, of sorted bars, for each symbol that has any."""
         edges = np.searchsorted(self.symbol, np.arange(len(self.symbols) + 1)).tolist()
-        for name, (start, stop) in zip(self.symbols, itertools.pairwise(edges), strict=True):
-            if stop > start:
-                yield name, slice(start, stop)
+        parts = map(self.take, itertools.starmap(slice, itertools.pairwise(edges)))
+        return {
+            name: replace(part, symbol=np.zeros_like(part.symbol), symbols=(name,))
+            for name, part in zip(self.symbols, parts, strict=True)
+            if len(part)
+        }
 
     def repeats(self) -> Array:
         """`[R]` bool: rows with the symbol and the time of the row before them."""

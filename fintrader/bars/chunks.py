@@ -231,16 +231,6 @@ class Collection(ChunkManifest):
             )
         return data
 
-    def find_problems(self) -> list[str]:
-        """One line for each chunk that is missing or differs from its hash."""
-        found = []
-        for chunk in self.list_chunks():
-            try:
-                self.read(chunk)
-            except DataError as error:
-                found.append(str(error))
-        return found
-
 
 def _read_manifest(home: ObjectStore, name: str) -> ChunkManifest:
     """Read a manifest that `Collection.save` wrote. Raises DataError when its seal is broken, or it
@@ -264,9 +254,15 @@ def verify_store(root: ObjectStore) -> list[str]:
             continue
         home = root.open_below(match["folder"]) if match["folder"] else root
         try:
-            found |= dict.fromkeys(Collection.load(home, match["name"]).find_problems())
+            collection = Collection.load(home, match["name"])
         except DataError as error:
             found[str(error)] = None
+            continue
+        for chunk in collection.list_chunks():
+            try:
+                collection.read(chunk)
+            except DataError as error:
+                found[str(error)] = None
     return list(found)
 
 

@@ -141,12 +141,12 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     return merged, left_out
 
 
-def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = None) -> SymbolBars:
+def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBars:
     """Carry the last close through the silent bars of one symbol.
 
     `merged` comes from `to_grid` and holds at least one bar. The symbol has ended when at least one
     whole session at the end holds no bar of it. `sessions_over` is the number of sessions that the
-    data reaches through (all of the grid by default): a session that is still running proves
+    data reaches through: a session that is still running proves
     nothing.
     """
     from fintrader.bars import kernels
@@ -154,8 +154,7 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
     at = merged.ts
     first = int(at[0])
     last = int(at[-1])
-    over = grid.num_sessions if sessions_over is None else sessions_over
-    ended = bool(grid.session[last] < over - 1)
+    ended = bool(grid.session[last] < sessions_over - 1)
     stop = last + 1 if ended else grid.num_bars
     length = stop - first
     columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
@@ -165,7 +164,7 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
         known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
         extras = {name: values[known] for name, values in merged.extras.items()}
     return SymbolBars(
-        symbol=merged.symbols[merged.symbol[0]],
+        symbol=merged.symbols[0],
         first=first,
         ended=ended,
         tradable=tradable,

@@ -148,16 +148,11 @@ def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[In
     ):
         stop = None if last != last else last.date()
         then = (stop or dt.date.today()) - dt.timedelta(days=1)
-        holders = [
-            key for key, spans in names.items() if any(name.ticker == symbol for name in spans)
+        held = [
+            (key, name) for key, spans in names.items() for name in spans if name.ticker == symbol
         ]
-        now = [
-            key
-            for key in holders
-            if any(n.ticker == symbol and n.start <= then < n.stop for n in names[key])
-        ]
-        key = next(
-            iter(now or [key for key in holders if names[key][-1].ticker == symbol]), str(symbol)
-        )
+        now = [key for key, name in held if name.start <= then < name.stop]
+        last_of = [key for key, name in held if name == names[key][-1]]
+        key = (now or last_of or [str(symbol)])[0]
         found.setdefault(key, []).append((first.date(), stop))
     return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -50,7 +50,7 @@ class Action(Settings):
 
 Actions = tuple[Action, ...]
 Events = Mapping[int, tuple[float, float]]
-"""Bar -> split and dividend of one symbol."""
+"""Session -> split and dividend of one symbol."""
 _NAMES = {"ticker": "symbol", "ex_date": "day", "date": "day", "dividend": "dividend_usd"}
 _KINDS = {"split": "split", "dividend": "dividend_usd"}
 
@@ -141,41 +141,28 @@ def as_traded(bars: Bars, factor_column: str | None) -> Bars:
 
 
 def place_actions(
-    actions: Sequence[Action], symbol: str, grid: SessionGrid
-) -> dict[int, tuple[float, float]]:
-    """Place one symbol's actions on the grid: bar -> split and dividend, in order; actions outside
-    the grid are left out.
+    actions: Iterable[Action], symbols: Iterable[str], grid: SessionGrid
+) -> dict[str, dict[int, tuple[float, float]]]:
+    """Place the actions of these symbols on the grid: symbol -> session -> split and dividend, in
+    order of time; actions outside the grid are left out.
 
     Raises DataError for a day inside the grid's range on which the exchange is closed.
     """
-    found: dict[int, tuple[float, float]] = {}
-    for action in actions:
+    found: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in symbols}
+    for action in sorted(actions, key=lambda action: action.day):
         day = np.datetime64(action.day)
-        if action.symbol != symbol or not grid.dates[0] <= day <= grid.dates[-1]:
+        if action.symbol not in found or not grid.dates[0] <= day <= grid.dates[-1]:
             continue
         session = int(np.searchsorted(grid.dates, day))
         if grid.dates[session] != day:
             raise DataError(
-                f"{symbol}: {action.day} is no session of {grid.calendar}; give the ex-date of the"
-                " action"
+                f"{action.symbol}: {action.day} is no session of {grid.calendar}; give the ex-date"
+                " of the action"
             )
-        bar = int(grid.first_bar[session])
-        split, dividend = found.get(bar, (1.0, 0.0))
-        found[bar] = split * action.split, dividend + action.dividend_usd
-    return dict(sorted(found.items()))
-
-
-def place_by_session(
-    actions: Sequence[Action], symbols: Iterable[str], grid: SessionGrid
-) -> dict[str, dict[int, tuple[float, float]]]:
-    """Place the actions of several symbols: symbol -> session -> split and dividend."""
-    return {
-        name: {
-            int(grid.session[bar]): event
-            for bar, event in place_actions(actions, name, grid).items()
-        }
-        for name in symbols
-    }
+        events = found[action.symbol]
+        split, dividend = events.get(session, (1.0, 0.0))
+        events[session] = split * action.split, dividend + action.dividend_usd
+    return found
 
 
 MOST_PAID = 1.0 - 1e-6
@@ -229,9 +216,8 @@ def hold_through(
     A price that is carried over an ex-date is carried at what the share is then worth: (close - D)
     / split. Raises MarketError for an event that is not `is_possible`.
     """
-    inside = {
-        bar - bars.first: event for bar, event in happened.items() if bars.first < bar < bars.stop
-    }
+    rows = {int(grid.first_bar[one]) - bars.first: event for one, event in happened.items()}
+    inside = {row: event for row, event in rows.items() if 0 < row < len(bars)}
     if not inside:
         return bars, bars, []
     columns = {name: getattr(bars, name).copy() for name in PRICES}

@@ -10,7 +10,6 @@ import datetime as dt
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -220,11 +219,9 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
     return concat(parts).sorted(), (min(edges), max(edges))
 
 
-def _each(bars: Bars) -> Iterator[Bars]:
+def _each(bars: Bars) -> list[Bars]:
     """The symbols with most rows, one by one."""
-    counts = np.bincount(bars.symbol, minlength=len(bars.symbols))
-    for code in np.argsort(-counts, kind="stable")[:_SYMBOLS]:
-        yield bars.take(bars.symbol == code).without_unused()
+    return sorted(bars.by_symbol().values(), key=len, reverse=True)[:_SYMBOLS]
 
 
 def _price_unit(found: Detection, bars: Bars) -> Bars:
@@ -409,8 +406,7 @@ def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
     """The faults that would stop a build of these bars."""
     gate = Gate(grid, ["conflicting_duplicate"])
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
-    for _, rows in bars.split_symbols():
-        one = bars.take(rows).without_unused()
+    for one in bars.by_symbol().values():
         one = replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))
         one, _ = clean(gate.settle(one))
         days = days_of(one, grid)

@@ -21,7 +21,6 @@ from fintrader.bars.bars import MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, night_borders
 from fintrader.errors import BarError
 
-Label = Literal["start", "end"]
 _STEP = 30 * MINUTE_NS
 """Zones differ by multiples of this."""
 _NEAR = _STEP // 2
@@ -74,6 +73,11 @@ class BarsByDay:
         """Nanoseconds of a bar as far as can be told: `minutes`, else the usual step."""
         minutes = self.minutes or (int(np.median(self.steps)) if len(self.steps) else 0)
         return minutes * MINUTE_NS
+
+    @property
+    def has_edges(self) -> bool:
+        """True where the bars are short enough to show where a session begins and ends."""
+        return 0 < self.step <= _LONGEST and len(self.session) > 0
 
     @property
     def wide(self) -> Array:
@@ -141,25 +145,23 @@ class Votes:
 
     def displaced(self) -> Literal["end", "early"] | None:
         """The displacement that is as good as certain, if any."""
-        for name, votes, others in (
-            ("end", self.end, self.start + self.early),
-            ("early", self.early, self.start),
-        ):
-            most = votes * 10 >= 9 * self.days or (votes >= 3 and votes * 10 >= 6 * self.days)
-            if votes and votes >= 9 * others and (most or votes >= 15):
-                return "end" if name == "end" else "early"
-        return None
+        if self._is_certain(self.end, self.start + self.early):
+            return "end"
+        return "early" if self._is_certain(self.early, self.start) else None
+
+    def _is_certain(self, votes: int, others: int) -> bool:
+        most = votes * 10 >= 9 * self.days or (votes >= 3 and votes * 10 >= 6 * self.days)
+        return votes > 0 and votes >= 9 * others and (most or votes >= 15)
 
 
 def label_votes(days: BarsByDay) -> Votes:
     """Count votes on the label from the bars at open and close."""
-    step = days.step
-    if not 0 < step <= _LONGEST or not len(days.session):
+    if not days.has_edges:
         return Votes()
-    return _votes_at_the_edges(days, step) + _votes_of_volume(days, step)
+    return _votes_at_the_edges(days) + _votes_of_volume(days)
 
 
-def _votes_at_the_edges(days: BarsByDay, step: int) -> Votes:
+def _votes_at_the_edges(days: BarsByDay) -> Votes:
     """Count votes of days without trading around the session: is the bar that is one too many a
     print, and the other a bar?
 
@@ -167,6 +169,7 @@ def _votes_at_the_edges(days: BarsByDay, step: int) -> Votes:
     starts; so it is told by the last one, which is no print. A day of starts may hold the closing
     print at the close.
     """
+    step = days.step
     usual = ~days.wide
     final = days.open + (days.close - MINUTE_NS - days.open) // step * step  # start of the last bar
     row_open, at_open = days.at(days.open)
@@ -183,26 +186,27 @@ def _votes_at_the_edges(days: BarsByDay, step: int) -> Votes:
     early = plain | starts
     prints = usual & before & flat_before & at_open & ~flat_last & (days.last <= final)
     proper = usual & at_open & ~end & ~early & (~flat_open | ~late)
-    counts = (int(np.count_nonzero(one)) for one in (end, proper | prints, early, prints, usual))
-    return Votes(*counts)
+    return Votes(*map(_count, (end, proper | prints, early, prints, usual)))
 
 
-def _votes_of_volume(days: BarsByDay, step: int) -> Votes:
+def _count(mask: Array) -> int:
+    return int(np.count_nonzero(mask))
+
+
+def _votes_of_volume(days: BarsByDay) -> Votes:
     """Count votes of days with trading around the session: which bar is the first with the volume
     of the open?"""
     wide = days.wide
     two_before, before, at, after = (
-        days.volume(days.open + count * step) for count in (-2, -1, 0, 1)
+        days.volume(days.open + count * days.step) for count in (-2, -1, 0, 1)
     )
     start = wide & (at > _JUMP * before) & (after < _JUMP * at)
     end = wide & (after > _JUMP * at) & (at < _JUMP * before) & (at > 0)
     early = wide & (before > _JUMP * two_before) & (at < _JUMP * before) & (at > 0)
-    counts = (int(np.count_nonzero(one)) for one in (end, start, early & ~start))
-    ends, starts, earlies = counts
-    sure = max(ends, earlies) >= 5
-    return Votes(
-        ends if sure else 0, starts, earlies if sure else 0, 0, int(np.count_nonzero(wide))
-    )
+    ends, starts, earlies, days_seen = map(_count, (end, start, early & ~start, wide))
+    if max(ends, earlies) < 5:
+        return Votes(start=starts, days=days_seen)
+    return Votes(ends, starts, earlies, 0, days_seen)
 
 
 def displacements(days: BarsByDay) -> Array:
@@ -213,7 +217,7 @@ def displacements(days: BarsByDay) -> Array:
     session, its volume lies whole hours away from where it should.
     """
     step = days.step
-    if not 0 < step <= _LONGEST:
+    if not days.has_edges:
         return np.zeros(len(days.session), dtype=np.int64)
     moved = measure_shift(days.first - days.open, days.last + step - days.close, step)
     rows = np.flatnonzero(days.wide & (moved == 0))
@@ -244,14 +248,11 @@ class SessionEvidence:
     """Sees the bars of every symbol of a build and raises BarError where they speak against what is
     declared.
 
-    label, minutes: what is declared of files; None of sources that need no declaration.
+    minutes: the length that is declared of files' bars; None of sources that need no declaration.
     """
 
-    def __init__(
-        self, grid: SessionGrid, label: Label | None = None, minutes: int | None = None
-    ) -> None:
+    def __init__(self, grid: SessionGrid, minutes: int | None = None) -> None:
         self.grid = grid
-        self.label = label
         self.minutes = minutes
         _, self._season = np.unique(grid.open % (24 * _HOUR), return_inverse=True)
         self._whole = int(grid.session_minutes.max())
@@ -266,7 +267,7 @@ class SessionEvidence:
         self._others += len(days.steps)
         if not len(days.session):
             return days
-        of = f"{bars.origin}: the bars of {bars.symbols[bars.symbol[0]]}"
+        of = f"{bars.origin}: the bars of {bars.symbols[0]}"
         self._refuse_length(days, of)
         votes = label_votes(days)
         self._refuse_label(votes, days.step, of)
@@ -400,9 +401,5 @@ def merge_opening_prints(bars: Bars, days: BarsByDay) -> tuple[Bars, int]:
 def has_opening_prints(days: BarsByDay) -> bool:
     """True where most days hold one bar before the open, a print of a single price at the time of
     the opening."""
-    votes = (
-        _votes_at_the_edges(days, days.step)
-        if 0 < days.step <= _LONGEST and len(days.session)
-        else Votes()
-    )
+    votes = _votes_at_the_edges(days) if days.has_edges else Votes()
     return votes.prints >= 3 and votes.prints * 2 > votes.days

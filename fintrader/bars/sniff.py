@@ -267,34 +267,26 @@ def _times(
     column = table[columns["ts"]]
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         layout.zoned = True
-    elif pd.api.types.is_datetime64_any_dtype(column):
+        return
+    if pd.api.types.is_datetime64_any_dtype(column):
         layout.whole_days = "date" not in columns and bool((column.dt.normalize() == column).all())
-    else:
-        _text_times(table, columns, layout, name, date_in_name)
-
-
-def _text_times(
-    table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: str, date_in_name: bool
-) -> None:
-    """Set `time_format`, `zoned` and `whole_days` of times as text."""
-    column = table[columns["ts"]]
+        return
     cells = column.astype(str).str.strip()
     cells = cells[~cells.isin(["", "nan", "None"])]
-    days = (
-        table[columns["date"]].astype(str).str.strip()[cells.index] if "date" in columns else None
-    )
-    if days is None and cells.str.fullmatch(r"\d+").all():
+    second: pd.Series[Any] | None = cells
+    if "date" in columns:
+        first = table[columns["date"]].astype(str).str.strip()[cells.index]
+    elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
         return
-    if days is None and carries_zone(cells) and cells.str.contains(":").all():
+    elif carries_zone(cells) and cells.str.contains(":").all():
         layout.zoned = True
         return
-    first, second = (cells, None) if days is None else (days, cells)
-    if days is None:
-        parts = first.str.extract(r"^(\S+?)(?:[ T](.*))?$")
+    else:
+        parts = cells.str.extract(r"^(\S+?)(?:[ T](.*))?$")
         first = parts[0]
         second = None if parts[1].isna().any() else parts[1]
-    _set_formats(first, second, cells.iloc[0], layout, name, is_one_column=days is None)
+    _set_formats(first, second, cells.iloc[0], layout, name, is_one_column="date" not in columns)
 
 
 def _set_formats(

@@ -102,7 +102,7 @@ def read_all(
                     continue
                 column = column_of.pop(last)
             column_of[symbol] = column
-            happened = place_actions(reader.actions, symbol, grid)
+            happened = place_actions(reader.actions, [symbol], grid)[symbol]
             own = symbol_bars(merged, grid, reader.sessions_over)
             one, adjusted, events = hold_through(own, happened, grid)
             reader.events[symbol] = events
@@ -131,9 +131,7 @@ class Reader:
         """Bar, split and dividend of what happened to each symbol."""
         source = settings.source
         files = source if isinstance(source, FilesSettings) else None
-        self.evidence = SessionEvidence(
-            grid, *((files.label, files.bar_minutes) if files is not None else (None, None))
-        )
+        self.evidence = SessionEvidence(grid, None if files is None else files.bar_minutes)
         self.is_end_labelled = files is not None and files.label == "end"
         ends = grid.minutes[grid.first_bar[1:] - 1]
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent

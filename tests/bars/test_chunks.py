@@ -67,9 +67,9 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(tmp_path, monkey
     read = []
     real = feed_module.ingest
 
-    def counted(file, *rest, **more):
-        read.append(file.name)
-        real(file, *rest, **more)
+    def counted(batches, collection, progress, name, **more):
+        read.append(name)
+        real(batches, collection, progress, name, **more)
 
     monkeypatch.setattr(feed_module, "ingest", counted)
     build_market(wanted, cache=tmp_path / "cache")

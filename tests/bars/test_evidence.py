@@ -165,7 +165,7 @@ def test_extended_hours_are_counted_or_kept(tmp_path):
 def test_thin_symbols_raise_no_alarm(share):
     random = np.random.default_rng(1)
     bars = as_bars(minute_table(6, 10))
-    evidence = SessionEvidence(GRID, "start", 1)
+    evidence = SessionEvidence(GRID, 1)
     for one in each(bars):
         evidence.look(one.take(random.random(len(one)) < share))
     evidence.judge()
@@ -210,7 +210,7 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
     first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid("XNAS", first, last)
     misread = [ends, ends_with_prints, standard_time, fives]
-    evidence = SessionEvidence(grid, "start", 1)
+    evidence = SessionEvidence(grid, 1)
     random = np.random.default_rng(0)
     for number, one in enumerate(each(bars)):
         evidence.look(one)
@@ -218,10 +218,10 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
             continue
         assert not has_opening_prints(days_of(one, grid))
         for share in (0.003, 0.05):
-            SessionEvidence(grid, "start", 1).look(one.take(random.random(len(one)) < share))
+            SessionEvidence(grid, 1).look(one.take(random.random(len(one)) < share))
         for change in misread:
             with pytest.raises(BarError):
-                SessionEvidence(grid, "start", 1).look(change(one, grid))
+                SessionEvidence(grid, 1).look(change(one, grid))
     evidence.judge()
 
 

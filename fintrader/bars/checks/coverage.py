@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,14 +19,14 @@ _UNLIKELY = -15.0
 """Probability, as a power of ten, below which silence is a fault."""
 
 
-def find_coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
+def find_coverage_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
     """Find missing bars.
 
-    bars: valid, each inside bar `at` `[R]` of the grid, whose bars are as long as theirs.
+    bars: valid, each inside a bar of the grid, whose bars are as long as theirs.
     """
     num = len(bars.symbols)
     traded: Array = np.zeros((num, grid.num_bars), dtype=bool)
-    traded[bars.symbol, at] = True
+    traded[bars.symbol, grid.locate(bars.ts)] = True
     day_of = [str(day) for day in grid.dates]
     counts = np.stack(
         [np.bincount(grid.session[row], minlength=grid.num_sessions) for row in traded]
@@ -48,7 +47,6 @@ def _find_absences(
 ) -> Iterator[Fault]:
     """Find missing bars of one symbol, from `traded` `[T]` and its bars by session `count` `[S]`;
     minutes that are `dead` `[T]` count for none."""
-    edges = grid.first_bar.tolist()
     length = np.maximum(np.bincount(grid.session[~dead], minlength=grid.num_sessions), 1)
     days = np.flatnonzero(count)
     first = int(days[0])
@@ -58,28 +56,25 @@ def _find_absences(
         yield Fault("late_listing", name, str(grid.dates[first]), 1, "first session")
     if has_ended:
         yield Fault("ended", name, str(grid.dates[last]), 1, "last session")
-    # silence before the first bar or after the end is no gap
-    listed = np.flatnonzero(traded)
-    begin = int(listed[0])
-    end = int(listed[-1]) + 1 if has_ended else grid.num_bars
     share = count / length
     usual = _usual_share(share[first : last + 1])
     for number in range(first, last + 1):
         day = str(grid.dates[number])
-        if share[number] == 0:
-            if not dead[edges[number] : edges[number + 1]].all():
-                bars = edges[number + 1] - edges[number]
-                yield Fault("missing_session", name, day, bars)
-            continue
-        if share[number] < 0.5 * usual:
+        bars = slice(*grid.first_bar[number : number + 2])
+        if share[number] == 0 and not dead[bars].all():
+            yield Fault("missing_session", name, day, len(dead[bars]))
+        elif 0 < share[number] < 0.5 * usual:
             minutes = f"{share[number]:.0%} of the minutes"
             yield Fault("thin_day", name, day, int(count[number]), minutes)
-        open_ = np.arange(max(edges[number], begin), min(edges[number + 1], end))
-        open_ = open_[~dead[open_]]
-        for start, stop in runs(~traded[open_]):
-            if stop - start >= 5 and (stop - start) * _log_silence(usual) < _UNLIKELY:
-                clock = str(grid.minutes[open_[start]].astype("datetime64[ns]"))[11:16]
-                yield Fault("gap", name, day, stop - start, f"from {clock} UTC")
+    # silence before the first bar or after the end is no gap
+    listed = np.flatnonzero(traded)
+    live = np.arange(listed[0], listed[-1] + 1 if has_ended else grid.num_bars)
+    live = live[~dead[live] & (share[grid.session[live]] > 0)]
+    for start, stop in runs(~traded[live], grid.session[live]):
+        if stop - start >= 5 and (stop - start) * _log_silence(usual) < _UNLIKELY:
+            clock = str(grid.minutes[live[start]].astype("datetime64[ns]"))[11:16]
+            day = str(grid.dates[grid.session[live[start]]])
+            yield Fault("gap", name, day, stop - start, f"from {clock} UTC")
 
 
 def _usual_share(share: Array) -> float:
@@ -109,11 +104,8 @@ def _find_dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array
     joint = chance.sum(axis=0)
     listed_now = np.count_nonzero(chance, axis=0)
     halted = np.isin(grid.dates, np.array(MARKET_HALTS, dtype="datetime64[D]"))
-    quiet: Array = np.asarray(~traded.any(axis=0))
-    # a run ends with its session
-    ends = np.flatnonzero(np.diff(np.where(quiet, grid.session, -1), prepend=-1, append=-1))
-    for start, stop in itertools.pairwise(ends):
+    for start, stop in runs(np.asarray(~traded.any(axis=0)), grid.session):
         number = grid.session[start]
-        if quiet[start] and (listed_now[number] > 1 or halted[number]):
+        if listed_now[number] > 1 or halted[number]:
             dead[start:stop] = joint[number] * (stop - start) < _UNLIKELY
     return dead

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class Days:
     symbol: str
     session: Array
     """`[D]` int64: number of the session."""
+    dates: Array
+    """`[D]` datetime64[D]: the exchange's dates."""
     bars: Array
     """`[D]` int64: number of bars."""
     open: Array
@@ -50,6 +53,19 @@ class Days:
     length: int
     """Minutes between most bars and the next one; 0 where there is one a day."""
 
+    @cached_property
+    def first(self) -> Array:
+        """`[D]` int64: the first bar of each day, among all inside the sessions."""
+        return np.asarray(np.cumsum(self.bars) - self.bars)
+
+    def day_of(self, bar: int) -> int:
+        """The number of the day that holds a bar."""
+        return int(np.searchsorted(self.first, bar, side="right")) - 1
+
+    def fault(self, kind: str, day: int, count: int, detail: str = "") -> Fault:
+        """A fault of the day of this number, with the number of its bars."""
+        return Fault(kind, self.symbol, str(self.dates[day]), int(count), detail)
+
 
 def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]:
     """Summarise one symbol's days, and find their faults; the summary is None when no bar lies
@@ -57,56 +73,48 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
 
     bars: one symbol's, valid and sorted by time, including those outside of the sessions.
     """
-    symbol = bars.symbols[bars.symbol[0]] if len(bars) else ""
-    edges = np.searchsorted(bars.ts, grid.borders)
     length = bar_length(bars, 0)
     length = length if length < DAY_MINUTES // 2 else 0
-    found = list(_find_shifted(bars, symbol, grid, edges, length))
-    low = np.searchsorted(bars.ts, grid.begin)
-    high = np.searchsorted(bars.ts, grid.end)
-    counts = high - low
-    if counts.sum() < len(bars):
-        change = np.bincount(low, minlength=len(bars) + 1) - np.bincount(
-            high, minlength=len(bars) + 1
-        )
-        bars = bars.take(np.cumsum(change[:-1]) > 0)
+    found = list(_find_shifted(bars, grid, length))
+    at = grid.locate(bars.ts)
+    if (at < 0).any():
+        bars = bars.take(at >= 0)
+        at = at[at >= 0]
     if len(bars) == 0:
         return None, found
+    counts = np.bincount(grid.session[at])
     number = np.flatnonzero(counts)
-    first = np.cumsum(counts[number]) - counts[number]
-    last = first + counts[number] - 1
+    counts = counts[number]
+    first = np.cumsum(counts) - counts
+    last = first + counts - 1
     days = Days(
-        symbol=symbol,
+        symbol=bars.symbols[0],
         session=number,
-        bars=counts[number],
+        dates=grid.dates[number],
+        bars=counts,
         open=bars.open[first],
         close=bars.close[last],
-        volume=np.add.reduceat(bars.volume, first) / counts[number],
-        turnover=np.add.reduceat(bars.volume * bars.close, first) / counts[number],
+        volume=np.add.reduceat(bars.volume, first) / counts,
+        turnover=np.add.reduceat(bars.volume * bars.close, first) / counts,
         content=_hash_days(bars, first, last + 1),
         length=length,
     )
-    at = [str(day) for day in grid.dates[number]]
-    found += _find_scale_jumps(bars, np.repeat(grid.dates[number], counts[number]))
-    found += _find_repeated(days, at)
+    found += _find_scale_jumps(bars, np.repeat(days.dates, counts))
+    found += _find_repeated(days)
     if length > 0:
-        found += [
-            Fault("reversed_day", symbol, at[day], int(days.bars[day]))
-            for day in _find_reversed(bars, first)
-        ]
-        found += _find_frozen(bars, symbol, first, length, at)
-        found += _find_spread_out(bars, days, grid, at)
-        found += _find_last_jump(bars, symbol, first, at[-1])
+        found += _find_reversed(bars, days)
+        found += _find_frozen(bars, days)
+        found += _find_spread_out(bars, days, grid)
+        found += _find_last_jump(bars, days)
     return days, found
 
 
-def _find_shifted(
-    bars: Bars, symbol: str, grid: SessionGrid, edges: Array, length: int
-) -> Iterator[Fault]:
+def _find_shifted(bars: Bars, grid: SessionGrid, length: int) -> Iterator[Fault]:
     """Find days as long as a session whose two ends are displaced alike, by about a whole number
     of half hours."""
     if not 0 < length <= 60:
         return
+    edges = np.searchsorted(bars.ts, grid.borders)
     day = np.flatnonzero(np.diff(edges) >= 2)
     step = length * MINUTE_NS
     early = bars.ts[edges[day]] - grid.begin[day]
@@ -115,7 +123,7 @@ def _find_shifted(
     for number, by in zip(day[moved != 0], moved[moved != 0], strict=True):
         count = int(edges[number + 1] - edges[number])
         detail = f"by {by // MINUTE_NS} minutes"
-        yield Fault("shifted_day", symbol, str(grid.dates[number]), count, detail)
+        yield Fault("shifted_day", bars.symbols[0], str(grid.dates[number]), count, detail)
 
 
 def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
@@ -133,15 +141,14 @@ def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
     return found
 
 
-def _find_repeated(days: Days, at: list[str]) -> Iterator[Fault]:
+def _find_repeated(days: Days) -> Iterator[Fault]:
     """Find days with the content of an earlier one."""
     order = np.argsort(days.content, kind="stable")
     content = days.content[order]
     again = np.flatnonzero((content[1:] == content[:-1]) & (content[1:] != 0)) + 1
     earliest = np.searchsorted(content, content[again])
-    for day, other in zip(order[again], order[earliest], strict=True):
-        count = int(days.bars[day])
-        yield Fault("repeated_day", days.symbol, at[day], count, f"same as {at[other]}")
+    for day, other in zip(order[again].tolist(), order[earliest], strict=True):
+        yield days.fault("repeated_day", day, days.bars[day], f"same as {days.dates[other]}")
 
 
 def _find_scale_jumps(bars: Bars, dates: Array) -> Iterator[Fault]:
@@ -158,59 +165,53 @@ def _find_scale_jumps(bars: Bars, dates: Array) -> Iterator[Fault]:
     yield from group_by_day("scale_jump", bars, ratio > SCALE, dates)
 
 
-def _find_reversed(bars: Bars, first: Array) -> Array:
+def _find_reversed(bars: Bars, days: Days) -> Iterator[Fault]:
     """Find days whose closes meet the open of the bar before, instead of opens the close before:
     more often than by any chance."""
     from fintrader.bars import kernels
 
-    votes, cast = kernels.backward_votes(bars.open, bars.close, first)
-    return np.flatnonzero((cast >= 20) & (votes > _SURE * np.sqrt(cast)))
+    votes, cast = kernels.backward_votes(bars.open, bars.close, days.first)
+    for day in np.flatnonzero((cast >= 20) & (votes > _SURE * np.sqrt(cast))).tolist():
+        yield days.fault("reversed_day", day, days.bars[day])
 
 
-def _find_frozen(
-    bars: Bars, symbol: str, first: Array, length: int, at: list[str]
-) -> Iterator[Fault]:
+def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
     """Find runs of bars that trade at a single price, far longer than the symbol's usual ones."""
     still = np.zeros(len(bars), dtype=bool)
     still[1:] = bars.close[1:] == bars.close[:-1]
     still &= (bars.high == bars.low) & (bars.volume > 0)
-    still[first] = False
+    still[days.first] = False
     usual = max(float(still.mean()), 1e-3)
     for begin, stop in runs(still):
         alike = stop - begin
-        if alike * length >= 29 and alike >= 9 and alike * np.log10(usual) < _UNLIKELY:
-            day = int(np.searchsorted(first, begin, side="right")) - 1
+        if alike * days.length >= 29 and alike >= 9 and alike * np.log10(usual) < _UNLIKELY:
             price = f"at {bars.close[begin]:g}"
-            yield Fault("frozen_price", symbol, at[day], alike + 1, price)
+            yield days.fault("frozen_price", days.day_of(begin), alike + 1, price)
 
 
-def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid, at: list[str]) -> Iterator[Fault]:
+def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Fault]:
     """Find days whose bars stand at every second, third, ... place only, more of them than chance
     would put there."""
     open_ = grid.begin[days.session]
     places = (grid.end[days.session] - open_) // (days.length * MINUTE_NS)
-    first = np.cumsum(days.bars) - days.bars
     for day in np.flatnonzero((days.bars <= places // 2 + 1) & (days.bars >= 6)).tolist():
-        rows = slice(int(first[day]), int(first[day] + days.bars[day]))
-        place = (bars.ts[rows] - open_[day]) // (days.length * MINUTE_NS)
+        ts = bars.ts[days.first[day] :][: days.bars[day]]
+        place = (ts - open_[day]) // (days.length * MINUTE_NS)
         for step in (60, 30, 15, 10, 5, 3, 2):
             share = np.bincount(place % step).max() / len(place)
-            if (
-                share > 0.95
-                and len(place) * np.log10(step) > 9
-                and len(place) * step > places[day] // 2
-            ):
+            certain = share > 0.95 and len(place) * np.log10(step) > 9
+            if certain and len(place) * step > places[day] // 2:
                 minutes = f"{step * days.length} minutes apart, elsewhere {days.length}"
-                yield Fault("bar_length", days.symbol, at[day], len(place), minutes)
+                yield days.fault("bar_length", day, len(place), minutes)
                 break
 
 
-def _find_last_jump(bars: Bars, symbol: str, first: Array, day: str) -> Iterator[Fault]:
+def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
     """Find a jump of the symbol's last bar that is far larger than its others."""
-    begin = max(int(first[-1]), len(bars) - 391)
-    if len(bars) - begin < 10:
+    close = bars.close[max(int(days.first[-1]), len(bars) - 391) :]
+    if len(close) < 10:
         return
-    step = np.abs(np.diff(np.log(bars.close[begin:])))
+    step = np.abs(np.diff(np.log(close)))
     far = max(0.04, 20 * 1.4826 * float(np.median(step[:-1])), 3 * float(step[:-1].max()))
     if step[-1] > far:
-        yield Fault("last_bar_jump", symbol, day, 1, f"{bars.close[-1] / bars.close[-2] - 1:+.1%}")
+        yield days.fault("last_bar_jump", -1, 1, f"{close[-1] / close[-2] - 1:+.1%}")

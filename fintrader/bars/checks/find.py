@@ -17,8 +17,9 @@ from fintrader.bars.checks.bad_rows import (
 )
 from fintrader.bars.checks.coverage import find_coverage_faults
 from fintrader.bars.checks.days import Days, check_days
-from fintrader.bars.checks.nights import Declared, compare_days
+from fintrader.bars.checks.nights import compare_days
 from fintrader.bars.checks.prices import find_price_faults
+from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
 
 
@@ -26,7 +27,7 @@ def find_faults(
     bars: Bars,
     grid: SessionGrid,
     *,
-    declared: Mapping[str, Declared] | None = None,
+    declared: Mapping[str, Events] | None = None,
     now: float | None = None,
 ) -> list[Fault]:
     """Find all faults of raw bars, sorted by kind, symbol and day.
@@ -37,31 +38,25 @@ def find_faults(
     found = list(find_row_faults(bars, exchange_days(grid.calendar, bars.ts), now))
     bars = bars.take(mask_valid_rows(bars, now)).sorted()
     bars = bars.take(~bars.repeats())
-    if not len(bars):
-        return sorted(found)
     certain = _find_day_faults(bars, grid, declared)
     shifted = {(fault.symbol, fault.day) for fault in certain if fault.kind == "shifted_day"}
     found += certain
     days = exchange_days(grid.calendar, bars.ts)
     found += find_placement_faults(bars, grid, days, shifted)
-    at = grid.locate(bars.ts)
-    inside = at >= 0
-    bars = bars.take(inside)
-    at = at[inside]
-    if len(bars):
-        found += find_price_faults(bars, at, grid)
-        found += find_coverage_faults(bars, at, grid)
+    bars = bars.take(grid.locate(bars.ts) >= 0)
+    found += find_price_faults(bars, grid)
+    found += find_coverage_faults(bars, grid)
     return sorted(found)
 
 
 def _find_day_faults(
-    bars: Bars, grid: SessionGrid, declared: Mapping[str, Declared] | None
+    bars: Bars, grid: SessionGrid, declared: Mapping[str, Events] | None
 ) -> list[Fault]:
     """Find faults of whole days and of nights in sorted bars."""
     found = list[Fault]()
     days: list[Days] = []
-    for _, rows in bars.split_symbols():
-        summary, faults = check_days(bars.take(rows), grid)
+    for one in bars.by_symbol().values():
+        summary, faults = check_days(one, grid)
         found += faults
         days += [] if summary is None else [summary]
-    return found + compare_days(days, grid.dates, declared)
+    return found + compare_days(days, grid.num_sessions, declared)

@@ -20,7 +20,7 @@ from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.bars.checks.nights import compare_days
-from fintrader.bars.corporate_actions import Action, place_by_session
+from fintrader.bars.corporate_actions import Action, place_actions
 from fintrader.errors import BarError
 from fintrader.results.market_description import Fault
 
@@ -87,7 +87,7 @@ class Gate:
         kind = "conflicting_duplicate"
         if not any(waiver.kind == kind for waiver in self.waivers) or len(raw) == 0:
             return raw
-        symbol = raw.symbols[raw.symbol[0]]
+        (symbol,) = raw.symbols
         order = np.argsort(raw.ts, kind="stable")
         keep = np.ones(len(raw), dtype=bool)
         counts = Counter[str]()
@@ -107,16 +107,16 @@ class Gate:
         if not self.closed or len(bars) == 0:
             return
         days, faults = check_days(bars, self.grid)
-        self._faults.setdefault(bars.symbols[bars.symbol[0]], []).extend(faults)
+        self._faults.setdefault(bars.symbols[0], []).extend(faults)
         if days is not None:
             self._days[days.symbol] = days
 
     def faults(self, symbols: Sequence[str]) -> list[Fault]:
         """All faults of the bars of these symbols, in order."""
         days = [self._days[name] for name in symbols if name in self._days]
-        declared = place_by_session(self.actions, [day.symbol for day in days], self.grid)
+        declared = place_actions(self.actions, [day.symbol for day in days], self.grid)
         found = [fault for name in symbols for fault in self._faults.get(name, [])]
-        return sorted(found + compare_days(days, self.grid.dates, declared))
+        return sorted(found + compare_days(days, self.grid.num_sessions, declared))
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         """Return the waived faults of a market of these symbols, and the doubtful ones, which stop

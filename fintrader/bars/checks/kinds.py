@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,12 +102,11 @@ DOUBTFUL = ("small_split", "quiet_jump")
 """Kinds that a market rarely produces: a build names them and goes on."""
 
 
-def runs(mask: Array) -> list[list[int]]:
-    """`[start, stop)` of each run in which `mask` holds."""
-    edges: list[list[int]] = (
-        np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2).tolist()
-    )
-    return edges
+def runs(mask: Array, session: Array | int = 0) -> list[tuple[int, int]]:
+    """`[start, stop)` of each run in which `mask` holds; a run ends with its `session`."""
+    level = np.where(mask, session, -1)
+    edges = np.flatnonzero(np.diff(level, prepend=-1, append=-1)).tolist()
+    return [(start, stop) for start, stop in itertools.pairwise(edges) if mask[start]]
 
 
 def group_by_day(kind: str, bars: Bars, mask: Array, days: Array) -> Iterator[Fault]:

@@ -7,16 +7,16 @@ moves a price and volume rises; a wrong factor moves a price and volume stays.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from fintrader.bars.bars import Array
 from fintrader.bars.checks.days import SCALE, Days
+from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
-
-Declared = Mapping[int, tuple[float, float]]
-"""Session -> split and dividend of a symbol that are known."""
 
 _SPLITS = (1.25, 1.5, *map(float, range(2, 9)), 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
 _AROUND = 20
@@ -26,31 +26,27 @@ _FEWEST = 5
 
 
 def compare_days(
-    days: Sequence[Days], dates: Array, declared: Mapping[str, Declared] | None = None
+    days: Sequence[Days], sessions: int, declared: Mapping[str, Events] | None = None
 ) -> list[Fault]:
-    """Find faults that show only across days or symbols. dates: `[S]` of the sessions,
-    datetime64[D]."""
-    at = [str(day) for day in dates]
+    """Find faults that show only across days or symbols. sessions: S of the grid."""
     known = declared or {}
-    moves = np.full((len(days), len(dates)), np.nan, dtype=np.float32)
+    moves = np.full((len(days), sessions), np.nan, dtype=np.float32)
     for row, one in enumerate(days):
         moves[row, one.session] = _measure_nights(one, known.get(one.symbol, {}))
-    market = np.zeros(len(dates))
-    if len(days) >= _FEWEST:
-        for number in range(len(dates)):
-            finite = moves[np.isfinite(moves[:, number]), number]
-            market[number] = np.median(finite) if len(finite) >= _FEWEST else 0.0
-    found = list(_find_foreign(days, at))
+    market = np.zeros(sessions)
+    common = np.isfinite(moves).sum(axis=0) >= _FEWEST
+    market[common] = np.nanmedian(moves[:, common], axis=0)
+    found = list(_find_foreign(days))
     explained = {(fault.symbol, fault.day) for fault in found}
     for row, one in enumerate(days):
         night = moves[row, one.session] - market[one.session]
-        faults = _find_night_faults(one, night, known.get(one.symbol, {}), at)
+        faults = _find_night_faults(one, night, known.get(one.symbol, {}))
         found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
-        found += _find_volume_scales(one, at)
+        found += _find_volume_scales(one)
     return found
 
 
-def _measure_nights(days: Days, declared: Declared) -> Array:
+def _measure_nights(days: Days, declared: Events) -> Array:
     """`[D]` log of the open over the last close, less the declared actions; NaN where the session
     before has no bar."""
     found = np.full(len(days.session), np.nan)
@@ -63,9 +59,7 @@ def _measure_nights(days: Days, declared: Declared) -> Array:
     return found
 
 
-def _find_night_faults(
-    days: Days, night: Array, declared: Declared, at: list[str]
-) -> Iterator[Fault]:
+def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[Fault]:
     """Find excursions of one day, splits, and moves that stand without more volume than usual."""
     size = np.abs(np.nan_to_num(night))
     returned = np.zeros(len(night), dtype=bool)
@@ -77,13 +71,11 @@ def _find_night_faults(
         if size[day] < 6 * usual or returned[day]:
             continue
         activity = _compare_activity(days, day)
-        name = at[days.session[day]]
         back = float(night[day + 1]) if day + 1 < len(night) else np.nan
         if abs(move + back) < 0.35 * abs(move):
             returned[day + 1] = True
             if activity < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
-                count = int(days.bars[day])
-                yield Fault("excursion_day", days.symbol, name, count, f"{np.expm1(move):+.1%}")
+                yield days.fault("excursion_day", day, days.bars[day], f"{np.expm1(move):+.1%}")
             continue
         within = float(np.log(days.close[day] / days.open[day]))
         if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
@@ -92,9 +84,9 @@ def _find_night_faults(
         if split and activity < 3:
             kind = "split" if max(split, 1 / split) >= 2 else "small_split"
             known, _ = declared.get(int(days.session[day]), (1.0, 0.0))
-            yield Fault(kind, days.symbol, name, 1, _describe_split(split, known))
+            yield days.fault(kind, day, 1, _describe_split(split, known))
         elif 0.08 < abs(move) < np.log(SCALE) and size[day] > 8 * usual and activity < 1.8:
-            yield Fault("quiet_jump", days.symbol, name, 1, f"{np.expm1(move):+.1%}")
+            yield days.fault("quiet_jump", day, 1, f"{np.expm1(move):+.1%}")
 
 
 def _describe_split(split: float, declared: float) -> str:
@@ -123,7 +115,7 @@ def _match_split(move: float) -> float:
     return 0.0
 
 
-def _find_volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
+def _find_volume_scales(days: Days) -> Iterator[Fault]:
     """Find days from which on volume is 30 times that of before, or a thirtieth, in shares and in
     money alike."""
     levels = [
@@ -141,32 +133,32 @@ def _find_volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
         if abs(change) > np.log(30):
             factor = np.exp(abs(change))
             detail = f"{factor:,.0f} times as much" if change > 0 else f"one {factor:,.0f}th"
-            count = int(days.bars[day:].sum())
-            yield Fault("volume_scale", days.symbol, at[days.session[day]], count, detail)
+            yield days.fault("volume_scale", day, days.bars[day:].sum(), detail)
 
 
-def _find_foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
+def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
     """Find days on which a symbol has another one's content, in pairs that differ on other days."""
-    session = np.concatenate([one.session for one in days]) if days else np.empty(0, dtype=np.int64)
-    content = np.concatenate([one.content for one in days]) if days else np.empty(0, dtype=np.int64)
-    owner = np.repeat(np.arange(len(days)), [len(one.session) for one in days])
-    order = np.lexsort((owner, content, session))
-    session = session[order]
-    content = content[order]
-    owner = owner[order]
-    same = np.flatnonzero((np.diff(session) == 0) & (np.diff(content) == 0) & (content[1:] != 0))
+    if not days:
+        return
+    columns = {
+        "session": np.concatenate([one.session for one in days]),
+        "content": np.concatenate([one.content for one in days]),
+        "owner": np.repeat(np.arange(len(days)), [len(one.session) for one in days]),
+    }
+    table = pd.DataFrame(columns).query("content != 0")
+    twice = table[table.duplicated(["session", "content"], keep=False)]
     pairs: dict[tuple[int, int], list[int]] = {}
-    for row in same.tolist():
-        pairs.setdefault((int(owner[row]), int(owner[row + 1])), []).append(int(session[row]))
+    for _, same in twice.groupby(["session", "content"]):
+        for pair in itertools.pairwise(same.owner):
+            pairs.setdefault(pair, []).append(int(same.session.iloc[0]))
     for (one, other), sessions in pairs.items():
         common = len(np.intersect1d(days[one].session, days[other].session))
         if 2 * len(sessions) < common:  # a company under its old and its new name is no fault
             for number in sessions:
                 stranger, donor = _order_by_fit(days[one], days[other], number)
-                count = int(stranger.bars[np.searchsorted(stranger.session, number)])
-                yield Fault(
-                    "foreign_day", stranger.symbol, at[number], count, f"same as {donor.symbol}"
-                )
+                day = int(np.searchsorted(stranger.session, number))
+                detail = f"same as {donor.symbol}"
+                yield stranger.fault("foreign_day", day, stranger.bars[day], detail)
 
 
 def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:

@@ -16,13 +16,13 @@ from fintrader.results.market_description import Fault
 _EXCURSION_BARS = 30
 
 
-def find_price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
-    """Find odd prices and volumes in valid bars sorted by symbol and time, each inside bar `at`
-    `[R]` of the grid."""
-    for _, rows in bars.split_symbols():
-        if rows.stop - rows.start >= 2:
-            session = grid.session[at[rows]]
-            yield from _check_symbol(bars.take(rows), session, grid.dates[session])
+def find_price_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
+    """Find odd prices and volumes in valid bars sorted by symbol and time, each inside a bar of the
+    grid."""
+    for one in bars.by_symbol().values():
+        if len(one) >= 2:
+            session = grid.session[grid.locate(one.ts)]
+            yield from _check_symbol(one, session, grid.dates[session])
 
 
 def _check_symbol(bars: Bars, session: Array, dates: Array) -> Iterator[Fault]:

@@ -6,27 +6,19 @@ import datetime as dt
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fintrader.bars.bars import Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, exchange_days, session_date
-from fintrader.bars.companies import EVER, NEVER, Company, index_companies, overlaps
+from fintrader.bars.companies import EVER, NEVER, Company, Name, index_companies, overlaps
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.progress import Progress
 
 log = logging.getLogger("fintrader.bars")
-
-
-class _TickerSpan(NamedTuple):
-    """A company's bars of one ticker: those of the days from `start` until before `stop`."""
-
-    ticker: str
-    start: dt.date
-    stop: dt.date
 
 
 class CompanyFeed(Feed):
@@ -58,6 +50,10 @@ class CompanyFeed(Feed):
         if not feed.inputs_need_bars:
             self.inputs = feed.inputs
         self._companies = companies
+        self._bearers: dict[str, list[tuple[Name, Company]]] = {}
+        for company in companies:
+            for name in company.names:
+                self._bearers.setdefault(name.ticker, []).append((name, company))
         self._as_of = tickers_as_of or feed.tickers_as_of
         self._aliases = aliases or {}
         self._wanted = set(wanted)
@@ -71,7 +67,7 @@ class CompanyFeed(Feed):
         spans = {company.key: self._find_spans(company, first, last) for company in self._companies}
         used = {span.ticker for found in spans.values() for span in found}
         others = [name for name in self.feed.symbols if name not in used]
-        self._by_symbol = {name: [_TickerSpan(name, EVER, NEVER)] for name in others}
+        self._by_symbol = {name: [Name(name, EVER, NEVER)] for name in others}
         # no company, though the ticker may have been a member's before, or become one later
         self.companies = dict.fromkeys(others, "")
         for company in sorted(self._companies, key=lambda one: one.names[-1].stop, reverse=True):
@@ -102,10 +98,9 @@ class CompanyFeed(Feed):
             if any(span.ticker == ticker and span.start <= day < span.stop for span in spans):
                 return symbol
         mine = {key: name for name, key in self.companies.items() if key}
-        ever = [one for one in self._companies if any(name.ticker == ticker for name in one.names)]
+        ever = [one for _, one in self._bearers.get(ticker, ())]
         then = [one for one in ever if one.holds(ticker, day)]
-        found = [mine[one.key] for one in (*then, *reversed(ever)) if one.key in mine]
-        return found[0] if found else None
+        return next((mine[one.key] for one in (*then, *ever[::-1]) if one.key in mine), None)
 
     def bars(self, symbol: str) -> Bars:
         spans = self._by_symbol[symbol]
@@ -123,7 +118,7 @@ class CompanyFeed(Feed):
         filled = [part for part in parts if len(part)] or parts[:1]
         return filled[0] if len(filled) == 1 else replace(concat(filled), row=None).sorted()
 
-    def _find_spans(self, company: Company, first: dt.date, last: dt.date) -> list[_TickerSpan]:
+    def _find_spans(self, company: Company, first: dt.date, last: dt.date) -> list[Name]:
         """Find a company's bars among those of the source, in order of preference; `first` and
         `last` are the source's first and last days."""
         there = set(self.feed.symbols) - set(self._aliases)
@@ -136,40 +131,30 @@ class CompanyFeed(Feed):
             ticker = company.ticker(self._as_of)
             if ticker in there and self._find_holder(ticker, self._as_of) == company.key:
                 tickers.append(ticker)
-        spans = [_TickerSpan(ticker, EVER, NEVER) for ticker in tickers]
+        spans = [Name(ticker, EVER, NEVER) for ticker in tickers]
         named = [
-            _TickerSpan(*name)
+            name
             for name in company.names
-            if name.ticker in there
-            and name.start <= last
-            and name.stop > first
-            and name.ticker not in tickers
+            if name.ticker in there - set(tickers) and overlaps(name[1:], first, last)
         ]
         return spans + (named if self._as_of is None else named[::-1])
 
-    def _find_holder(self, ticker: str, day: dt.date) -> str | None:
+    def _find_holder(self, ticker: str, day: dt.date) -> str:
         """Find the key of the company that holds a ticker on a day, or else held it last before."""
         ranked = [
             (name.start <= day < name.stop, name.start <= day, name.start, company.key)
-            for company in self._companies
-            for name in company.names
-            if name.ticker == ticker
+            for name, company in self._bearers[ticker]
         ]
-        return max(ranked)[-1] if ranked else None
+        return max(ranked)[-1]
 
     def _is_alias_of(self, ticker: str, company: Company, first: dt.date, last: dt.date) -> bool:
         """True where a ticker names a company: by its tickers of the source's days, or else by any
         of its tickers."""
-        ever = [one for one in self._companies for name in one.names if name.ticker == ticker]
-        then = [
-            one
-            for one in self._companies
-            for name in one.names
-            if name.ticker == ticker and name.start <= last and name.stop > first
-        ]
-        return (then or ever)[-1:] == [company]
+        ever = self._bearers.get(ticker, [])
+        then = [pair for pair in ever if overlaps(pair[0][1:], first, last)]
+        return [one for _, one in then or ever][-1:] == [company]
 
-    def _first_day(self, symbol: str, span: _TickerSpan, days: Array) -> dt.date:
+    def _first_day(self, symbol: str, span: Name, days: Array) -> dt.date:
         """First day of a ticker's bars that are the company's: the day on which it took the ticker;
         the first of the bars' `days` `[R]` where bars on both sides of that day show a file with
         later tickers."""
@@ -201,7 +186,7 @@ class CompanyFeed(Feed):
     def _warn_of_members(
         self,
         others: Sequence[str],
-        spans: Mapping[str, Sequence[_TickerSpan]],
+        spans: Mapping[str, Sequence[Name]],
         first: dt.date,
         last: dt.date,
     ) -> None:

@@ -80,17 +80,17 @@ class MemoryFeed(Feed):
     ) -> None:
         self.inputs = inputs
         self.actions = actions
-        self._bars = bars.sorted()
+        self._bars = bars.sorted().by_symbol()
         self._level = level
         self._minutes = minutes
-        self._rows = dict(self._bars.split_symbols())
-        self.symbols = sorted(self._rows)
+        self.symbols = sorted(self._bars)
 
     def span(self) -> tuple[int, int]:
-        return int(self._bars.ts.min()), int(self._bars.ts.max())
+        times = [(int(one.ts[0]), int(one.ts[-1])) for one in self._bars.values()]
+        return min(first for first, _ in times), max(last for _, last in times)
 
     def bars(self, symbol: str) -> Bars:
-        return self._bars.take(self._rows[symbol]).without_unused()
+        return self._bars[symbol]
 
     def index(self, grid: SessionGrid) -> Array | None:
         if self._level is None or self._minutes is None:

@@ -7,10 +7,11 @@ import contextlib
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,14 @@ from fintrader.bars.bars import Bars, concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Collection
 from fintrader.bars.sources.feed import Feed
-from fintrader.bars.sources.ingest import days_together, find_earlier_days, ingest, ingest_days
+from fintrader.bars.sources.ingest import (
+    continue_from,
+    days_together,
+    find_earlier_days,
+    ingest,
+    iterate_checked,
+    iterate_days,
+)
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.errors import DataError
@@ -27,6 +35,15 @@ from fintrader.storage.objects import ObjectStore
 
 _AT_ONCE = 4
 """Manifests that are saved at the same time."""
+
+
+class _Part(NamedTuple):
+    """What becomes one collection: a file, or all files of days."""
+
+    name: str
+    sha256: str
+    cut: Callable[[Collection, Progress | None], Collection | None]
+    """Fills a collection that lacks its chunks, and returns the one that it replaces."""
 
 
 class FilesFeed(Feed):
@@ -49,91 +66,79 @@ class FilesFeed(Feed):
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store lacks into chunks. Raises BarError for a bad row."""
-        days, alone = days_together(self.files)
         with _Saving() as saving:
             self._collections = [
-                self._chunks_of(self.files[one], self._contents[one], progress, saving)
-                for one in alone
+                self._complete(part, saving, progress) for part in self._plan_parts()
             ]
-            if days:
-                self._collections.append(self._chunks_of_days(days, progress, saving))
         self.symbols = sorted(
             {symbol for collection in self._collections for symbol in collection.symbols}
         )
 
     def stored(self) -> list[Collection]:
+        return [self._open(part.name, part.sha256) for part in self._plan_parts()]
+
+    def _plan_parts(self) -> Iterator[_Part]:
         days, alone = days_together(self.files)
-        found = [self._open(self.files[one], self._contents[one].sha256) for one in alone]
-        return [*found, self._open_days(self._label_days(days))] if days else found
+        for one in alone:
+            file = self.files[one]
+            content = self._contents[one]
+            cut = partial(self._cut_file, file, content)
+            yield _Part(self._label(file), content.sha256, cut)
+        if days:
+            files = [self.files[one] for one in days]
+            named = [(self._label(self.files[one]), self._contents[one].sha256) for one in days]
+            digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
+            yield _Part("files of days", digest, partial(self._cut_days, files, named))
 
     def _label(self, file: BarFile) -> str:
         """A file's name, and the symbol and date in the names of its folders."""
         parts = self.settings.read_name(file.place) if self.settings.name_pattern else None
         return file.name if parts is None else ":".join(filter(None, (*parts, file.name)))
 
-    def _open(self, file: BarFile, sha256: str) -> Collection:
-        return self._open_named(self._label(file), sha256)
-
-    def _open_days(self, named: Sequence[tuple[str, str]]) -> Collection:
-        digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
-        return self._open_named("files of days", digest)
-
-    def _open_named(self, name: str, sha256: str) -> Collection:
+    def _open(self, name: str, sha256: str) -> Collection:
         reading = self.settings.model_dump(mode="json", exclude={"kind"})
         return Collection.open(self.store, "files", {"name": name, **reading}, sha256)
 
-    def _label_days(self, days: Sequence[int]) -> list[tuple[str, str]]:
-        return [(self._label(self.files[day]), self._contents[day].sha256) for day in days]
+    def _cut_file(
+        self, file: BarFile, content: _Content, collection: Collection, progress: Progress | None
+    ) -> Collection | None:
+        before = None if content.before is None else self._open(self._label(file), content.before)
+        after = None
+        if before and before.complete and content.grown_from and file.appendable:
+            assert before.next_row is not None
+            continue_from(collection, before)
+            after = (content.grown_from, before.next_row)
+        batches = iterate_checked(file, self.settings, after)
+        ingest(batches, collection, progress, file.name, before=None if after else before)
+        return before if content.superseded else None
 
-    def _chunks_of(
-        self, file: BarFile, content: _Content, progress: Progress | None, saving: _Saving
-    ) -> Collection:
-        def cut(collection: Collection) -> Collection | None:
-            before = None if content.before is None else self._open(file, content.before)
-            ingest(
-                file,
-                self.settings,
-                collection,
-                progress,
-                before=before,
-                grown_from=content.grown_from,
-            )
-            return before if content.superseded else None
-
-        return self._complete(lambda: self._open(file, content.sha256), cut, saving)
-
-    def _chunks_of_days(
-        self, days: Sequence[int], progress: Progress | None, saving: _Saving
-    ) -> Collection:
-        named = self._label_days(days)
-
-        def cut(collection: Collection) -> Collection | None:
-            before, grown = find_earlier_days(collection, named)
-            files = [self.files[one] for one in days]
-            ingest_days(
-                files, named, self.settings, collection, progress, before=before, grown=grown
-            )
-            return before if grown else None
-
-        return self._complete(lambda: self._open_days(named), cut, saving)
-
-    def _complete(
+    def _cut_days(
         self,
-        open_stored: Callable[[], Collection],
-        cut: Callable[[Collection], Collection | None],
-        saving: _Saving,
-    ) -> Collection:
-        """Open a collection and complete its chunks; `cut` fills one that lacks them, and returns
-        the collection that this one replaces."""
-        collection = open_stored()
+        files: list[BarFile],
+        named: list[tuple[str, str]],
+        collection: Collection,
+        progress: Progress | None,
+    ) -> Collection | None:
+        before, grown = find_earlier_days(collection, named)
+        if before and grown:
+            continue_from(collection, before)
+        name = f"{len(named) - len(collection.files)} files of days"
+        batches = iterate_days(files, named, self.settings, collection)
+        ingest(batches, collection, progress, name, before=None if grown else before)
+        return before if grown else None
+
+    def _complete(self, part: _Part, saving: _Saving, progress: Progress | None) -> Collection:
+        """Open a collection and complete its chunks."""
+        collection = self._open(part.name, part.sha256)
         if collection.complete:
             return collection
         with contextlib.ExitStack() as held:
             held.enter_context(collection.objects.lock())
-            collection = open_stored()  # another process may have cut it meanwhile
+            # another process may have cut it meanwhile
+            collection = self._open(part.name, part.sha256)
             if not collection.complete:
                 try:
-                    replaced = cut(collection)
+                    replaced = part.cut(collection, progress)
                 except DataError:  # the chunks of a refused file are useless
                     collection.tidy()
                     raise

@@ -44,111 +44,23 @@ def days_together(files: Sequence[BarFile]) -> tuple[list[int], list[int]]:
 
 
 def ingest(
-    file: BarFile,
-    settings: FilesSettings,
-    collection: Collection,
-    progress: Progress | None = None,
-    *,
-    before: Collection | None = None,
-    grown_from: int | None = None,
-) -> None:
-    """Cut one file into chunks by symbol and month, which count once the collection is saved.
-
-    `before` holds the chunks of the file's earlier content: they are kept where their rows stand
-    unchanged, be it elsewhere in the file. `grown_from` is the number of bytes at the beginning of
-    a CSV that have not changed, and are not read again. Raises BarError for a bad row.
-    """
-    known = _Known(before)
-    after = None
-    if before is not None and before.complete and grown_from is not None and file.appendable:
-        assert before.next_row is not None
-        _continue_from(collection, before)
-        known = _Known(None)
-        after = (grown_from, before.next_row)
-    _cut(_checked(iterate(file, settings, after)), collection, known, progress, file.name)
-
-
-def ingest_days(
-    files: Sequence[BarFile],
-    named: Sequence[tuple[str, str]],
-    settings: FilesSettings,
-    collection: Collection,
-    progress: Progress | None = None,
-    *,
-    before: Collection | None = None,
-    grown: bool = False,
-) -> None:
-    """Cut files of days into chunks, with their rows numbered on from file to file; they count once
-    it is saved.
-
-    `named`: each one's name and the SHA-256 of its content. `before`: see `ingest`; with `grown`
-    its files are the first of these. Raises BarError for a bad row.
-    """
-    known = _Known(before)
-    done = 0
-    if before is not None and grown:
-        _continue_from(collection, before)
-        known = _Known(None)
-        done = len(before.files)
-
-    def batches() -> Iterator[Bars]:
-        waiting: list[Bars] = []
-        for file, (name, sha256) in zip(files[done:], named[done:], strict=True):
-            base = collection.next_row or 0
-            collection.files = (*collection.files, (name, sha256, base))
-            for batch in _checked(iterate(file, settings)):
-                assert batch.row is not None
-                waiting.append(replace(batch, row=batch.row + base))
-                collection.next_row = base + int(batch.row[-1]) + 1
-                if sum(map(len, waiting)) >= BATCH_ROWS:
-                    yield concat(waiting)
-                    waiting = []
-        if waiting:
-            yield concat(waiting)
-
-    _cut(batches(), collection, known, progress, f"{len(files) - done} files of days")
-
-
-def find_earlier_days(
-    collection: Collection, named: Sequence[tuple[str, str]]
-) -> tuple[Collection | None, bool]:
-    """Find the collection of the files of days as they were; True where those are the first of the
-    files `named` now."""
-    best: Collection | None = None
-    for before in collection.open_others():
-        if before.complete and before.files:
-            if [one[:2] for one in before.files] == list(named[: len(before.files)]):
-                return before, True
-            best = before
-    return best, False
-
-
-def _continue_from(collection: Collection, before: Collection) -> None:
-    """Begin with the content of another collection."""
-    collection.chunks = {symbol: {**months} for symbol, months in before.chunks.items()}
-    collection.files = before.files
-    collection.next_row = before.next_row
-
-
-def _checked(batches: Iterator[Bars]) -> Iterator[Bars]:
-    for batch in batches:
-        refuse_bad_rows(batch)
-        yield batch
-
-
-def _cut(
     batches: Iterator[Bars],
     collection: Collection,
-    known: _Known,
     progress: Progress | None,
     name: str,
+    *,
+    before: Collection | None = None,
 ) -> None:
-    """Store rows by symbol and month; memory stays bounded whatever their order.
+    """Cut rows into chunks by symbol and month, which count once the collection is saved.
+
+    `before` holds the chunks of the file's earlier content: they are kept where their rows stand
+    unchanged, be it elsewhere in the file. Memory stays bounded whatever the rows' order.
 
     Rows wait until a batch passes that holds none of their symbol and month: sorted by symbol or by
     time they are then complete. When too many wait, all are stored, and a month consists of several
     chunks.
     """
+    known = _Known(before)
     collection.objects.remove_temporaries()
     waiting: dict[tuple[str, str], list[Bars]] = {}
     held = 0
@@ -175,6 +87,64 @@ def _cut(
         for key in sorted(waiting):
             store(key)
     collection.complete = True
+
+
+def iterate_checked(
+    file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None
+) -> Iterator[Bars]:
+    """Iterate over a file's rows. Raises BarError for a bad one."""
+    for batch in iterate(file, settings, after):
+        refuse_bad_rows(batch)
+        yield batch
+
+
+def iterate_days(
+    files: Sequence[BarFile],
+    named: Sequence[tuple[str, str]],
+    settings: FilesSettings,
+    collection: Collection,
+) -> Iterator[Bars]:
+    """The rows of the files of days that the collection does not hold yet, numbered on from file to
+    file; adds each file to it. Raises BarError for a bad one.
+
+    `named`: each one's name and the SHA-256 of its content.
+    """
+    waiting: list[Bars] = []
+    base = collection.next_row or 0
+    done = len(collection.files)
+    for file, (name, sha256) in zip(files[done:], named[done:], strict=True):
+        collection.files = (*collection.files, (name, sha256, base))
+        for batch in iterate_checked(file, settings):
+            assert batch.row is not None
+            waiting.append(replace(batch, row=batch.row + base))
+            rows = int(batch.row[-1]) + 1
+            if sum(map(len, waiting)) >= BATCH_ROWS:
+                yield concat(waiting)
+                waiting = []
+        base += rows
+    if waiting:
+        yield concat(waiting)
+
+
+def find_earlier_days(
+    collection: Collection, named: Sequence[tuple[str, str]]
+) -> tuple[Collection | None, bool]:
+    """Find the collection of the files of days as they were; True where those are the first of the
+    files `named` now."""
+    best: Collection | None = None
+    for before in collection.open_others():
+        if before.complete and before.files:
+            if [one[:2] for one in before.files] == list(named[: len(before.files)]):
+                return before, True
+            best = before
+    return best, False
+
+
+def continue_from(collection: Collection, before: Collection) -> None:
+    """Begin with the content of another collection."""
+    collection.chunks = {symbol: {**months} for symbol, months in before.chunks.items()}
+    collection.files = before.files
+    collection.next_row = before.next_row
 
 
 class _Known:

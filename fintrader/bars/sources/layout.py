@@ -97,11 +97,6 @@ class FilesSettings(Settings):
         """Our name -> the file's name of each column."""
         return dict(self.columns.items())
 
-    @property
-    def has_symbol_in_name(self) -> bool:
-        """True where a file's name says which symbol it holds."""
-        return "{symbol}" in (self.name_pattern or "")
-
     def read_name(self, place: str) -> tuple[str, str | None] | None:
         """Symbol ("" where none stands there) and date (like 20160104) of a file by its path and
         name.
@@ -141,6 +136,6 @@ def column_names(settings: FilesSettings) -> dict[str, str]:
     file's name."""
     names = settings.names
     names.pop("factor", None)  # read as an extra column
-    if settings.has_symbol_in_name or settings.wide is not None:
+    if "{symbol}" in (settings.name_pattern or "") or settings.wide is not None:
         del names["symbol"]
     return names
