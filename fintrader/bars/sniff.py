@@ -53,6 +53,11 @@ class Layout:
     single: bool = False
     """No column holds the symbol."""
 
+    def note(self, setting: str, value: object, why: str) -> None:
+        """Set a setting, and say why."""
+        self.values[setting] = value
+        self.notes[setting] = why
+
 
 def sniff(file: BarFile, date_in_name: bool) -> Layout:
     """The layout of one file. `date_in_name`: the file's name says a date. Raises BarError when it
@@ -89,16 +94,14 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         return pd.DataFrame()
     delimiter = _delimiter(lines)
     if delimiter != ",":
-        layout.values["delimiter"] = delimiter
-        layout.notes["delimiter"] = "stands as often in every line"
+        layout.note("delimiter", delimiter, "stands as often in every line")
     rows = list(csv.reader(lines, delimiter=delimiter))
     body = [cell for row in rows[1:50] for cell in row]
     if (
         delimiter != ","
         and sum(bool(re.fullmatch(r"-?\d+,\d+", cell)) for cell in body) > len(body) / 4
     ):
-        layout.values["decimal"] = ","
-        layout.notes["decimal"] = "numbers are written like 12,5"
+        layout.note("decimal", ",", "numbers are written like 12,5")
     if (
         len(rows) > 3 and rows[0][0].strip() == "Price" and rows[1][0].strip() == "Ticker"
     ):  # yfinance's three lines
@@ -110,8 +113,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         layout.notes["header"] = "three lines of names, as yfinance writes them"
         return pd.DataFrame(rows[3:], columns=header)
     if any(_is_number(cell) for cell in rows[0]):
-        layout.values["header"] = []
-        layout.notes["header"] = "the first line holds numbers and no names"
+        layout.note("header", [], "the first line holds numbers and no names")
         return pd.DataFrame([row for row in rows if len(row) == len(rows[0])])
     return pd.DataFrame([row for row in rows[1:] if len(row) == len(rows[0])], columns=rows[0])
 
@@ -142,10 +144,11 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
                 found.setdefault(symbol, {})[role] = word
         whole = [words for words in found.values() if len(words) == len(COLUMNS)]
         if whole and all(words == whole[0] for words in whole):
-            layout.values["wide"] = (
-                f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"
+            layout.note(
+                "wide",
+                (f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"),
+                f"five columns for each of {len(whole)} symbols",
             )
-            layout.notes["wide"] = f"five columns for each of {len(whole)} symbols"
             if "header" in layout.values:  # its names are used as they are
                 layout.values["header"] = list(map(str, table.columns))
             others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
@@ -310,10 +313,11 @@ def _set_formats(
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
     if not iso:
         joint = "T" if is_one_column and "T" in example else " "
-        layout.values["time_format"] = (
-            date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
+        layout.note(
+            "time_format",
+            (date_format if clock_format is None else f"{date_format}{joint}{clock_format}"),
+            f"{'' if sure else 'guess: month before day, '}like {example}",
         )
-        layout.notes["time_format"] = f"{'' if sure else 'guess: month before day, '}like {example}"
 
 
 def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> tuple[str | None, bool]:
@@ -343,8 +347,11 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     digits = set(cells.str.len())
     most = int(cells.astype("int64").max())
     if date_in_name and most < 86_400_000:
-        layout.values["time_format"] = "s" if most < 86_400 else "ms"
-        layout.notes["time_format"] = "counts from midnight; the date stands in the file's name"
+        layout.note(
+            "time_format",
+            "s" if most < 86_400 else "ms",
+            "counts from midnight; the date stands in the file's name",
+        )
         return
     dated = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
     written = dated.get(*digits) if len(digits) == 1 else None

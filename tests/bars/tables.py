@@ -68,11 +68,11 @@ def write_csv(folder, table, name="bars.csv"):
     return folder / name
 
 
-def as_days(table):
-    """Bars of whole days of minute bars; each begins with its day's first."""
+def merged(table, rule="1D"):
+    """Longer bars of minute bars, whole days unless told otherwise; each begins with its first."""
     prices = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
-    days = table.ts.dt.strftime("%Y-%m-%d")
-    return table.groupby(["ticker", days], as_index=False).agg({"ts": "first", **prices})
+    by = ["ticker", table.ts.dt.floor(rule)]
+    return table.groupby(by, as_index=False).agg({"ts": "first", **prices})
 
 
 PLAIN = {

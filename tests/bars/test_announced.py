@@ -3,7 +3,6 @@
 import datetime as dt
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,24 +11,22 @@ from hypothesis import strategies as st
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.corporate_actions import Action, load_actions, with_announced
 from fintrader.bars.sources.announced import scale, select_for_accounts
-from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.errors import BarError, DataError
-from fintrader.market import bar_source
 from fintrader.market.build import build_market, make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import file_settings, minute_table, write_actions, write_csv
 from tests.bars.test_vendors import (  # noqa: F401  (fixtures)
-    TODAY,
-    Fake,
     _own_yfinance,
     bars,
     fake,
     fake_alpaca,
     fake_yahoo,
-    feed_of,
+    first_days,
     forget_answers,
     kind,
+    prepared,
+    then,
 )
 
 EX = "2016-01-14"
@@ -58,24 +55,18 @@ def adjusting(kind):
 def test_a_store_that_grew_across_a_split_has_one_scale(kind, fake, tmp_path):
     splitting(fake)
     fake.now = "2016-01-13"
-    early = feed_of(
+    early = prepared(
         kind, tmp_path / "grown", end="2016-01-12", today=dt.date(2016, 1, 13), **adjusting(kind)
     )
-    early.prepare()
     old = early.bars("AAA")
     fake.now = "2016-01-29"
     forget_answers()
     asked = len(fake.requests)
-    grown = feed_of(kind, tmp_path / "grown", **adjusting(kind))
-    grown.prepare()
-    starts = [
-        item.get("start", "")[:10]
-        or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
-        for item in fake.requests[asked:]
-    ]
-    assert min(starts) >= "2016-01-13"  # what was stored is not asked for again
-    at_once = feed_of(kind, tmp_path / "fresh", **adjusting(kind))
-    at_once.prepare()
+    grown = prepared(kind, tmp_path / "grown", **adjusting(kind))
+    assert (
+        min(first_days(fake.requests[asked:])) >= "2016-01-13"
+    )  # what was stored is not asked for again
+    at_once = prepared(kind, tmp_path / "fresh", **adjusting(kind))
     for name in ("AAA", "BBB"):
         for column in (*PRICES, "volume"):
             mine, theirs = (getattr(feed.bars(name), column) for feed in (grown, at_once))
@@ -86,21 +77,18 @@ def test_a_store_that_grew_across_a_split_has_one_scale(kind, fake, tmp_path):
     close = grown.bars("AAA").close
     assert np.abs(np.diff(np.log(close))).max() < 0.1
     assert grown.inputs != early.inputs
-    again = feed_of(kind, tmp_path / "grown", **adjusting(kind))
-    again.prepare()
+    again = prepared(kind, tmp_path / "grown", **adjusting(kind))
     assert again.inputs == grown.inputs
 
 
 def test_announcements_are_asked_for_once(kind, fake, tmp_path):
     splitting(fake)
-    feed_of(kind, tmp_path).prepare()
+    prepared(kind, tmp_path)
     asked = list(fake.asked_for_actions)
     assert sorted(name for names in asked for name in names.split(",")) == ["AAA", "BBB"]
-    feed = feed_of(kind, tmp_path)
-    feed.prepare()
+    feed = prepared(kind, tmp_path)
     assert fake.asked_for_actions == asked
-    silent = feed_of(kind, tmp_path / "silent", actions=False)
-    silent.prepare()
+    silent = prepared(kind, tmp_path / "silent", actions=False)
     assert fake.asked_for_actions == asked
     assert silent.actions == ()
     assert silent.inputs != feed.inputs
@@ -108,23 +96,17 @@ def test_announcements_are_asked_for_once(kind, fake, tmp_path):
 
 def test_what_is_in_the_prices_reaches_no_account(kind, fake, tmp_path):
     splitting(fake)
-    adjusted = feed_of(kind, tmp_path, **adjusting(kind))
-    adjusted.prepare()
+    adjusted = prepared(kind, tmp_path, **adjusting(kind))
     found = [(one.day.day, one.split, pytest.approx(one.dividend_usd)) for one in adjusted.actions]
     assert found == [(12, 1.0, 0.1), (20, 1.0, 0.2)]  # for shares of today
 
 
-def market_of(settings, cache, monkeypatch):
-    real = VendorFeed
-
-    def then(*args, **values):
-        return real(*args, **values, today=TODAY, sleep=lambda _: None)
-
-    monkeypatch.setattr(bar_source, "VendorFeed", then)
+def market_of(settings, cache):
     return MarketTensors.load(build_market(DataSettings.model_validate(settings), cache=cache))
 
 
-def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, monkeypatch, caplog):
+@pytest.mark.usefixtures("then")
+def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, caplog):
     splitting(fake_alpaca)
     base = {
         "source": {"kind": "alpaca"},
@@ -133,7 +115,7 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, mo
         "universe": {"symbols": ["AAA"]},
         "features": {"names": ["return_1"], "context": []},
     }
-    market = market_of(base, tmp_path / "a", monkeypatch)
+    market = market_of(base, tmp_path / "a")
     bar = 8 * 390
     assert market.events.bar.tolist() == [6 * 390, bar, 11 * 390]
     assert market.events.split.tolist() == [1.0, 4.0, 1.0]
@@ -144,9 +126,7 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, mo
         {"symbol": "AAA", "day": EX, "split": 4.0},
         {"symbol": "AAA", "day": "2016-01-12", "dividend_usd": 0.5},
     ]
-    again = market_of(
-        base | {"actions": write_actions(tmp_path, mine)}, tmp_path / "a", monkeypatch
-    )
+    again = market_of(base | {"actions": write_actions(tmp_path, mine)}, tmp_path / "a")
     assert again.events.split.tolist() == [1.0, 4.0, 1.0]  # declared and announced is one split
     assert again.events.dividend_usd.tolist() == [0.5, 0.0, 0.2]
     line = "AAA 2016-01-12: dividend_usd 0.5 is declared, the source says 0.4"
@@ -157,12 +137,9 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, mo
 def test_prices_with_dividends_in_them_are_asked_for_again(fake_alpaca, tmp_path):
     splitting(fake_alpaca)
     fake_alpaca.actions = [("AAA", EX, 1.0, 0.3)]
-    early = feed_of(
-        "alpaca", tmp_path, end="2016-01-12", today=dt.date(2016, 1, 13), adjustment="all"
-    )
-    early.prepare()
+    prepared("alpaca", tmp_path, end="2016-01-12", today=dt.date(2016, 1, 13), adjustment="all")
     asked = len(fake_alpaca.requests)
-    feed_of("alpaca", tmp_path, adjustment="all").prepare()
+    prepared("alpaca", tmp_path, adjustment="all")
     new = [(item["symbols"], item["start"][:10]) for item in fake_alpaca.requests[asked:]]
     assert ("AAA", "2016-01-04") in new
     assert ("BBB", "2016-01-13") in new

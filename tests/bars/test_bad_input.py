@@ -228,6 +228,7 @@ NAMES = [
     "null",
     "N/A",
     "..",
+    "../BRK/B",
     "manifest.json",
     ".lock",
     "0700",

@@ -5,11 +5,9 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.calendar import session_date, session_grid
-from fintrader.config import validate
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import make_market
-from fintrader.market.settings import DataSettings
-from tests.bars.tables import PLAIN, minute_table, write_csv
+from tests.bars.tables import file_settings, minute_table, write_csv
 
 
 @pytest.mark.parametrize(
@@ -80,9 +78,10 @@ def test_what_has_no_session_is_refused():
 
 def build(folder, table, *, waive=None, **source):
     """What was repaired when the table was built as bars of their own length."""
-    values = {"path": write_csv(folder, table), "source": {"kind": "files", **source}, **PLAIN}
-    values |= {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
-    return dict(make_market(validate(DataSettings, values, "t")).provenance.repairs)
+    values = {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
+    values["source"] = {"kind": "files", **source}
+    settings = file_settings(write_csv(folder, table), **values)
+    return dict(make_market(settings).provenance.repairs)
 
 
 @pytest.mark.parametrize(

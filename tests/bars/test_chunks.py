@@ -141,17 +141,6 @@ def test_a_damaged_chunk_is_not_built_from(tmp_path):
         build_market(wanted.model_copy(update={"bar_minutes": 5}), cache=tmp_path / "cache")
 
 
-def test_a_changed_file_is_noticed(tmp_path):
-    table = minute_table(1, 3)
-    path = write_csv(tmp_path, table)
-    os.utime(path, (1e9, 1e9))  # long ago, so that its fingerprint is remembered
-    first = build_market(settings(path), cache=tmp_path / "cache")
-    table.loc[0, "volume"] += 1
-    write_csv(tmp_path, table)
-    os.utime(path, (2e9 - 1e9 + 7, 1e9 + 7))
-    assert build_market(settings(path), cache=tmp_path / "cache") != first
-
-
 @pytest.mark.parametrize("stage", range(4))
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch, stage):
     wanted = settings(write_csv(tmp_path, minute_table(1, 3)))
@@ -269,19 +258,6 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
             cache=tmp_path,
         )
     fs.rm("/side", recursive=True)
-
-
-def test_symbols_may_have_any_name(tmp_path):
-    table = minute_table(2, 3).replace({"ticker": {"AAA": "../BRK/B", "BBB": ".."}})
-    wanted = settings(write_csv(tmp_path, table), store=str(tmp_path / "deep" / "store"))
-    market = MarketTensors.load(build_market(wanted, cache=tmp_path / "cache"))
-    assert market.symbols == ("..", "../BRK/B")
-    outside = [
-        file
-        for file in (tmp_path / "deep").rglob("*.parquet")
-        if tmp_path / "deep" / "store" not in file.parents
-    ]
-    assert outside == []
 
 
 CHOICES = [

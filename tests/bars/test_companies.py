@@ -7,12 +7,10 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.calendar import session_grid
-from fintrader.config import validate
 from fintrader.errors import DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.index_level import equal_weight
-from fintrader.market.settings import DataSettings
-from tests.bars.tables import PLAIN, write_csv
+from tests.bars.tables import file_settings, write_csv
 
 
 def daily(*spans):
@@ -35,10 +33,13 @@ def daily(*spans):
     return pd.concat(parts, ignore_index=True)
 
 
+def members_of(folder, table, universe=(), **values):
+    universe = {"members": "nasdaq100", **dict(universe)}
+    return file_settings(write_csv(folder, table), bar_minutes=390, universe=universe, **values)
+
+
 def built(folder, table, **universe):
-    values = {"path": str(write_csv(folder, table)), "bar_minutes": 390, **PLAIN}
-    values["universe"] = {"members": "nasdaq100", **universe}
-    return make_market(validate(DataSettings, values, "test"))
+    return make_market(members_of(folder, table, universe))
 
 
 def prices(market, symbol):
@@ -57,6 +58,8 @@ def days_of(market, symbol):
 
 
 ALWAYS = ("AAPL", "2021-12-01", "2022-07-29", 150.0)
+OLD = ("FB", "2021-12-01", "2022-06-08", 300.0)
+NEW = ("META", "2022-06-09", "2022-07-29", 180.0)
 FUND = ("META", "2021-12-01", "2022-01-28", 15.0)
 """A fund that had the letters before."""
 
@@ -64,9 +67,7 @@ FUND = ("META", "2021-12-01", "2022-01-28", 15.0)
 def test_a_company_that_changed_its_ticker_is_one_symbol_and_the_letters_of_others_are_not_it(
     tmp_path,
 ):
-    old = ("FB", "2021-12-01", "2022-06-08", 300.0)
-    new = ("META", "2022-06-09", "2022-07-29", 180.0)
-    table = daily(ALWAYS, FUND, old, new)
+    table = daily(ALWAYS, FUND, OLD, NEW)
     market = built(tmp_path, table)
     assert market.symbols == ("AAPL", "META")
     mine = table[(table.ticker == "FB") | ((table.ticker == "META") & (table.ts >= "2022-06-09"))]
@@ -80,9 +81,7 @@ def test_bars_that_run_through_the_change_are_of_a_file_with_later_tickers(tmp_p
     market = built(tmp_path / "whole", daily(ALWAYS, whole))
     assert len(prices(market, "META")) == len(market)
     assert market.member.all()
-    market = built(
-        tmp_path / "fund", daily(ALWAYS, FUND, ("META", "2022-06-09", "2022-07-29", 180.0))
-    )
+    market = built(tmp_path / "fund", daily(ALWAYS, FUND, NEW))
     assert prices(market, "META").index[0] == pd.Timestamp("2022-06-09")
 
 
@@ -108,7 +107,7 @@ def test_a_file_with_the_tickers_of_one_day_says_so(tmp_path, caplog):
     with pytest.raises(DataError, match="no member of nasdaq100 ever traded as FBB"):
         built(tmp_path, early, aliases={"META": "FBB"})
     caplog.clear()
-    gap = daily(ALWAYS, FUND, ("META", "2022-06-09", "2022-07-29", 180.0))
+    gap = daily(ALWAYS, FUND, NEW)
     with caplog.at_level(logging.WARNING):
         built(tmp_path, gap)
     assert "41 bars of META before 2022-06-09 are left out: META then traded as FB" in caplog.text
@@ -141,9 +140,7 @@ def test_letters_that_change_hands_are_two_symbols(tmp_path):
 
 
 def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(tmp_path):
-    old = ("FB", "2021-12-01", "2022-06-08", 300.0)
-    new = ("META", "2022-06-09", "2022-07-29", 180.0)
-    market = built(tmp_path, daily(ALWAYS, old, new), symbols=["FB"])
+    market = built(tmp_path, daily(ALWAYS, OLD, NEW), symbols=["FB"])
     assert market.symbols == ("FB",)
     assert len(prices(market, "FB")) == len(market)
     with pytest.raises(DataError, match="no symbol of the source was a member from 2006-01-03"):
@@ -151,9 +148,7 @@ def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(
 
 
 def test_the_table_is_part_of_a_markets_address(tmp_path, monkeypatch):
-    path = write_csv(tmp_path, daily(ALWAYS))
-    values = {"path": str(path), "bar_minutes": 390, "universe": {"members": "nasdaq100"}, **PLAIN}
-    settings = validate(DataSettings, values, "test")
+    settings = members_of(tmp_path, daily(ALWAYS))
     first = build_market(settings, cache=tmp_path / "cache")
     monkeypatch.setattr("fintrader.market.build.index_digest", lambda index: f"another {index}")
     assert build_market(settings, cache=tmp_path / "cache") != first
@@ -207,27 +202,14 @@ def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path):
     noise = np.exp(np.random.default_rng(0).normal(0, 0.1, before.sum()))
     for name in ("open", "high", "low", "close"):
         wild.loc[before, name] = (wild.loc[before, name] * noise).round(4)
-    settings = {
+    features = {
         "names": ["return_1"],
         "context": ["turbulence", "index_return_1"],
         "turbulence_days": 10,
+        "scaling": "none",
     }
-    found = []
-    for number, one in enumerate((table, wild)):
-        path = write_csv(tmp_path / str(number), one)
-        values = {
-            "path": str(path),
-            "bar_minutes": 390,
-            "universe": {"members": "nasdaq100"},
-            **PLAIN,
-        }
-        values["waive"] = ["excursion_day"]  # the noise
-        found.append(
-            make_market(
-                validate(DataSettings, {**values, "features": {**settings, "scaling": "none"}}, "t")
-            )
-        )
-    calm, other = found
+    values = {"features": features, "waive": ["excursion_day"]}  # the noise
+    calm, other = (make_market(members_of(tmp_path, one, **values)) for one in (table, wild))
     assert not calm.close.equal(other.close)
     assert calm.benchmark.equal(other.benchmark)
     joined = int(calm.member[:, calm.symbols.index("AMD")].int().argmax())

@@ -296,7 +296,7 @@ def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path, held, l
     assert result.metrics["round_trips"] == 0.0
 
 
-@pytest.mark.skipif(not REAL_2019.is_file(), reason="real bars are not here")
+@pytest.mark.real_data(REAL_2019)
 @pytest.mark.parametrize("fractional", [False, True])
 def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fractional):
     """2019 and 2020 as they were: eight dividends and a 4-for-1 split, from the vendor's adjusted

@@ -190,10 +190,17 @@ LAYOUTS = {
 }
 
 
+def settings_of(text):
+    """The market's settings in a configuration."""
+    return validate(DataSettings, yaml.safe_load(text)["data"], "test")
+
+
 def built(found, folder):
-    return validate(
-        DataSettings, yaml.safe_load(render_yaml(found, folder / "x.yaml"))["data"], "test"
-    )
+    return settings_of(render_yaml(found, folder / "x.yaml"))
+
+
+def findings(path):
+    return {one.setting: one for one in detect(str(path)).findings}
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +218,7 @@ def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     assert_same_market(market, plain)
     assert found.extended == (name in ("lean", "polygon", "firstrate"))
     assert "range" in describe_detection(found)
+    assert "waive" not in render_yaml(found, tmp_path / "x.yaml")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -227,20 +235,16 @@ def test_each_preset_reads_its_vendors_files(preset, bars, plain, tmp_path):
 
 
 def test_what_was_found_is_told_with_how_sure_it_is(bars, tmp_path):
-    found = {one.setting: one for one in detect(str(many(tmp_path, bars))).findings}
+    found = findings(many(tmp_path, bars))
     assert (found["label"].value, found["label"].sure) == ("end", "sure")
     assert (found["timezone"].value, found["timezone"].sure) == ("America/New_York", "sure")
-    winter = {
-        one.setting: one for one in detect(str(write_csv(tmp_path, minute_table(2, 10)))).findings
-    }
-    assert winter["timezone"].sure == "likely"  # no change of clocks in January
-    assert "Etc/GMT+5" in winter["timezone"].why
+    winter = findings(write_csv(tmp_path, minute_table(2, 10)))["timezone"]
+    assert winter.sure == "likely"  # no change of clocks in January
+    assert "Etc/GMT+5" in winter.why
     split = minute_table(1, 10)
     split.loc[split.ts >= "2016-01-11", FIELDS[:4]] /= 4
-    told = {
-        one.setting: one for one in detect(str(write_csv(tmp_path, split, "split.csv"))).findings
-    }
-    assert "AAA 4 to 1 on 2016-01-11" in told["adjustment"].why
+    told = findings(write_csv(tmp_path, split, "split.csv"))["adjustment"]
+    assert "AAA 4 to 1 on 2016-01-11" in told.why
 
 
 def test_a_configuration_is_not_written_over(bars, tmp_path):
@@ -305,9 +309,8 @@ def test_daily_bars_are_sessions(tmp_path):
 
 def scaled(table):
     """One day of one symbol in cents."""
-    day = (table.ticker == "AAA") & (table.ts.dt.normalize() == table.ts.dt.normalize().unique()[3])
-    prices = ["open", "high", "low", "close"]
-    table.loc[day, prices] *= 100
+    day = (table.ticker == "AAA") & (table.ts.dt.normalize() == "2016-01-07")
+    table.loc[day, FIELDS[:4]] *= 100
     return table
 
 
@@ -329,7 +332,7 @@ def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(change, la
     assert len(marked) >= 2
     for line in marked:
         text = text.replace(line, line.replace("  # ", "  ", 1))
-    make_market(validate(DataSettings, yaml.safe_load(text)["data"], "test"))
+    make_market(settings_of(text))
     assert "a build stops at" in describe_detection(found)
 
 
@@ -342,12 +345,6 @@ def test_what_to_do_next_depends_on_faults(tmp_path, capsys):
         main(["init", str(path), "--out", str(tmp_path / "x.yaml"), "--force"])
         last = capsys.readouterr().out.splitlines()[-1]
         assert last.partition(" is written; ")[2].startswith(first)
-
-
-def test_sound_bars_come_without_waivers(bars, tmp_path):
-    found = detect(str(write_csv(tmp_path, bars)))
-    assert found.waivers == []
-    assert "waive" not in render_yaml(found, tmp_path / "x.yaml")
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import datetime as dt
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +10,8 @@ from fintrader.bars.calendar import session_date, session_grid
 from fintrader.bars.evidence import SessionEvidence, days_of, has_opening_prints
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.config import validate
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import make_market
-from fintrader.market.settings import DataSettings
 from tests.bars.tables import (
     PLAIN,
     REAL_2016,
@@ -22,6 +19,8 @@ from tests.bars.tables import (
     REAL_FOLDER,
     as_bars,
     assert_same_market,
+    file_settings,
+    merged,
     minute_table,
     write_csv,
 )
@@ -29,9 +28,8 @@ from tests.bars.tables import (
 GRID = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
 
 
-def settings(path, source=None, **values):
-    told = {"path": str(path), "source": {"kind": "files", **(source or {})}, **PLAIN, **values}
-    return validate(DataSettings, told, "test")
+def settings(path, source=(), **values):
+    return file_settings(path, source={"kind": "files", **dict(source)}, **values)
 
 
 def with_prints(table):
@@ -120,20 +118,11 @@ def test_bars_of_five_minutes_fill_no_grid_of_one(tmp_path):
 
 def test_days_fill_no_grid_of_minutes(tmp_path):
     table = minute_table(2, 8)
-    days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).first()
+    days = merged(table)
     path = write_csv(tmp_path, days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")))
     with pytest.raises(BarError, match=r"whole days.*set data.bar_minutes to 390"):
         make_market(settings(path))
     make_market(settings(path, bar_minutes=390, features={"names": ["return_1"]}))
-
-
-def test_naive_and_zoned_rows_are_not_mixed(tmp_path):
-    table = minute_table(1, 5).astype({"ts": str})
-    table.loc[100:, "ts"] = table.ts[100:] + "-05:00"
-    with pytest.raises(
-        BarError, match=r"row 102.*carries a time zone, and the rows before it do not"
-    ):
-        make_market(settings(write_csv(tmp_path, table)))
 
 
 def test_extended_hours_are_counted_or_kept(tmp_path):
@@ -166,15 +155,9 @@ def test_thin_symbols_raise_no_alarm(share):
     random = np.random.default_rng(1)
     bars = as_bars(minute_table(6, 10))
     evidence = SessionEvidence(GRID, 1)
-    for one in each(bars):
+    for one in bars.by_symbol().values():
         evidence.look(one.take(random.random(len(one)) < share))
     evidence.judge()
-
-
-def each(bars):
-    bars = bars.sorted()
-    edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1)).tolist()
-    return [bars.take(np.arange(*edge)).without_unused() for edge in itertools.pairwise(edges)]
 
 
 def ends(bars, _):
@@ -212,7 +195,7 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
     misread = [ends, ends_with_prints, standard_time, fives]
     evidence = SessionEvidence(grid, 1)
     random = np.random.default_rng(0)
-    for number, one in enumerate(each(bars)):
+    for number, one in enumerate(bars.sorted().by_symbol().values()):
         evidence.look(one)
         if number % 7:
             continue

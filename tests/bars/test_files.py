@@ -87,28 +87,6 @@ def test_a_bar_wider_than_its_range_is_widened(tmp_path):
     assert repaired.high[3] == table.loc[3, ["open", "close"]].max()
 
 
-def test_zone_and_label_are_declared(tmp_path):
-    table = minute_table(1, 2)
-    start = read(write_csv(tmp_path, table))
-    moved = table.assign(ts=table.ts + pd.Timedelta("1min"))
-    np.testing.assert_array_equal(read(write_csv(tmp_path, moved), label="end").ts, start.ts)
-    utc = table.assign(ts=table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC"))
-    np.testing.assert_array_equal(
-        read(write_csv(tmp_path, utc)).ts, start.ts
-    )  # an offset in the file wins
-    bare = utc.assign(ts=utc.ts.dt.tz_localize(None))
-    np.testing.assert_array_equal(read(write_csv(tmp_path, bare), timezone="UTC").ts, start.ts)
-
-
-def test_daylight_saving_moves_the_utc_hour(tmp_path):
-    table = minute_table(1, 1)
-    summer = table.assign(ts=table.ts + pd.Timedelta(days=91))
-    hours = [
-        read(write_csv(tmp_path, rows)).ts[0] // 3_600_000_000_000 % 24 for rows in (table, summer)
-    ]
-    assert hours == [14, 13]
-
-
 @pytest.mark.parametrize("zoned", [True, False])
 def test_parquet_and_csv_agree(tmp_path, zoned):
     table = minute_table(2, 1)

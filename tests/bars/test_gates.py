@@ -19,8 +19,8 @@ from fintrader.records import to_json
 from tests.bars.tables import (
     REAL_2016,
     REAL_FOLDER,
-    as_days,
     file_settings,
+    merged,
     minute_table,
     write_actions,
     write_csv,
@@ -29,11 +29,6 @@ from tests.bars.test_faults import DAY, FAULTS, PRICES, moved
 
 DAILY = "daily_n100_20151001_20180215.parquet"
 PLANTED = {name: fault for name, fault in FAULTS.items() if fault[0] in STOPPING}
-
-
-@pytest.fixture(scope="module")
-def healthy():
-    return minute_table(symbols=3, sessions=12)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -106,10 +101,11 @@ def test_what_is_doubtful_is_told_and_kept(tmp_path, healthy, caplog):
 
 
 def test_declared_actions_pass(tmp_path, healthy):
-    path = write_csv(tmp_path, moved(healthy, 1 / 4))
-    actions = write_actions(tmp_path / "declared", [{"symbol": "BBB", "day": DAY, "split": 4}])
-    provenance = make_market(file_settings(path, actions=actions)).provenance
-    assert provenance.waived == provenance.doubtful == ()
+    for factor, action in ((0.88, {"dividend_usd": 12.0}), (1 / 4, {"split": 4})):
+        path = write_csv(tmp_path, moved(healthy, factor))
+        actions = write_actions(tmp_path / "declared", [{"symbol": "BBB", "day": DAY, **action}])
+        provenance = make_market(file_settings(path, actions=actions)).provenance
+        assert provenance.waived == provenance.doubtful == ()
     with pytest.raises(BarError, match=r"declare the action under data\.actions"):
         make_market(file_settings(path))
 
@@ -141,7 +137,7 @@ def test_bars_in_pandas_pass_the_same_gate(healthy):
 def test_days_pass_the_gate_as_minutes_do(tmp_path):
     """Bars of whole days: a day's prices away, a split, volumes in lots."""
     table = minute_table(symbols=6, sessions=40)
-    days = as_days(table)
+    days = merged(table)
     days = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")).astype({"volume": float})
     one = (days.ticker == "BBB") & (days.ts == "2016-02-02")
     later = (days.ticker == "CCC") & (days.ts >= "2016-02-02")
@@ -154,19 +150,6 @@ def test_days_pass_the_gate_as_minutes_do(tmp_path):
         make_market(file_settings(write_csv(tmp_path, days), bar_minutes=390, features=features))
     for fault in ("excursion_day of BBB", "split of CCC", "volume_scale of DDD"):
         assert f"{fault} on 2016-02-02" in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.real_data(REAL_2016)
-def test_real_bars_pass():
-    names = ["AAPL", "BRCM", "GMCR", "SYMC", "WYNN"]
-    provenance = make_market(
-        DataSettings(path=REAL_2016, universe={"symbols": names}, features={"names": ["return_1"]})
-    ).provenance
-    assert provenance.waived == ()
-    assert [(fault.kind, fault.symbol) for fault in provenance.doubtful] == [
-        ("small_split", "SYMC")
-    ]
 
 
 @pytest.mark.slow

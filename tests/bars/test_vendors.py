@@ -1,6 +1,7 @@
 import contextlib
 import datetime as dt
 import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,13 +101,35 @@ def feed_of(
     return feed
 
 
+def prepared(*args, **values):
+    """A feed whose bars are there."""
+    feed = feed_of(*args, **values)
+    feed.prepare()
+    return feed
+
+
+def first_days(requests):
+    """The first day that each request asks for."""
+    return [
+        item.get("start", "")[:10]
+        or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
+        for item in requests
+    ]
+
+
+@pytest.fixture
+def then(monkeypatch):
+    """As if it were TODAY."""
+    feed = partial(VendorFeed, today=TODAY, sleep=lambda _: None)
+    monkeypatch.setattr(bar_source, "VendorFeed", feed)
+
+
 def expected(bars, symbol, last):
     return bars[(bars.ticker == symbol) & (bars.ts < pd.Timestamp(last) + pd.Timedelta("1D"))]
 
 
 def test_bars_come_as_they_are_and_once(kind, fake, tmp_path, bars):
-    feed = feed_of(kind, tmp_path / "store")
-    feed.prepare()
+    feed = prepared(kind, tmp_path / "store")
     for symbol in ("AAA", "BBB"):
         mine = expected(bars, symbol, "2016-01-22")
         got = feed.bars(symbol).sorted()
@@ -118,27 +141,18 @@ def test_bars_come_as_they_are_and_once(kind, fake, tmp_path, bars):
         np.testing.assert_array_equal(got.ts, stamps)
     assert verify_store(ObjectStore(tmp_path / "store")) == []
     asked = len(fake.requests)
-    again = feed_of(kind, tmp_path / "store")
-    again.prepare()
+    again = prepared(kind, tmp_path / "store")
     assert len(fake.requests) == asked
     assert again.inputs == feed.inputs
-    longer = feed_of(kind, tmp_path / "store", end="2016-01-25")
-    longer.prepare()
-    new = fake.requests[asked:]
-    assert new
-    first = [
-        item.get("start", "")[:10]
-        or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
-        for item in new
-    ]
-    assert all(day >= "2016-01-23" for day in first), first
+    longer = prepared(kind, tmp_path / "store", end="2016-01-25")
+    assert min(first_days(fake.requests[asked:])) >= "2016-01-23"
     assert len(longer.bars("AAA")) == len(expected(bars, "AAA", "2016-01-25"))
     assert longer.inputs != feed.inputs
     assert feed.bars("AAA").ts.max() < longer.bars("AAA").ts.max()
 
 
 def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo, tmp_path):
-    feed_of("yahoo", tmp_path).prepare()
+    prepared("yahoo", tmp_path)
     spans = [int(item["period2"]) - int(item["period1"]) for item in fake_yahoo.requests]
     assert max(spans) <= 7 * 86_400
     assert len(spans) == 2 * 3  # two tickers, nineteen days
@@ -149,14 +163,14 @@ def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo, tmp_path):
         DataError,
         match=r"no bars of this length before 2015-12-31 any more \(asked for 2015-12-01\)",
     ):
-        feed_of("yahoo", tmp_path, start="2015-12-01").prepare()
+        prepared("yahoo", tmp_path, start="2015-12-01")
     assert fake_yahoo.requests == []
 
 
 @pytest.mark.usefixtures("fake")
 def test_an_unknown_ticker_is_named(kind, tmp_path):
     with pytest.raises(DataError, match=f"{kind} has no bars of NOPE"):
-        feed_of(kind, tmp_path, symbols=("AAA", "NOPE")).prepare()
+        prepared(kind, tmp_path, symbols=("AAA", "NOPE"))
 
 
 @pytest.mark.parametrize(
@@ -164,13 +178,12 @@ def test_an_unknown_ticker_is_named(kind, tmp_path):
 )
 def test_passing_faults_are_tried_again_and_lasting_ones_told(kind, fault, fake, tmp_path):
     fake.faults = [fault, fault]
-    feed = feed_of(kind, tmp_path / "a")
-    feed.prepare()
+    feed = prepared(kind, tmp_path / "a")
     assert len(feed.bars("AAA")) == 14 * 390
     fake.faults = [fault] * 99
     forget_answers()
     with pytest.raises(DataError, match=rf"{kind} does not answer: .*continues from here"):
-        feed_of(kind, tmp_path / "b").prepare()
+        prepared(kind, tmp_path / "b")
 
 
 def test_a_broken_download_continues_where_it_was(fake_alpaca, tmp_path):
@@ -186,11 +199,10 @@ def test_a_broken_download_continues_where_it_was(fake_alpaca, tmp_path):
 
     fake_alpaca.rows = once
     with pytest.raises(DataError, match="does not answer"):
-        feed_of("alpaca", tmp_path, **values).prepare()
+        prepared("alpaca", tmp_path, **values)
     fake_alpaca.rows, fake_alpaca.faults = real, []
     asked = len(fake_alpaca.requests)
-    feed = feed_of("alpaca", tmp_path, **values)
-    feed.prepare()
+    feed = prepared("alpaca", tmp_path, **values)
     assert {item["symbols"] for item in fake_alpaca.requests[asked:]} == {"BBB"}
     assert len(feed.bars("AAA")) == len(feed.bars("BBB")) == 14 * 390
 
@@ -216,19 +228,18 @@ def test_an_empty_answer_is_asked_for_again(kind, fake, first, last, tmp_path, c
     whole = fake.table
     fake.table = without(whole, "BBB", first, last)
     with contextlib.suppress(DataError):  # raised when nothing at all came
-        feed_of(kind, tmp_path).prepare()
+        prepared(kind, tmp_path)
     assert f"{kind} has no bars of BBB on" in caplog.text
     fake.table = whole
     forget_answers()
     asked = len(fake.requests)
-    feed = feed_of(kind, tmp_path)
-    feed.prepare()
+    feed = prepared(kind, tmp_path)
     assert {item.get("ticker") or item["symbols"] for item in fake.requests[asked:]} == {"BBB"}
     assert len(feed.bars("BBB")) == len(feed.bars("AAA")) == 14 * 390
     assert feed.bars("BBB").is_sorted()
     assert verify_store(ObjectStore(tmp_path)) == []
     asked = len(fake.requests)
-    feed_of(kind, tmp_path).prepare()
+    prepared(kind, tmp_path)
     assert len(fake.requests) == asked
 
 
@@ -237,8 +248,7 @@ def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca, tmp_path)
 
     def requests_on(day):
         before = len(fake_alpaca.requests)
-        feed = feed_of("alpaca", tmp_path, retries=0, today=dt.date(2016, 1, day))
-        feed.prepare()
+        feed = prepared("alpaca", tmp_path, retries=0, today=dt.date(2016, 1, day))
         assert len(feed.bars("BBB")) == 11 * 390
         return len(fake_alpaca.requests) - before
 
@@ -250,7 +260,7 @@ def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca, tmp_path)
 
 
 def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca, tmp_path):
-    feed_of("alpaca", tmp_path, feed="iex", adjustment="split").prepare()
+    prepared("alpaca", tmp_path, feed="iex", adjustment="split")
     assert {(item["feed"], item["adjustment"]) for item in fake_alpaca.requests} == {
         ("iex", "split")
     }
@@ -267,8 +277,7 @@ def test_alpaca_hours_outside_the_session_are_left_out(bars, tmp_path, fake_alpa
         ts=lambda rows: rows.ts - pd.Timedelta("3h")
     )
     fake_alpaca.table = Fake(pd.concat([bars, early]).sort_values(["ticker", "ts"])).table
-    feed = feed_of("alpaca", tmp_path)
-    feed.prepare()
+    feed = prepared("alpaca", tmp_path)
     assert len(feed.bars("AAA")) == 14 * 390
 
 
@@ -277,11 +286,11 @@ def test_no_key_is_told_or_written_anywhere(fake_alpaca, tmp_path, monkeypatch, 
     for faults in ([401], [403], [422], [404], [500] * 9):
         fake_alpaca.faults = list(faults)
         with pytest.raises(DataError) as caught:
-            feed_of("alpaca", tmp_path / "store").prepare()
+            prepared("alpaca", tmp_path / "store")
         messages.append(str(caught.value))
     assert "refuses the keys" in messages[0]
     fake_alpaca.faults = []
-    feed_of("alpaca", tmp_path / "store").prepare()
+    prepared("alpaca", tmp_path / "store")
     texts = [*messages, caplog.text]
     texts += [file.read_bytes().decode("latin1") for file in tmp_path.rglob("*") if file.is_file()]
     assert len(texts) > 7
@@ -290,7 +299,7 @@ def test_no_key_is_told_or_written_anywhere(fake_alpaca, tmp_path, monkeypatch, 
         assert SECRET not in text
     monkeypatch.delenv("APCA_API_SECRET_KEY")
     with pytest.raises(DataError, match="set APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
-        feed_of("alpaca", tmp_path / "other").prepare()
+        prepared("alpaca", tmp_path / "other")
 
 
 def test_days_stand_at_their_sessions_start(tmp_path):
@@ -307,8 +316,7 @@ def test_days_stand_at_their_sessions_start(tmp_path):
         }
     )
     with serve(Fake(table), yahoo):
-        feed = feed_of("yahoo", tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
-        feed.prepare()
+        feed = prepared("yahoo", tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
         stamps = feed.bars("AAA").ts.astype("datetime64[ns]")
     assert [str(stamp)[:16] for stamp in stamps[[0, -1]]] == [
         "2016-01-04T14:30",
@@ -317,13 +325,8 @@ def test_days_stand_at_their_sessions_start(tmp_path):
     assert len(stamps) == 10
 
 
-def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars, monkeypatch):
-    real = bar_source.VendorFeed
-
-    def then(*args, **values):
-        return real(*args, **values, today=TODAY, sleep=lambda _: None)
-
-    monkeypatch.setattr(bar_source, "VendorFeed", then)
+@pytest.mark.usefixtures("then")
+def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars):
     days = {"start": "2016-01-04", "end": "2016-01-22"}
     features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
     settings = validate(
@@ -362,22 +365,17 @@ def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars, monke
 @pytest.mark.parametrize(
     "kind", [pytest.param("yahoo", marks=pytest.mark.slow), "alpaca"], indirect=True
 )
+@pytest.mark.usefixtures("then")
 def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reported(
     kind, fake, tmp_path, bars, monkeypatch
 ):
     """Half of the members' bars lie under the tickers of the day, some under later ones, most are
     not there at all."""
-    real = bar_source.VendorFeed
-
-    def then(*args, **values):
-        return real(*args, **values, today=TODAY, sleep=lambda _: None)
-
-    monkeypatch.setattr(bar_source, "VendorFeed", then)
     names = {"AAA": "PCLN", "BBB": "META"}
     split = fake.table.ticker.map(names)
     other = fake.table[fake.table.ticker == "AAA"].assign(ticker="AAPL")
     fake.table = pd.concat([fake.table.assign(ticker=split), other], ignore_index=True)
-    monkeypatch.setattr(real, "retries", 0)
+    monkeypatch.setattr(VendorFeed, "retries", 0)
     data = {"source": {"kind": kind}, "start": "2016-01-04", "end": "2016-01-22"}
     universe = {"members": "nasdaq100", "tickers_as_of": "2023-01-03"}
     features = {"names": ["return_1"], "context": []}
@@ -425,12 +423,11 @@ def test_a_ticker_that_is_refused_costs_the_others_nothing(fake_alpaca, tmp_path
         return alpaca(fake, path, query, headers)
 
     with serve(Fake(minute_table(symbols=2, sessions=15)), refusing):
-        feed = feed_of("alpaca", tmp_path / "index", symbols=("AAA", "BAD", "BBB"), listed=False)
-        feed.prepare()
+        feed = prepared("alpaca", tmp_path / "index", symbols=("AAA", "BAD", "BBB"), listed=False)
         assert feed.symbols == ["AAA", "BBB"]
         assert feed.missing == ["BAD"]
         with pytest.raises(DataError, match="does not accept the request for AAA, BAD, BBB"):
-            feed_of("alpaca", tmp_path / "list", symbols=("AAA", "BAD", "BBB")).prepare()
+            prepared("alpaca", tmp_path / "list", symbols=("AAA", "BAD", "BBB"))
 
 
 def test_retries_wait_twice_as_long_each_time(fake_yahoo, tmp_path):

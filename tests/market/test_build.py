@@ -25,8 +25,8 @@ from tests.bars.tables import (
     PLAIN,
     SHORT_WINDOWS,
     as_bars,
-    as_days,
     assert_same_market,
+    merged,
     minute_table,
     stamps_of,
     write_csv,
@@ -264,7 +264,7 @@ def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path):
     table = minute_table(symbols=2, sessions=6)
     names = {"features": {"names": ["return_1", "gap"], "context": []}, "bar_minutes": 390}
     minutes = make_market(settings(write_csv(tmp_path, table), **names))
-    days = as_days(table)
+    days = merged(table)
     dates = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d"))
     market = make_market(settings(write_csv(tmp_path, dates, "dates.csv"), **names))
     assert_same_market(market, minutes)

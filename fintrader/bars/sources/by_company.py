@@ -64,7 +64,8 @@ class CompanyFeed(Feed):
         self.inputs = self.feed.inputs
         self.missing = self.feed.missing
         first, last = (session_date(self.calendar, ts) for ts in self.feed.span())
-        spans = {company.key: self._find_spans(company, first, last) for company in self._companies}
+        self._days = first, last
+        spans = {company.key: self._find_spans(company) for company in self._companies}
         used = {span.ticker for found in spans.values() for span in found}
         others = [name for name in self.feed.symbols if name not in used]
         self._by_symbol = {name: [Name(name, EVER, NEVER)] for name in others}
@@ -81,7 +82,7 @@ class CompanyFeed(Feed):
             self._by_symbol[name] = found
             self.companies[name] = company.key
         if self._as_of is None:
-            self._warn_of_members(others, spans, first, last)
+            self._warn_of_members(others, spans)
         self.symbols = sorted(self._by_symbol)
         self.actions = tuple(self._rename(action) for action in self.feed.actions)
 
@@ -118,14 +119,13 @@ class CompanyFeed(Feed):
         filled = [part for part in parts if len(part)] or parts[:1]
         return filled[0] if len(filled) == 1 else replace(concat(filled), row=None).sorted()
 
-    def _find_spans(self, company: Company, first: dt.date, last: dt.date) -> list[Name]:
-        """Find a company's bars among those of the source, in order of preference; `first` and
-        `last` are the source's first and last days."""
+    def _find_spans(self, company: Company) -> list[Name]:
+        """Find a company's bars among those of the source, in order of preference."""
         there = set(self.feed.symbols) - set(self._aliases)
         tickers = [
             name
             for name, theirs in self._aliases.items()
-            if name in self.feed.symbols and self._is_alias_of(theirs, company, first, last)
+            if name in self.feed.symbols and self._is_alias_of(theirs, company)
         ]
         if self._as_of is not None:
             ticker = company.ticker(self._as_of)
@@ -135,7 +135,7 @@ class CompanyFeed(Feed):
         named = [
             name
             for name in company.names
-            if name.ticker in there - set(tickers) and overlaps(name[1:], first, last)
+            if name.ticker in there - set(tickers) and overlaps(name[1:], *self._days)
         ]
         return spans + (named if self._as_of is None else named[::-1])
 
@@ -147,11 +147,11 @@ class CompanyFeed(Feed):
         ]
         return max(ranked)[-1]
 
-    def _is_alias_of(self, ticker: str, company: Company, first: dt.date, last: dt.date) -> bool:
+    def _is_alias_of(self, ticker: str, company: Company) -> bool:
         """True where a ticker names a company: by its tickers of the source's days, or else by any
         of its tickers."""
         ever = self._bearers.get(ticker, [])
-        then = [pair for pair in ever if overlaps(pair[0][1:], first, last)]
+        then = [pair for pair in ever if overlaps(pair[0][1:], *self._days)]
         return [one for _, one in then or ever][-1:] == [company]
 
     def _first_day(self, symbol: str, span: Name, days: Array) -> dt.date:
@@ -183,18 +183,12 @@ class CompanyFeed(Feed):
         )
         return span.start
 
-    def _warn_of_members(
-        self,
-        others: Sequence[str],
-        spans: Mapping[str, Sequence[Name]],
-        first: dt.date,
-        last: dt.date,
-    ) -> None:
+    def _warn_of_members(self, others: Sequence[str], spans: Mapping[str, Sequence[Name]]) -> None:
         """Warn of tickers without a company that a member without bars bears on other days."""
         members = [
             one
             for one in self._companies
-            if not spans[one.key] and any(overlaps(span, first, last) for span in one.member)
+            if not spans[one.key] and any(overlaps(span, *self._days) for span in one.member)
         ]
         for ticker in sorted(others):
             for one in members:
@@ -203,7 +197,7 @@ class CompanyFeed(Feed):
                         "%s is no member: from %s to %s the ticker was not that of %s, which"
                         " traded as %s (where the file's tickers are those of another day, set"
                         " data.universe.tickers_as_of to it)",
-                        *(ticker, first, last, one.key, one.ticker(last)),
+                        *(ticker, *self._days, one.key, one.ticker(self._days[1])),
                     )
 
     def _rename(self, action: Action) -> Action:

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from fintrader.bars.bars import PRICES, Array, Bars, concat
+from fintrader.bars.bars import PRICES, Bars, concat
 from fintrader.bars.calendar import day_starts, session_grid
 from fintrader.bars.chunks import Chunk, Collection, decode
 from fintrader.bars.corporate_actions import Action
@@ -50,6 +50,11 @@ class Request(NamedTuple):
     symbols: list[str]
     first: dt.date
     last: dt.date
+
+    @property
+    def month(self) -> str:
+        """The month, like 2016-01."""
+        return f"{self.first:%Y-%m}"
 
 
 class Busy(Exception):
@@ -155,7 +160,7 @@ class VendorFeed(Feed):
         with self._open_stored().objects.lock():
             self._collection = self._open_stored()
             self._announced = Announced(self._collection.objects)
-            self._download(self._collection, self._announced, progress)
+            self._download(progress)
         chunks = {name: self._collection.list_chunks(name, self._months) for name in self._asked}
         self.symbols = [name for name in self._asked if chunks[name]]
         self.missing = [name for name in self._asked if not chunks[name]]
@@ -180,16 +185,14 @@ class VendorFeed(Feed):
             "sha256": digest,
         }
 
-    def _download(
-        self, collection: Collection, announced: Announced, progress: Progress | None
-    ) -> None:
-        requests = self._plan(collection)
-        wanted = {name for names, _, _ in requests for name in names}
-        self._request_actions(announced, wanted, collection)
-        if self._forget(collection, announced, wanted):
-            requests = self._plan(collection)
+    def _download(self, progress: Progress | None) -> None:
+        requests = self._plan()
+        wanted = {name for request in requests for name in request.symbols}
+        self._request_actions(wanted)
+        if self._forget(wanted):
+            requests = self._plan()
         earliest = self.vendor.earliest(self._today)
-        oldest = min((first for _, first, _ in requests), default=self._today)
+        oldest = min((request.first for request in requests), default=self._today)
         if earliest is not None and oldest < earliest:
             raise DataError(
                 f"{self.vendor.name} has no bars of this length before {earliest} any more"
@@ -197,11 +200,11 @@ class VendorFeed(Feed):
             )
         shown = progress if progress is not None and requests else SILENT
         with shown.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
-            for symbols, first, last in requests:
-                self._request_bars(collection, symbols, first, last)
-                task.advance(note=f"{symbols[0]} {first:%Y-%m}")
+            for request in requests:
+                self._request_bars(request)
+                task.advance(note=f"{request.symbols[0]} {request.month}")
         # again, for tickers that have bars only now
-        self._request_actions(announced, wanted, collection)
+        self._request_actions(wanted)
 
     def _select_actions(self) -> Iterator[Action]:
         """Yield the actions of the range that the prices do not hold."""
@@ -213,7 +216,8 @@ class VendorFeed(Feed):
 
     def list_requests(self) -> list[Request]:
         """List the requests that the store does not answer, without making any."""
-        return self._plan(self._open_stored())
+        self._collection = self._open_stored()
+        return self._plan()
 
     def stored(self) -> list[Collection]:
         return [self._open_stored()]
@@ -251,29 +255,28 @@ class VendorFeed(Feed):
             return 1.0
         return scale(self._announced.list_actions(name), chunk.asked, self._basis(name))
 
-    def _request_actions(
-        self, announced: Announced, wanted: set[str], collection: Collection
-    ) -> None:
+    def _request_actions(self, wanted: set[str]) -> None:
         """Request the unknown actions of tickers with bars; of those in `wanted` until today."""
         if not self.vendor.settings.actions:
             return
         first = self.start
         yesterday = self._today - dt.timedelta(days=1)
         lacking = {
-            *announced.list_unknown(self._asked, first, self.end),
-            *announced.list_unknown(wanted, first, yesterday),
+            *self._announced.list_unknown(self._asked, first, self.end),
+            *self._announced.list_unknown(wanted, first, yesterday),
         }
-        names = sorted(name for name in lacking if collection.list_chunks(name))
+        names = sorted(name for name in lacking if self._collection.list_chunks(name))
         for batch in self._cut_batches(names):
-            actions = self._request(self.vendor.announced, batch, first, self._today)
-            announced.put(batch, first, self._today, actions)
+            actions = self._request(self.vendor.announced, Request(batch, first, self._today))
+            self._announced.put(batch, first, self._today, actions)
 
-    def _forget(self, collection: Collection, announced: Announced, wanted: set[str]) -> bool:
+    def _forget(self, wanted: set[str]) -> bool:
         """Drop bars that the vendor has adjusted for a dividend since; returns whether any."""
+        collection = self._collection
         found = False
         for name in wanted:
             days = [chunk.asked for chunk in collection.list_chunks(name)]
-            actions = announced.list_actions(name)
+            actions = self._announced.list_actions(name)
             if any(is_outdated(actions, self.vendor.adjustment, day, self._today) for day in days):
                 for book in (collection.chunks, collection.through, collection.unconfirmed):
                     book.pop(name, None)
@@ -284,7 +287,7 @@ class VendorFeed(Feed):
         size = self.vendor.batch
         return [names[at : at + size] for at in range(0, len(names), size)]
 
-    def _plan(self, collection: Collection) -> list[Request]:
+    def _plan(self) -> list[Request]:
         """Plan the requests for bars that the collection lacks."""
         dates = self._grid.dates
         months = dates.astype("datetime64[M]")
@@ -294,7 +297,7 @@ class VendorFeed(Feed):
             last = dates[months == month][-1].item()
             groups: dict[dt.date, list[str]] = {}
             for name in self._asked:
-                known = collection.through.get(name, {}).get(str(month))
+                known = self._collection.through.get(name, {}).get(str(month))
                 begin = first
                 if known is not None and known[0] <= str(first):
                     begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1)
@@ -304,49 +307,41 @@ class VendorFeed(Feed):
                 requests += [Request(batch, begin, last) for batch in self._cut_batches(names)]
         return requests
 
-    def _request_bars(
-        self, collection: Collection, symbols: list[str], first: dt.date, last: dt.date
-    ) -> None:
-        found = self._fetch(symbols, first, last)
-        month = f"{first:%Y-%m}"
-        request = {
-            "symbols": symbols,
-            "first": str(first),
-            "last": str(last),
-            "asked": str(self._today),
-            **self.vendor.identity,
-        }
-        for name in symbols:
-            bars = self._keep_sessions(found[name]) if name in found else None
-            if bars is not None and collection.list_chunks(name, [month]):
-                bars = bars.take(~np.isin(bars.ts, collection.bars(name, [month]).ts))
-            if bars is not None and len(bars):
-                collection.add(name, month, bars, request)
-            self._settle(collection, name, first, last)
+    def _request_bars(self, request: Request) -> None:
+        collection = self._collection
+        month = request.month
+        found = self._fetch(request)
+        days = {"first": str(request.first), "last": str(request.last), "asked": str(self._today)}
+        answered = {"symbols": request.symbols, **days, **self.vendor.identity}
+        for name in request.symbols:
+            if name in found:
+                bars = self._keep_sessions(found[name])
+                if collection.list_chunks(name, [month]):
+                    bars = bars.take(~np.isin(bars.ts, collection.bars(name, [month]).ts))
+                if len(bars):
+                    collection.add(name, month, bars, answered)
+            self._settle(name, request)
         collection.save()
 
-    def _fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
+    def _fetch(self, request: Request) -> dict[str, Bars]:
         """Fetch bars by ticker. A refused ticker costs no other its bars, unless it was listed by
         hand."""
         try:
-            return self._request(self.vendor.fetch, symbols, first, last)
+            return self._request(self.vendor.fetch, request)
         except Refused:
             if self._listed:
                 raise
-            alone = symbols if len(symbols) > 1 else ()
-            return {
-                ticker: bars
-                for name in alone
-                for ticker, bars in self._fetch([name], first, last).items()
-            }
+            alone = request.symbols if len(request.symbols) > 1 else ()
+            found: dict[str, Bars] = {}
+            for name in alone:
+                found |= self._fetch(request._replace(symbols=[name]))
+            return found
 
-    def _request(
-        self, ask: Callable[..., ResultT], symbols: Sequence[str], first: dt.date, last: dt.date
-    ) -> ResultT:
+    def _request(self, ask: Callable[..., ResultT], request: Request) -> ResultT:
         """Ask, again after each Busy with doubling waits. Raises DataError when it stays busy."""
         for attempt in range(self.retries + 1):
             try:
-                return ask(symbols, first, last)
+                return ask(*request)
             except Busy as busy:
                 reason = busy
                 if attempt < self.retries:
@@ -356,43 +351,40 @@ class VendorFeed(Feed):
             " (it continues from here)"
         )
 
-    def _settle(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> None:
+    def _settle(self, name: str, request: Request) -> None:
         """Note the session through which a ticker's bars need no further request."""
-        month = f"{first:%Y-%m}"
-        missing = self._find_empty_sessions(collection, name, first, last)
+        collection = self._collection
+        month = request.month
+        missing = self._find_empty_sessions(name, request)
         unconfirmed = collection.unconfirmed.setdefault(name, {})
         asked, until = unconfirmed.pop(month, (str(self._today), ""))
         if asked < str(self._today) and (name in collection.chunks or not self._listed):
             # the same answer on another day
             missing = [day for day in missing if str(day) > until]
             asked = str(self._today)
-        through = last
+        through = request.last
         if missing:
-            unconfirmed[month] = asked, str(last)
+            unconfirmed[month] = asked, str(through)
             log.warning("%s has no bars of %s on %s", self.vendor.name, name, _name_days(missing))
             through = missing[0] - dt.timedelta(days=1)
         if not unconfirmed:
             del collection.unconfirmed[name]
-        if through >= first:
+        if through >= request.first:
+            first = str(request.first)
             known = collection.through.setdefault(name, {}).get(month)
-            since = known[0] if known and known[1] < str(first) else str(first)
+            since = known[0] if known and known[1] < first else first
             collection.through[name][month] = since, str(through)
 
-    def _find_empty_sessions(
-        self, collection: Collection, name: str, first: dt.date, last: dt.date
-    ) -> list[dt.date]:
-        """Find sessions from `first` to `last`, of one month, without a stored bar of a ticker."""
-        month = f"{first:%Y-%m}"
-        has_bars: Array = np.zeros(self._grid.num_sessions, dtype=bool)
-        if collection.list_chunks(name, [month]):
+    def _find_empty_sessions(self, name: str, request: Request) -> list[dt.date]:
+        """Find sessions of a request without a stored bar of a ticker."""
+        dates = self._grid.dates
+        is_empty = (dates >= np.datetime64(request.first)) & (dates <= np.datetime64(request.last))
+        if self._collection.list_chunks(name, [request.month]):
             # the month may hold days outside of this request
-            at = self._grid.locate(collection.bars(name, [month]).ts)
-            has_bars[self._grid.session[at[at >= 0]]] = True
-        return [
-            day
-            for day, found in zip(self._grid.dates.tolist(), has_bars, strict=True)
-            if first <= day <= last and not found
-        ]
+            at = self._grid.locate(self._collection.bars(name, [request.month]).ts)
+            is_empty[self._grid.session[at[at >= 0]]] = False
+        found: list[dt.date] = dates[is_empty].tolist()
+        return found
 
     def _keep_sessions(self, bars: Bars) -> Bars:
         """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
