@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.corporate_actions import Action, load_actions, with_announced
 from fintrader.bars.sources.announced import scale, select_for_accounts
-from fintrader.errors import BarError, DataError
+from fintrader.errors import DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
@@ -205,20 +205,6 @@ def test_a_split_with_a_dividend_is_no_duplicate(tmp_path):
     assert load_actions(write_actions(tmp_path, rows)) == (split, dividend)
     both = Action(symbol="AAA", day=day, split=2.0, dividend_usd=1.0)
     assert with_announced((split,), [both]) == ((split, dividend), [])
-
-
-def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path):
-    actions = [{"symbol": "AAA", "day": "2016-01-07", "split": 4.0}]
-    path = write_csv(tmp_path, minute_table(2, 6))
-    wanted = file_settings(path, actions=write_actions(tmp_path / "declared", actions))
-    with pytest.raises(
-        BarError, match=r"split of AAA on 2016-01-07 \(no split, and 4 to 1 is declared\)"
-    ):
-        make_market(wanted)
-    market = make_market(wanted.model_copy(update={"waive": ("split:AAA",)}))
-    assert [fault.detail for fault in market.provenance.waived] == [
-        "no split, and 4 to 1 is declared"
-    ]
 
 
 TABLE = minute_table(2, 6)

@@ -12,7 +12,6 @@ import pytest
 
 from fintrader import cli
 from fintrader.bars.chunks import verify_store
-from fintrader.bars.detect import detect
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import list_files
@@ -29,38 +28,6 @@ from tests.bars.test_files import read
 def mixed(table):
     zoned = table.ts.dt.tz_localize("America/New_York").astype(str)
     return table.assign(ts=table.ts.astype(str).where(table.index < 40, zoned))
-
-
-def huge(table):
-    table.loc[17, "close"] = 1e300
-    return table
-
-
-BAD = {
-    "naive and zoned times": (
-        mixed,
-        r"bars.csv, row 42, column 'ts': '2016-01-04 10:10:00-05:00' carries a time zone",
-    ),
-    "a price beyond all prices": (huge, r"bars.csv, row 19 .*column 'close': 1e\+300 is no price"),
-    "a ticker of blanks": (
-        lambda table: table.replace("BBB", " "),
-        r"row 1952, column 'ticker': an empty text is no",
-    ),
-    "no ticker": (
-        lambda table: table.replace("BBB", ""),
-        r"row 1952, column 'ticker': the cell is empty",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_bars_are_refused_by_row(name, tmp_path, capsys):
-    change, said = BAD[name]
-    path = write_csv(tmp_path, change(minute_table(2, 5)))
-    with pytest.raises(BarError, match=said):
-        build_market(file_settings(path), cache=tmp_path / "cache")
-    left = {file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()}
-    assert left <= {"fingerprints.json", ".lock"}
 
 
 def test_a_zone_that_comes_and_goes_between_blocks_and_in_pandas_is_refused(tmp_path):
@@ -157,14 +124,6 @@ def test_what_is_no_table_is_told_without_its_bytes(name, command, tmp_path, cap
     assert printed.err.isprintable() or all(line.isprintable() for line in printed.err.splitlines())
     assert "secret" not in printed.err
     assert not (tmp_path / "bars.yaml").exists()
-
-
-def test_init_refuses_what_a_build_would(tmp_path):
-    for value in (-5.0, 0.0, 1e300):
-        table = minute_table(2, 5)
-        table.loc[77, "close"] = value
-        with pytest.raises(BarError, match=r"row 79 .*column 'close': .* is no price"):
-            detect(str(write_csv(tmp_path, table)))
 
 
 def test_a_file_that_kept_its_size_and_time_is_read_again(tmp_path, monkeypatch):

@@ -130,14 +130,9 @@ def test_some_displaced_days_are_no_wrong_zone(tmp_path):
     assert build(tmp_path, table, waive="shifted_day")["extended_hours"] == 3 * 60
 
 
-def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path):
+def test_late_starts_and_long_hours_are_no_pattern(tmp_path):
     table = minute_table(2, 12)
     clock = table.ts.dt.strftime("%H:%M")
-    random = np.random.default_rng(0)
-    thin = table[(table.ticker == "AAA") | (random.random(len(table)) < 0.01) | (clock == "15:59")]
-    assert build(tmp_path, thin)["outside_session"] == 0
-    auction = table[clock == "15:59"].assign(ts=lambda rows: rows.ts + pd.Timedelta("1min"))
-    assert build(tmp_path, pd.concat([thin, auction]))["extended_hours"] == 24
     late_start = table[(clock >= "10:30") & (clock < "15:30")]
     assert build(tmp_path, late_start)["outside_session"] == 0
     evening = table[clock >= "12:30"].assign(ts=lambda rows: rows.ts + pd.Timedelta("210min"))

@@ -147,8 +147,6 @@ def test_actions_are_read_in_two_forms(tmp_path):
 
 def test_what_cannot_have_happened_is_refused(tmp_path):
     path = write_csv(tmp_path, minute_table(1, 6))
-    with pytest.raises(DataError, match="is no less than the close of"):
-        market_of(path, actions=[{"symbol": "AAA", "day": EX_DAY, "dividend_usd": 500.0}])
     with pytest.raises(DataError, match="2016-01-09 is no session of XNAS"):
         market_of(path, actions=[{"symbol": "AAA", "day": dt.date(2016, 1, 9), "split": 2.0}])
     market = market_of(path, actions=[{"symbol": "AAA", "day": dt.date(2020, 1, 9), "split": 2.0}])
