@@ -59,7 +59,7 @@ class Chunk:
     @property
     def asked(self) -> dt.date:
         """The day as of which a vendor's prices are adjusted."""
-        return dt.date.fromisoformat(str(self.request.get("asked", self.time[:10])))
+        return dt.date.fromisoformat(str(self.request["asked"]))
 
 
 Chunks = dict[str, dict[str, tuple[Chunk, ...]]]
@@ -283,14 +283,6 @@ def list_unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> 
     return [name for name in names if name not in named]
 
 
-def _relative_rows(bars: Bars) -> Array | None:
-    """`[R]` int64: rows counted from the first; None where each follows the one before, and where
-    they are unknown."""
-    if bars.row is None or bool((np.diff(bars.row) == 1).all()):
-        return None
-    return np.asarray(bars.row - bars.row[0])
-
-
 def encode(bars: Bars) -> bytes:
     """Bars of one symbol as a Parquet file, without the number of the first row; equal bars give
     equal bytes."""
@@ -300,9 +292,8 @@ def encode(bars: Bars) -> bytes:
         f"extra.{name}": pa.array(_shorten(values)) for name, values in sorted(bars.extras.items())
     }
     encoding = dict.fromkeys(columns, "BYTE_STREAM_SPLIT") | {"ts": "DELTA_BINARY_PACKED"}
-    rows = _relative_rows(bars)
-    if rows is not None:
-        columns["row"] = pa.array(rows)
+    if bars.row is not None and (np.diff(bars.row) != 1).any():
+        columns["row"] = pa.array(bars.row - bars.row[0])
         encoding["row"] = "DELTA_BINARY_PACKED"
     sink = pa.BufferOutputStream()
     plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}

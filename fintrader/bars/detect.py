@@ -91,6 +91,11 @@ class Detection:
         """Add a finding."""
         self.findings.append(InferredSetting(setting, str(value), sure, why))
 
+    def decide(self, setting: str, value: object, sure: Sure, why: str) -> None:
+        """Set a setting of the source, and add the finding."""
+        self.source[setting] = value
+        self.note(setting, value, sure, why)
+
     def settings(self) -> FilesSettings:
         """The source as settings."""
         return validate(FilesSettings, self.source, "detected")
@@ -138,8 +143,7 @@ def _by_preset(found: Detection, file: BarFile, preset: Preset) -> Layout:
         named = layout.values["columns"].items()
         other = {role: name for role, name in named if wanted.get(role) != name}
         if other:
-            found.source["columns"] = other
-            found.note("columns", other, "likely", "these are called otherwise here")
+            found.decide("columns", other, "likely", "these are called otherwise here")
     written = layout.values.get("time_format")
     if written != PRESETS[preset].get("time_format"):
         found.source["time_format"] = written
@@ -162,9 +166,8 @@ def _by_layout(found: Detection, files: list[BarFile]) -> Layout:
         pattern = name_pattern(
             files, dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned
         )
-        found.source["name_pattern"] = pattern
         said = f"no column holds symbols, files are called like {files[0].stem}"
-        found.note("name_pattern", pattern, "likely", said)
+        found.decide("name_pattern", pattern, "likely", said)
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
         found.note(
@@ -205,12 +208,11 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
             found.whole = False
     names = "".join(symbols)
     if names.islower():
-        found.source["uppercase"] = True
+        found.decide("uppercase", True, "likely", "symbols are written small")
         symbols = {name.upper() for name in symbols}
         parts = [
             replace(part, symbols=tuple(name.upper() for name in part.symbols)) for part in parts
         ]
-        found.note("uppercase", True, "likely", "symbols are written small")
     found.symbols = tuple(sorted(symbols))
     if len(chosen) < len(files):
         found.note("files", f"{len(files)}", "sure", f"{len(chosen)} of them were looked at")
@@ -233,18 +235,16 @@ def _price_unit(found: Detection, bars: Bars) -> Bars:
     for divisor, tick in ((1_000_000_000, 10_000_000), (10_000, 100)):
         if whole and float(np.median(close)) > divisor / 2:
             cents = float(np.mean(close % tick == 0)) > 0.4
-            found.source["price_divisor"] = divisor
             said = f"{like}{', most full cents' if cents else ''}"
             sure: Sure = "sure" if cents or divisor > 10_000 else "likely"
-            found.note("price_divisor", divisor, sure, said)
+            found.decide("price_divisor", divisor, sure, said)
             prices = {name: getattr(bars, name) / divisor for name in PRICES}
             return replace(bars, **prices)
     if whole and float(np.median(close)) > 1000:
         found.note("price_divisor", 1, "assumed", f"{like}: cents, perhaps")
     exact = np.float32(close[:5000]).astype(np.float64) == close[:5000]
     if not whole and exact.all():
-        found.source["decimals"] = 4
-        found.note("decimals", 4, "likely", "prices are stored as float32")
+        found.decide("decimals", 4, "likely", "prices are stored as float32")
         return replace(bars, **{name: np.round(getattr(bars, name), 4) for name in PRICES})
     return bars
 
@@ -370,9 +370,8 @@ def _label(found: Detection, looked: list[BarsByDay]) -> None:
         sure: Sure = "sure" if votes.start and votes.start >= 0.8 * votes.days else "assumed"
         found.note("label", "start", sure, f"{votes.start} of {votes.days} days begin and end so")
         return
-    found.source["label"] = "end"
     said = f"{votes.end} of {votes.days} days begin and end one bar late"
-    found.note("label", "end", "sure", said)
+    found.decide("label", "end", "sure", said)
     step = found.bar_minutes * MINUTE_NS
     moved = [
         replace(days, ts=days.ts - step, first=days.first - step, last=days.last - step)

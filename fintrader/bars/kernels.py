@@ -159,14 +159,15 @@ def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, v
 
 
 @njit(error_model="numpy", cache=True)
-def largest_step(open_: Any, close: Any) -> Any:
-    """The largest factor, up or down, from a close to the next bar's open or close."""
-    largest = 1.0
+def mark_steps(open_: Any, close: Any, factor: float) -> Any:
+    """Mark the bars, `[L]`, whose open or close is more than `factor` times as much or as little as
+    the close before."""
+    far = np.zeros(len(close), dtype=np.bool_)
     for t in range(1, len(close)):
         high = max(open_[t], close[t])
         low = min(open_[t], close[t])
-        largest = max(largest, high / close[t - 1], close[t - 1] / low)
-    return largest
+        far[t] = max(high / close[t - 1], close[t - 1] / low) > factor
+    return far
 
 
 # In a series that runs forward an open lies near the close before it; in one that runs backward a

@@ -314,9 +314,18 @@ class SyntheticFeed(MemoryFeed):
                     self._settings, self._calendar, self._bar_minutes, self._start
                 )
                 made = generate(self._settings, grid)
-                super().__init__(made.bars, self.inputs, made.index, grid.minutes, made.actions)
+                super().__init__(made.bars, self.inputs)
+                self.actions = made.actions
+                self._index = grid.minutes, made.index
                 self._made = True
                 task.advance()
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        minutes, level = self._index
+        at = np.searchsorted(minutes, grid.minutes, side="right") - 1
+        if at.min() < 0:
+            raise DataError("the range begins before the synthetic market; move data.start")
+        return np.asarray(level[at])
 
 
 def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:

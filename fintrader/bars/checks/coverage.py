@@ -28,9 +28,7 @@ def find_coverage_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
     traded: Array = np.zeros((num, grid.num_bars), dtype=bool)
     traded[bars.symbol, grid.locate(bars.ts)] = True
     day_of = [str(day) for day in grid.dates]
-    counts = np.stack(
-        [np.bincount(grid.session[row], minlength=grid.num_sessions) for row in traded]
-    )
+    counts = np.add.reduceat(traded, grid.first_bar[:-1], axis=1, dtype=np.int64)
     dead = _find_dead_minutes(traded, counts, grid)
     for number in np.unique(grid.session[dead]):
         silent = np.flatnonzero(dead & (grid.session == number))

@@ -99,7 +99,7 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         content=_hash_days(bars, first, last + 1),
         length=length,
     )
-    found += _find_scale_jumps(bars, np.repeat(days.dates, counts))
+    found += _find_scale_jumps(bars, days)
     found += _find_repeated(days)
     if length > 0:
         found += _find_reversed(bars, days)
@@ -151,18 +151,13 @@ def _find_repeated(days: Days) -> Iterator[Fault]:
         yield days.fault("repeated_day", day, days.bars[day], f"same as {days.dates[other]}")
 
 
-def _find_scale_jumps(bars: Bars, dates: Array) -> Iterator[Fault]:
-    """Find bars, of the days `dates` `[R]`, at which the price becomes 70 times as much or as
-    little."""
+def _find_scale_jumps(bars: Bars, days: Days) -> Iterator[Fault]:
+    """Find bars at which the price becomes 70 times as much or as little."""
     from fintrader.bars import kernels
 
-    if kernels.largest_step(bars.open, bars.close) < 0.99 * SCALE:
-        return
-    ratio = np.ones(len(bars))
-    step = bars.close[1:] / bars.close[:-1]
-    night = bars.open[1:] / bars.close[:-1]
-    ratio[1:] = np.maximum(np.maximum(step, 1 / step), np.maximum(night, 1 / night))
-    yield from group_by_day("scale_jump", bars, ratio > SCALE, dates)
+    far = kernels.mark_steps(bars.open, bars.close, SCALE)
+    if far.any():
+        yield from group_by_day("scale_jump", bars, far, np.repeat(days.dates, days.bars))
 
 
 def _find_reversed(bars: Bars, days: Days) -> Iterator[Fault]:

@@ -11,12 +11,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.corporate_actions import Action
-from fintrader.errors import DataError
 from fintrader.progress import Progress
 
 if TYPE_CHECKING:
@@ -70,19 +67,9 @@ class Feed(Protocol):
 class MemoryFeed(Feed):
     """Bars in memory."""
 
-    def __init__(
-        self,
-        bars: Bars,
-        inputs: Mapping[str, Any],
-        level: Array | None = None,
-        minutes: Array | None = None,
-        actions: tuple[Action, ...] = (),
-    ) -> None:
+    def __init__(self, bars: Bars, inputs: Mapping[str, Any]) -> None:
         self.inputs = inputs
-        self.actions = actions
         self._bars = bars.sorted().by_symbol()
-        self._level = level
-        self._minutes = minutes
         self.symbols = sorted(self._bars)
 
     def span(self) -> tuple[int, int]:
@@ -91,11 +78,3 @@ class MemoryFeed(Feed):
 
     def bars(self, symbol: str) -> Bars:
         return self._bars[symbol]
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        if self._level is None or self._minutes is None:
-            return None
-        at = np.searchsorted(self._minutes, grid.minutes, side="right") - 1
-        if at.min() < 0:
-            raise DataError("the range begins before the synthetic market; move data.start")
-        return np.asarray(self._level[at])
