@@ -25,7 +25,7 @@ import numpy as np
 from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import StoredEnsemble
-from fintrader.tournament.launchers import PodFailure, PodProgress
+from fintrader.tournament.launchers import Launcher, PodFailure, PodProgress
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -116,7 +116,7 @@ class _Work:
     alive: bool = True
 
 
-class SimulatedCluster:
+class SimulatedCluster(Launcher):
     """A launcher whose pods are events, and a record for the checks afterwards."""
 
     def __init__(self, run: RunFolder, clock: SimulatedClock, world: World, score: Score) -> None:
@@ -326,7 +326,7 @@ def simulate(
             stub_race(
                 run,
                 settings,
-                agent=agent or stubs.StubAgent(),
+                agents=(agent or stubs.StubAgent(),),
                 seed=world.seed,
                 launcher=cluster,
                 ensemble=lambda *_: StoredEnsemble(()),

@@ -144,15 +144,19 @@ def run_race(
         folder=folder,
         market=market.path,
         env=market.config.trading,
-        agent=market.config.only_agent,
+        data_hash=MarketTensors.stored_hash(market.path),
+        agents=market.config.agents,
         seed=market.config.seed,
     )
     used = sum(
         json.loads(path.read_text())["env_steps"] for path in folder.root.glob("pods/*/result.json")
     )
     spent = {"cpu_seconds": read_cpu_seconds() - began, "env_steps": used, "trials": result.trials}
-    found = {"": result.ensemble_policy, "_best": result.best_policy}
-    return {f"{name}{what}": {**market.measure(policy), **spent} for what, policy in found.items()}
+    homes = {"": folder.ensemble, "_best": folder.pod(result.best)}
+    return {
+        f"{name}{what}": {**market.measure(home / "policy.safetensors"), **spent}
+        for what, home in homes.items()
+    }
 
 
 def run_ours(market: Market, name: str, _: int) -> dict[str, dict[str, float]]:

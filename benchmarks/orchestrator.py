@@ -120,13 +120,16 @@ def serve_farm(root: str, seconds: float) -> None:
 
 def race(run: RunFolder, settings: TournamentSettings, launcher: Any, watch: Any = None) -> Any:
     """A tournament of stub pods."""
+    from fintrader.config import Settings
     from fintrader.tournament.run_tournament import run_tournament
 
     return run_tournament(
         settings,
         folder=run,
         market=stubs.market(run.root.parent),
-        agent=stubs.StubAgent(),
+        data_hash="data",
+        env=Settings(),  # type: ignore[arg-type]
+        agents=(stubs.StubAgent(),),
         seed=0,
         launcher=launcher,
         ensemble=stubs.ensemble,
@@ -224,6 +227,7 @@ def train_pods(
     on the CPU."""
     from fintrader.agents import PPO, Budget
     from fintrader.envs import EnvSettings
+    from fintrader.market.tensors import MarketTensors
     from fintrader.tournament.run_tournament import run_tournament
     from fintrader.tournament.store import RunStore
 
@@ -245,7 +249,8 @@ def train_pods(
             folder=run,
             market=market,
             env=EnvSettings(num_envs=num_envs, episode_bars=390, decision_interval=5),
-            agent=PPO(),
+            data_hash=MarketTensors.stored_hash(market),
+            agents=(PPO(),),
             seed=0,
         )
     finally:

@@ -32,7 +32,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.run_tournament import describe_identity, read_market_hash
+from fintrader.tournament.run_tournament import describe_identity
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import build_result_event, submit
@@ -60,9 +60,7 @@ def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
     store = RunStore(run)
     log = EventLog(run.events)
     board = Leaderboard(settings.leaderboard_size)
-    generator = Generator(
-        settings, (stubs.StubAgent(),), {}, 0, read_market_hash(stubs.market(run.root.parent))
-    )
+    generator = Generator(settings, (stubs.StubAgent(),), {}, 0, "data")
     random = np.random.default_rng(0)
     proposals = list[float]()
     events: list[TournamentEvent] = []

@@ -17,7 +17,7 @@ from fintrader.config import flatten_values, list_models, unwrap_annotation
 from fintrader.files import write_json
 from fintrader.pipeline.config import CHOICES, RunConfig
 from fintrader.results.settings import DEFAULTS
-from fintrader.tournament.generator import find_value, has_value
+from fintrader.tournament.generator import select_values
 
 
 def table() -> dict[str, Any]:
@@ -37,9 +37,7 @@ def table() -> dict[str, Any]:
     for place, members in CHOICES.items():
         for model in members.values():
             names |= set(_mappings(model, f"{place.rpartition('.')[0]}."))
-    mappings = {
-        name: find_value(whole, name) if has_value(whole, name) else {} for name in sorted(names)
-    }
+    mappings = {name: {} for name in sorted(names)} | select_values(whole, names)
     return {"settings": settings, "choices": choices, "mappings": mappings}
 
 

@@ -37,10 +37,11 @@ from fintrader.results.formatting import (
 )
 from fintrader.results.looks import Ledger
 from fintrader.results.sections import BacktestView, present_baselines, present_verdict
+from fintrader.results.tournament_events import FinishEvent
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror, find_mirror
-from fintrader.tournament.run_tournament import CHANGEABLE, TournamentResult
+from fintrader.tournament.run_tournament import CHANGEABLE
 from fintrader.tournament.run_tournament import run_tournament as run_race
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, WarmStartTarget, has_pods, inherit
@@ -405,17 +406,17 @@ def search(
     folder: RunFolder,
     market: Path,
     data_hash: str,
-    race: Callable[..., TournamentResult] = run_race,
+    race: Callable[..., FinishEvent] = run_race,
     start: Start | None = None,
     title: str = "tournament",
-) -> TournamentResult:
+) -> FinishEvent:
     """The configured tournament on a market, in a folder; resumes, or returns at once when it is
     over.
 
     `race` is called as `tournament.run_tournament.run_tournament` is; `title` is what the search is called in
     its progress.
     """
-    trained = {"env": config.trading, "agent": config.agents, "seed": config.seed}
+    trained = {"env": config.trading, "agents": config.agents, "seed": config.seed}
     where: dict[str, Any] = {
         "folder": folder,
         "mirror": find_mirror(folder.root),

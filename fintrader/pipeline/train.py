@@ -13,6 +13,7 @@ from fintrader.backtesting import simulate, simulate_all_baselines
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import WorkerEnv, episode_returns
 from fintrader.envs.settings import GymnasiumSettings
+from fintrader.errors import ConfigError
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
@@ -24,7 +25,6 @@ from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import describe_standing
 from fintrader.results.table import active_table, paper_table
 from fintrader.seeding import derive, seed_everything
-from fintrader.tournament.warm_start import check_unused
 
 EVALUATION_EPISODES = 20
 """Episodes that a policy of a classic environment plays without noise when it is judged."""
@@ -38,7 +38,10 @@ def train_one(config: RunConfig) -> Path:
     the baselines', and the test window stays unseen; in a classic environment the return of its
     episodes.
     """
-    check_unused(config.from_run, "train")
+    if config.from_run is not None:
+        raise ConfigError(
+            "from_run: `fintrader train` starts no tournament; use `fintrader run` or `tournament`"
+        )
     with workplace(config) as mirror:
         classic = isinstance(config.env, GymnasiumSettings)
         manifest = claim(

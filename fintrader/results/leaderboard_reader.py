@@ -57,7 +57,7 @@ class LeaderboardRow:
     attempts: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RacingPod:
     """A pod with its state and, once it has one, its score."""
 
@@ -77,7 +77,7 @@ class RacingPod:
     finished: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StoredPod(RacingPod):
     """A pod with its spec, its state and, once it has one, its result."""
 
@@ -152,7 +152,7 @@ def read_leaderboard(
     names = ", ".join(one.name for one in fields(LeaderboardRow))
     query = f"SELECT {names} FROM leaderboard ORDER BY rank"
     rows = _read(path, query, LeaderboardRow, most)
-    scores = _read_cells(path, _BENCHMARK) if benchmark and rows else []
+    scores = read_cells(path, _BENCHMARK) if benchmark and rows else []
     if not scores:
         return rows
     score = scores[0]["benchmark_score"]
@@ -242,7 +242,7 @@ def canonical(path: Path) -> str:
 
 
 def _read(path: Path, query: str, kind: type[T], most: int | None) -> list[T]:
-    rows = _read_cells(path, query if most is None else f"{query} LIMIT {most:d}")
+    rows = read_cells(path, query if most is None else f"{query} LIMIT {most:d}")
     try:
         for row in rows:
             for name in _JSON & row.keys():
@@ -254,7 +254,8 @@ def _read(path: Path, query: str, kind: type[T], most: int | None) -> list[T]:
         raise _damaged(path, f"of another version: {error}") from None
 
 
-def _read_cells(path: Path, query: str) -> list[dict[str, Any]]:
+def read_cells(path: Path, query: str) -> list[dict[str, Any]]:
+    """Read the rows of a query by column. Raises as `read_leaderboard`."""
     refuse_unsafe_database(path, writes=False)
     if not path.exists():
         raise NotThereError(

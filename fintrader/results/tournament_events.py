@@ -6,10 +6,11 @@ leaves out lines that are no event of this version.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from fintrader.files import read_jsonl
 from fintrader.records import JsonValue, RecordError, from_json
@@ -23,12 +24,12 @@ class _Event:
     """Unix time, which the log gives."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _PodEvent(_Event):
     pod: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _SittingEvent(_Event):
     """An orchestrator began to drive the tournament."""
 
@@ -39,7 +40,7 @@ class _SittingEvent(_Event):
     """Results that are requested in all."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StartEvent(_SittingEvent):
     """The first orchestrator began."""
 
@@ -47,7 +48,7 @@ class StartEvent(_SittingEvent):
     event: Literal["started"] = "started"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResumptionEvent(_SittingEvent):
     """Another orchestrator began."""
 
@@ -56,7 +57,7 @@ class ResumptionEvent(_SittingEvent):
     event: Literal["resumed"] = "resumed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _SpecEvent(_PodEvent):
     origin: str
     parent: str | None
@@ -64,21 +65,21 @@ class _SpecEvent(_PodEvent):
     """Results that the spec was made after."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ProposalEvent(_SpecEvent):
     """A spec was made."""
 
     event: Literal["proposed"] = "proposed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AdoptionEvent(_SpecEvent):
     """A spec of an earlier orchestrator was taken over."""
 
     event: Literal["adopted"] = "adopted"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaunchEvent(_PodEvent):
     """A pod was started."""
 
@@ -88,7 +89,7 @@ class LaunchEvent(_PodEvent):
     event: Literal["launched"] = "launched"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LossEvent(_PodEvent):
     """An attempt at a pod came to nothing."""
 
@@ -98,14 +99,14 @@ class LossEvent(_PodEvent):
     event: Literal["lost"] = "lost"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DrainEvent(_PodEvent):
     """A pod was stopped to make room."""
 
     event: Literal["drained"] = "drained"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DamageEvent(_PodEvent):
     """A result was set aside."""
 
@@ -113,7 +114,7 @@ class DamageEvent(_PodEvent):
     event: Literal["damaged"] = "damaged"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResultEvent(_PodEvent):
     """A result was applied to the leaderboard."""
 
@@ -130,7 +131,7 @@ class ResultEvent(_PodEvent):
     event: Literal["applied"] = "applied"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CapacityEvent(_Event):
     """The number of pods that can work at once changed."""
 
@@ -140,21 +141,21 @@ class CapacityEvent(_Event):
     event: Literal["capacity"] = "capacity"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NoCapacityEvent(_Event):
     """No device is left."""
 
     event: Literal["no_capacity"] = "no_capacity"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class IndexDamageEvent(_Event):
     """The leaderboard's database was moved aside and made again."""
 
     event: Literal["leaderboard_damaged"] = "leaderboard_damaged"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DropEvent(_Event):
     """Pods were reduced to spec and result (`tournament.keep`)."""
 
@@ -162,7 +163,7 @@ class DropEvent(_Event):
     event: Literal["dropped"] = "dropped"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FinishEvent(_Event):
     """Every requested pod has a result, and the ensemble stands."""
 
@@ -172,7 +173,7 @@ class FinishEvent(_Event):
     event: Literal["finished"] = "finished"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RepairEvent(_Event):
     """The log was begun anew with the whole lines of a damaged one."""
 
@@ -206,14 +207,12 @@ def parse_event(line: Mapping[str, JsonValue]) -> TournamentEvent:
     return from_json(cast("type[TournamentEvent]", TournamentEvent), values)
 
 
-def parse_events(lines: Iterable[Any]) -> list[TournamentEvent]:
+def parse_events(lines: Iterable[Mapping[str, JsonValue]]) -> list[TournamentEvent]:
     """Make the events of a log's lines; lines that are no event of this version are left out."""
     events: list[TournamentEvent] = []
     for line in lines:
-        try:
+        with contextlib.suppress(RecordError):
             events.append(parse_event(line))
-        except (RecordError, AttributeError):
-            continue
     return events
 
 

@@ -52,7 +52,7 @@ requests."""
 _POD_FILE = re.compile(r"(?P<prefix>(?:[^/]+/)*?)pods/(?P<pod>p\d+)/(?P<name>spec|result)\.json")
 _RECORD = re.compile(r"(?P<token>\d+)-(?P<number>\d+)(?P<full>\.all)?\.json")
 _NOT_INDEXED = re.compile(
-    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease(\.json)?"
+    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.[^/]*|lease(\.json)?"
     r"|scale\.json|progress\.json)(/|$)"
     r"|(^|/)(market|information_free\w*)\.safetensors$|(^|/)\.[^/]+|\.tmp$"
 )

@@ -84,7 +84,7 @@ def choose(
     rows: Sequence[FinishedPod],
     size: int,
     diversity: float,
-    founder: Callable[[FinishedPod], str] = lambda entry: entry.spec.pod,
+    founder: Callable[[FinishedPod], str],
 ) -> list[FinishedPod]:
     """Choose up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean
     correlation with the chosen`.
@@ -135,14 +135,12 @@ def build_ensemble(
     They go to `folder`, by default the run's own. Raises CheckpointError when a member's policy is
     damaged.
     """
-    folder = run.ensemble if folder is None else folder
+    folder = folder or run.ensemble
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
-    founders = {entry.key: leaderboard.find_founder(entry) for entry in ready}
-    members = choose(
-        ready, settings.ensemble_size, settings.diversity, lambda entry: founders[entry.key]
-    )
+    find_founder = leaderboard.find_founder
+    members = choose(ready, settings.ensemble_size, settings.diversity, find_founder)
     weights = (1.0 / len(members),) * len(members)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     shrinkage = estimate_shrinkage(members, weights, settings)
@@ -151,7 +149,7 @@ def build_ensemble(
         weights=weights,
         trials=leaderboard.trials,
         shrinkage=shrinkage,
-        founders=tuple(founders[member.key] for member in members),
+        founders=tuple(map(find_founder, members)),
         scores=tuple(member.score for member in members),
         correlations=measure_correlations(members),
     )

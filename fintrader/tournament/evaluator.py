@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -230,7 +229,7 @@ def check_windows(
 
 def score(
     returns: Array,
-    metric: str,
+    metric: Metric,
     benchmark: Array,
     sessions_a_year: int = m.TRADING_DAYS,
     risk_aversion: float = 1.0,
@@ -259,8 +258,4 @@ def score(
         growth = m.annual_return(returns, sessions_a_year)
         depth = m.max_drawdown(returns)
         return None if growth is None or depth is None else growth / max(-depth, LEAST_DRAWDOWN)
-    if metric == "utility":
-        return float(sessions_a_year * (returns.mean() - 0.5 * returns.var(ddof=1)))
-    raise ConfigError(
-        f"tournament.metric: unknown metric {metric!r}; choose one of {', '.join(get_args(Metric))}"
-    )
+    return float(sessions_a_year * (returns.mean() - 0.5 * returns.var(ddof=1)))

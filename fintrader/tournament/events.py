@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from fintrader.errors import TournamentError
 from fintrader.files import (
@@ -31,8 +30,6 @@ from fintrader.results.tournament_events import (
 )
 from fintrader.system import BINARY
 from fintrader.tournament.spec import PodResult
-
-E = TypeVar("E")
 
 
 def list_applied(events: Iterable[TournamentEvent]) -> list[str]:
@@ -147,7 +144,3 @@ class EventLog:
         return known + sorted(
             set(results) - set(known), key=lambda pod: (results[pod].finished, pod)
         )
-
-    def select(self, kind: type[E]) -> list[E]:
-        """Select the events of a kind, oldest first."""
-        return select_events(self.records, kind)

@@ -173,25 +173,21 @@ class FoldLearners:
             curve.offer((policy, self.blocks[number].held_out), share, progress.env_steps, number)
 
     def _make_learner(self, number: int) -> Single:
-        name = self.names[number]
-        own = None if self.parent is None else select_below(name, self.parent)
-        return Single(self.folder / name, self.device, self._make(number), parent=own)
+        seed = derive(self.spec.seed, "fold", number)
+        pieces = self.training[number]
 
-    def _make(self, number: int) -> Any:
         def make(_: int, __: int, device: torch.device) -> tuple[Agent, Any]:
-            seed = derive(self.spec.seed, "fold", number)
-            pieces = self.training[number]
             env: Any
             if len(pieces) == 1:
                 env = TradingEnv(pieces[0], self.env, device=device, seed=derive(seed, "env"))
             else:
                 env = JoinedEnv(pieces, self.env, device=device, seed=derive(seed, "env"))
-            return (
-                make_agent(read_agent_settings(self.spec), env.layout, device=device, seed=seed),
-                env,
-            )
+            settings = read_agent_settings(self.spec)
+            return make_agent(settings, env.layout, device=device, seed=seed), env
 
-        return make
+        name = self.names[number]
+        own = None if self.parent is None else select_below(name, self.parent)
+        return Single(self.folder / name, self.device, make, parent=own)
 
     @property
     def policy(self) -> ActorPolicy:

@@ -9,11 +9,14 @@ training (https://arxiv.org/abs/1711.09846) and ElegantRL-Podracer
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from operator import getitem
+from typing import Any, cast
 
 import numpy as np
 from pydantic import ValidationError
@@ -56,11 +59,7 @@ class Generator:
         values = base.model_dump(mode="json")
         if index >= len(self.agents):
             random = create_numpy_generator(self.seed, "fresh", index)
-            there = {
-                name: find_value(values, name)
-                for name in self.settings.search
-                if has_value(values, name)
-            }
+            there = select_values(values, self.settings.search)
             drawn = {
                 name: draw(self.settings.search[name], like, random) for name, like in there.items()
             }
@@ -103,14 +102,13 @@ class Generator:
         `explore`."""
         values = copy.deepcopy(dict(parent.spec.agent))
         algo = values.get("algo")
-        base = next(
-            (agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0]
-        )
+        base = next(agent for agent in self.agents if getattr(agent, "algo", None) == algo)
         if explore:
             random = create_numpy_generator(self.seed, "explore", index)
-            for name, space in self.settings.search.items():
-                if has_value(values, name) and not name.startswith(STRUCTURAL):
-                    set_value(values, name, self._explore(space, find_value(values, name), random))
+            for name, value in select_values(values, self.settings.search).items():
+                if not name.startswith(STRUCTURAL):
+                    moved = self._explore(self.settings.search[name], value, random)
+                    set_value(values, name, moved)
         origin: Origin = "exploit" if explore else "survivor"
         return self._build_spec(
             index, leaderboard, base, values, origin=origin, generation=generation, parent=parent
@@ -184,9 +182,7 @@ class Generator:
             seen=len(leaderboard.applied),
             generation=generation,
             agent=agent,
-            hyper={
-                name: find_value(agent, name) for name in settings.search if has_value(agent, name)
-            },
+            hyper=select_values(agent, settings.search),
             budget=settings.budget,
             evaluation=EvaluationTerms(
                 settings.metric, settings.validation_windows, settings.spread_penalty
@@ -204,7 +200,7 @@ class Generator:
 
 def _list_fresh(base: Settings, leaderboard: Leaderboard) -> list[FinishedPod]:
     """List the fresh pods of that algorithm, as they were applied."""
-    algo = base.model_dump(mode="json").get("algo")
+    algo = getattr(base, "algo", None)
     return [
         one
         for one in leaderboard.applied
@@ -286,24 +282,28 @@ def check_search(search: Mapping[str, Space], agents: Sequence[Settings]) -> Non
     """Raise ConfigError for a name that no agent has, or a bound that its setting does not
     allow."""
     for name, space in search.items():
-        owners = [agent for agent in agents if has_value(agent.model_dump(mode="json"), name)]
+        owners = [
+            (agent, like)
+            for agent in agents
+            for like in select_values(agent.model_dump(mode="json"), [name]).values()
+        ]
         if not owners:
             known = sorted({field for agent in agents for field in type(agent).model_fields})
             raise ConfigError(
                 f"tournament.search.{name}: no agent here has this setting; known:"
                 f" {', '.join(known)}"
             )
-        for agent in owners:
-            for value in (space.low, space.high) if isinstance(space, Range) else space:
+        for agent, like in owners:
+            if isinstance(space, Range):
+                if not isinstance(like, int | float) or isinstance(like, bool):
+                    raise ConfigError(
+                        f"tournament.search.{name}: low and high need a number; give a list"
+                    )
+                options = (_round_like(like, space.low), _round_like(like, space.high))
+            else:
+                options = space
+            for value in options:
                 values = agent.model_dump(mode="json")
-                if isinstance(space, Range):
-                    if not isinstance(find_value(values, name), int | float) or isinstance(
-                        find_value(values, name), bool
-                    ):
-                        raise ConfigError(
-                            f"tournament.search.{name}: low and high need a number; give a list"
-                        )
-                    value = _round_like(find_value(values, name), float(value))
                 set_value(values, name, value)
                 try:
                     type(agent).model_validate(values)
@@ -314,25 +314,16 @@ def check_search(search: Mapping[str, Space], agents: Sequence[Settings]) -> Non
                     ) from None
 
 
-def has_value(values: SettingsValues, name: str) -> bool:
-    """Check that dotted `name` leads to a value."""
-    try:
-        find_value(values, name)
-    except (KeyError, TypeError):
-        return False
-    return True
-
-
-def find_value(values: SettingsValues, name: str) -> Any:
-    """Find the value at dotted `name`."""
-    value: Any = values
-    for part in name.split("."):
-        value = value[part]
-    return value
+def select_values(values: SettingsValues, names: Iterable[str]) -> dict[str, Any]:
+    """Select the values at those of the dotted names that lead to one."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(KeyError, TypeError):
+            found[name] = reduce(getitem, name.split("."), cast(Any, values))
+    return found
 
 
 def set_value(values: SettingsValues, name: str, value: Any) -> None:
     """Set the value at dotted `name`, in place."""
-    path, _, last = name.rpartition(".")
-    group: Any = find_value(values, path) if path else values
-    group[last] = value
+    *path, last = name.split(".")
+    reduce(getitem, path, cast(Any, values))[last] = value

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fintrader.files import make_folder, move, refuse_link, refuse_unsafe_database, remove
+from fintrader.files import make_folder, refuse_link, refuse_unsafe_database, remove
 from fintrader.records import to_json
 from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -98,7 +98,6 @@ class Leaderboard:
         )
 
 
-VERSION = 2
 POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL,
   parent TEXT,
   parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL,
@@ -179,10 +178,7 @@ class LeaderboardIndex:
                 connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 connection.execute(statement)
-            connection.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-                [("version", str(VERSION)), ("size", str(size))],
-            )
+            connection.execute("INSERT INTO meta VALUES ('size', ?)", (str(size),))
             self._insert_pods(specs)
             self._insert_entries(entries, 0)
 
@@ -276,8 +272,7 @@ def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
             raise
-    number = 1 + sum(1 for _ in path.parent.glob(f"{path.name}.damaged-*"))
     for beside in _BESIDE:
         remove(Path(f"{path}{beside}"))
-    move(path, path.with_name(f"{path.name}.damaged-{number}"))
+    move_aside(path)
     return LeaderboardIndex(path), True

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fintrader.errors import RunError, StorageError, TournamentError
+from fintrader.errors import TournamentError
 from fintrader.files import make_folder, open_file
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import StoreLease, claim, find_newest_token, hold, record_token
@@ -40,17 +40,14 @@ class Lease:
     """Lease in the run's store."""
 
     def check(self, *, ask_store: bool = False) -> None:
-        """Raise TournamentError when another orchestrator has taken over. `ask_store`: ask the
-        run's store now."""
+        """Raise TournamentError, or RunError by the run's store, when another orchestrator has
+        taken over. `ask_store`: ask the store now."""
         if read_token(self.run) != self.token:
             raise TournamentError(
                 f"{self.run.root}: another orchestrator has taken over; this one stops"
             )
         if self.remote is not None:
-            try:
-                self.remote.check(ask_store=ask_store)
-            except RunError as error:
-                raise TournamentError(str(error)) from None
+            self.remote.check(ask_store=ask_store)
 
 
 @contextlib.contextmanager
@@ -58,7 +55,8 @@ def acquire(
     run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 2.0
 ) -> Iterator[Lease]:
     """Hold the run's tournament, here and in the run's store. Raises TournamentError when another
-    process holds it, and for a run without a store on a file system whose locks exclude no one.
+    process holds it here, RunError when one holds it in the store, and TournamentError for a run
+    without a store on a file system whose locks exclude no one.
 
     `patience_seconds` bridges the moment in which a killed holder still ends.
     """
@@ -82,26 +80,12 @@ def acquire(
                         " or a store (`store: s3://...`)"
                     )
         with contextlib.ExitStack() as stack:
-            try:
-                remote = (
-                    None
-                    if mirror is None
-                    else stack.enter_context(hold(mirror.objects, above=read_token(run)))
-                )
-            except RunError as error:
-                raise TournamentError(str(error)) from None
-            yield Lease(run, _claim_token(run, remote), remote)
-
-
-def _claim_token(run: RunFolder, remote: StoreLease | None) -> int:
-    """Claim this folder's next token, or the one of the run's store."""
-    try:
-        if remote is None:
-            return claim(_open_folder(run))
-        record_token(_open_folder(run), remote.token)
-    except StorageError as error:
-        raise TournamentError(str(error)) from None
-    return remote.token
+            if mirror is None:
+                yield Lease(run, claim(_open_folder(run)))
+                return
+            remote = stack.enter_context(hold(mirror.objects, above=read_token(run)))
+            record_token(_open_folder(run), remote.token)
+            yield Lease(run, remote.token, remote)
 
 
 def read_token(run: RunFolder) -> int:

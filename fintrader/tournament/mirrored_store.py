@@ -20,7 +20,7 @@ from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.lease import read_token
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.state_sync import clear, synchronise
-from fintrader.tournament.store import POD_FILES, RunStore, move_aside
+from fintrader.tournament.store import POD_FILES, RunStore, is_whole, move_aside
 
 _STATE = re.compile(r"(?P<pod>(?:[^/]+/)*pods/p\d+)/state(?:\.json|/.*)")
 
@@ -82,14 +82,11 @@ class MirroredStore(RunStore):
     def fetch_market(self, digest: str, path: Path) -> Path:
         if path.exists():
             return path
-        folder = self.mirror.home / ".markets" / digest
-        if not (folder / "market.safetensors").is_file() and not Markets(
-            self.mirror.store_url
-        ).fetch(digest, folder):
-            raise CheckpointError(
-                f"{self.mirror.store_url} has no market {digest[:12]}; run the same command again"
-            )
-        return folder / "market.safetensors"
+        fetched = self.mirror.home / ".markets" / digest / "market.safetensors"
+        url = self.mirror.store_url
+        if not (fetched.is_file() or Markets(url).fetch(digest, fetched.parent)):
+            raise CheckpointError(f"{url} has no market {digest[:12]}; run the same command again")
+        return fetched
 
     def keep_market(self, digest: str, path: Path) -> None:
         if path.is_file():
@@ -138,28 +135,25 @@ class MirroredStore(RunStore):
             result = PodResult.from_json(self._locate_unpublished(spec.pod))
         except TournamentError:
             return None
-        whole = result.snapshot is None or self._is_whole(
-            self.locate_snapshot(result.snapshot), result.snapshot
-        )
-        policy = result.policy is None or self._is_whole(
-            self.locate_policy(spec.pod), result.policy
-        )
-        return result if result.spec == spec.digest and whole and policy else None
+        damage = RunStore(self.run).find_damage(result)
+        return result if result.spec == spec.digest and not damage else None
 
     def write_result(self, result: PodResult) -> PodResult:
+        pod = result.pod
+        own = result.to_json()
         files = self._keep_files(result)
         try:
-            text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
+            text = self.mirror.create_pod_file(pod, "result.json", own, files)
         except StorageDamagedError:
-            self._forget(result.pod, "result.json")
-            text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
-        publish(self.locate_result(result.pod), text.encode())
-        remove(self._locate_unpublished(result.pod))
+            self._forget(pod, "result.json")
+            text = self.mirror.create_pod_file(pod, "result.json", own, files)
+        publish(self.locate_result(pod), text.encode())
+        remove(self._locate_unpublished(pod))
         with contextlib.suppress(
             StorageError
         ):  # what remains of it is cleared away at the next start
-            clear(self.mirror, result.pod)
-        return self.read_result(result.pod)
+            clear(self.mirror, pod)
+        return self.read_result(pod)
 
     def copy_result(self, result: PodResult) -> PodResult:
         publish(self.locate_result(result.pod), result.to_json().encode())
@@ -197,7 +191,8 @@ class MirroredStore(RunStore):
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
         """Drop from the object store first: `has_leftovers` finds what remains here."""
-        curves = map(hash_file, filter(Path.is_file, self._list_pod_files(result.pod)[1:]))
+        home = self.run.pod(result.pod)
+        curves = [hash_file(home / name) for name in POD_FILES[1:] if (home / name).is_file()]
         for digest in (result.snapshot, result.policy, *curves):
             if digest is not None and digest not in shared:
                 self.mirror.discard(digest)
@@ -207,13 +202,13 @@ class MirroredStore(RunStore):
         """Check that content is in the object store; store it there if it is whole here."""
         if self.mirror.has(digest):
             return True
-        whole = super()._is_stored(digest, path)
+        whole = is_whole(digest, path)
         if whole:
             self.mirror.put_file(path)
         return whole
 
     def _fetch_unless_whole(self, digest: str, path: Path) -> None:
-        if self._is_whole(path, digest):
+        if is_whole(digest, path):
             return
         try:
             if self.mirror.fetch(digest, path):

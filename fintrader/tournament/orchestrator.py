@@ -8,13 +8,12 @@ unless a simulation of a cluster brings a `MonotonicClock`.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import errno
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -37,12 +36,13 @@ from fintrader.results.tournament_events import (
     ResumptionEvent,
     StartEvent,
     TournamentEvent,
+    select_events,
 )
 from fintrader.tournament import lease as leases
 from fintrader.tournament import terminal
 from fintrader.tournament.events import EventLog, list_applied
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import AdoptingLauncher, ElasticLauncher, Launcher, PodFailure
+from fintrader.tournament.launchers import Launcher, PodFailure
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.retention import Retention, list_needed
 from fintrader.tournament.schedulers import PendingResults, Scheduler
@@ -124,15 +124,17 @@ class Orchestrator:
         self.orphans: frozenset[str] = frozenset()
         """Pods that an earlier orchestrator left at work."""
         self.running: dict[str, Future[PodResult]] = {}
-        self.lost: dict[str, int] = {}
+        self.lost: Counter[str] = Counter()
         """Lost attempts of each pod."""
-        self.failed: dict[str, int] = {}
+        self.failed: Counter[str] = Counter()
         """Those of them that were its fault, unlike the end of its process or machine from outside."""
         self.reconciles = 0
         self.turn_seconds = 0.0
         """Duration of the last turn."""
-        self._inbox: queue.SimpleQueue[tuple[str, Future[PodResult]]] = queue.SimpleQueue()
-        self._ended: list[tuple[str, Future[PodResult]]] = []
+        self._pods: dict[Future[PodResult], str] = {}
+        """Pods of the futures that have not been collected."""
+        self._inbox: queue.SimpleQueue[Future[PodResult]] = queue.SimpleQueue()
+        self._ended: list[Future[PodResult]] = []
         self._events: list[TournamentEvent] = []
         self._states: dict[str, PodState] = {}
         self._indexed = (0, 0)
@@ -149,16 +151,12 @@ class Orchestrator:
         self.store.sweep()
         self.log.check_owner(self.store.read_identity_digest())
         self.specs = self.store.read_unbroken_specs()
-        for loss in self.log.select(LossEvent):
+        for loss in select_events(self.log.records, LossEvent):
             self._count(loss.pod, loss.reason)
         results = self._read_whole_results()
         for pod in self.log.order(results):
             self.pending.add(results[pod])
-        self.orphans = (
-            self.launcher.list_orphans()
-            if isinstance(self.launcher, AdoptingLauncher)
-            else frozenset()
-        )
+        self.orphans = self.launcher.list_orphans()
         waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
         self.waiting = sorted(
             waiting, key=lambda spec: spec.pod not in self.orphans
@@ -173,8 +171,7 @@ class Orchestrator:
             _build_spec_event(AdoptionEvent, spec) for spec in self.specs if spec.pod not in known
         ]
         made = len(self.specs)
-        self.specs, everything = [], self.specs
-        self._advance(everything)
+        self._advance()
         self.index.rebuild(
             self.settings.leaderboard_size, self.specs[:made], self.leaderboard.applied
         )
@@ -187,8 +184,9 @@ class Orchestrator:
                 ResumptionEvent(token=token, of=owner, pods=pods, results=len(results))
             )
         else:
-            seed = self.generator.seed
-            self._events.append(StartEvent(token=token, of=owner, pods=pods, seed=seed))
+            self._events.append(
+                StartEvent(token=token, of=owner, pods=pods, seed=self.generator.seed)
+            )
         self._flush()
         self.retention.resume(self.leaderboard, self.specs)
 
@@ -208,10 +206,9 @@ class Orchestrator:
                     raise TournamentError("belongs to another spec")
                 if spec.pod in self.retention.dropped and spec.pod not in again:
                     continue
-                if result.snapshot is not None and not self.store.has_snapshot(result.snapshot):
-                    raise TournamentError("its snapshot is missing or damaged")
-                if not self.store.has_policy(result):
-                    raise TournamentError("its policy is missing or damaged")
+                damage = self.store.find_damage(result)
+                if damage:
+                    raise TournamentError(damage)
             except TournamentError as error:
                 whole.pop(spec.pod, None)
                 again.add(spec.parent_here or "")
@@ -233,8 +230,7 @@ class Orchestrator:
         """Reconcile until all pods have a result; `title` names the search in its progress."""
         reported = len(self.log.records)
         self.recover()
-        grows = isinstance(self.launcher, ElasticLauncher)
-        if not self.finished and not grows and self.launcher.measure_capacity() < 1:
+        if not (self.finished or self._has_room()):
             raise TournamentError(
                 "no capacity: none of tournament.devices is here; name another, or `cpu`"
             )
@@ -295,12 +291,12 @@ class Orchestrator:
 
     def _collect(self) -> None:
         """Collect the futures that ended since the last turn."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._ended.append(self._inbox.get_nowait())
+        while not self._inbox.empty():
+            self._ended.append(self._inbox.get())
         ended = self._ended
         self._ended = []
-        for pod, future in ended:
+        for future in ended:
+            pod = self._pods.pop(future)
             self.running.pop(pod, None)
             error = future.exception()
             if error is None:
@@ -334,11 +330,12 @@ class Orchestrator:
                 f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command"
                 f" again, which {mended} anew"
             )
-        lost, failed = self._count(pod, failure.reason)
+        self._count(pod, failure.reason)
+        lost = self.lost[pod]
         self._events.append(
             LossEvent(pod=pod, attempt=lost, reason=failure.reason, detail=failure.detail)
         )
-        if failed <= self.operations.retries:
+        if self.failed[pod] <= self.operations.retries:
             self._put_back(spec, failure.reason)
             return
         self.lease.check(ask_store=True)  # a verdict is final: one who only slept may not speak it
@@ -356,23 +353,19 @@ class Orchestrator:
         self.pending.add(self.store.write_result(result))
         self.store.delete_training_state(pod)
 
-    def _count(self, pod: str, reason: str) -> tuple[int, int]:
-        """Count one more loss of a pod; returns all its losses, and those that count against
-        `retries`."""
-        lost = self.lost.get(pod, 0) + 1
-        failed = self.failed.get(pod, 0) + (reason not in FROM_OUTSIDE)
-        self.lost[pod] = lost
-        self.failed[pod] = failed
-        return lost, failed
+    def _count(self, pod: str, reason: str) -> None:
+        """Count one more loss of a pod, and whether it counts against `retries`."""
+        self.lost[pod] += 1
+        self.failed[pod] += reason not in FROM_OUTSIDE
 
     def _put_back(self, spec: PodSpec, reason: str = "") -> None:
         bisect.insort(self.waiting, spec, key=lambda one: one.index)
-        self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason)
+        self._states[spec.pod] = (spec.pod, "waiting", self.lost[spec.pod], reason)
 
-    def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
+    def _advance(self) -> None:
         """Apply results and make specs that are due, step by step, each spec after exactly the
         results it needs."""
-        self._make_due(stored)
+        self._make_due()
         while True:
             result = self.pending.take(len(self.leaderboard.applied))
             if result is None:
@@ -385,28 +378,18 @@ class Orchestrator:
             ):  # a restart applies all again, but logs it once
                 self._announced.add(entry.spec.pod)
                 self._events.append(build_result_event(entry, number, placement))
-            self._make_due(stored)
-        # The results that these had seen are not there any more.
-        self.specs += stored[len(self.specs) :]
+            self._make_due()
 
-    def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
-        """Make the specs that are due now; stored ones are read back."""
-        while len(self.specs) < max(
-            self.settings.pods, len(stored)
-        ):  # `pods` may have been lowered since
-            index = len(self.specs)
-            needs = self.scheduler.count_needed(index)
-            if index < len(stored):
-                if needs is not None and needs > len(self.leaderboard.applied):
-                    return
-                self.specs.append(stored[index])
-            elif needs is None or needs > len(self.leaderboard.applied):
+    def _make_due(self) -> None:
+        """Make the specs that are due now."""
+        while len(self.specs) < self.settings.pods:
+            needs = self.scheduler.count_needed(len(self.specs))
+            if needs is None or needs > len(self.leaderboard.applied):
                 return
-            else:
-                self._make(index)
+            self._make()
 
-    def _make(self, index: int) -> None:
-        spec = self.scheduler.make(index, self.leaderboard, self.generator)
+    def _make(self) -> None:
+        spec = self.scheduler.make(len(self.specs), self.leaderboard, self.generator)
         self.specs.append(spec)
         self._made.append(spec)
 
@@ -424,19 +407,19 @@ class Orchestrator:
         """Start pods while there is room. In arrival order a spec is made only now, from the newest
         leaderboard."""
         self._settle()
-        if isinstance(self.launcher, ElasticLauncher):
-            self.launcher.request(len(self.running) + len(self.waiting) + self._count_unmade())
+        self.launcher.request(len(self.running) + len(self.waiting) + self._count_unmade())
         vacant = self.launcher.measure_capacity() - len(self.running)
         room = max(0, min(vacant, LAUNCHES))
         for _ in range(min(room - len(self.waiting), self._count_unmade())):
-            self._make(len(self.specs))
+            self._make()
         self._settle()
         ready = list(islice(filter(self._has_parent, self.waiting), room))
         for spec in ready:
-            attempt = self.lost.get(spec.pod, 0) + 1
+            attempt = self.lost[spec.pod] + 1
             future = self.launcher.submit(spec, attempt=attempt)
             self.running[spec.pod] = future
-            future.add_done_callback(partial(self._note_end, spec.pod))
+            self._pods[future] = spec.pod
+            future.add_done_callback(self._inbox.put)
             is_orphan = spec.pod in self.orphans
             self.orphans -= {spec.pod}
             self._events.append(LaunchEvent(pod=spec.pod, attempt=attempt, orphan=is_orphan))
@@ -444,10 +427,6 @@ class Orchestrator:
         if ready:
             self.waiting = [spec for spec in self.waiting if spec.pod not in self.running]
         self._more_to_start = vacant > LAUNCHES and len(ready) == LAUNCHES
-
-    def _note_end(self, pod: str, ended: Future[PodResult]) -> None:
-        """Put an ended pod where the loop waits for it; called by any thread."""
-        self._inbox.put((pod, ended))
 
     def _count_unmade(self) -> int:
         """Count the specs that could be made at once."""
@@ -486,12 +465,7 @@ class Orchestrator:
                 f" {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try"
                 " again"
             )
-        if (
-            self.running
-            or self.launcher.measure_capacity() > 0
-            or self.finished
-            or isinstance(self.launcher, ElasticLauncher)
-        ):
+        if self.running or self.finished or self._has_room():
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = self.clock.now()
@@ -500,6 +474,9 @@ class Orchestrator:
             raise TournamentError(
                 "no capacity: the devices have disappeared; run the same command when they are back"
             )
+
+    def _has_room(self) -> bool:
+        return self.launcher.is_elastic or self.launcher.measure_capacity() > 0
 
     def _report(self, progress: Progress, reported: int) -> int:
         """Print a line for each mishap since `reported`, and each result of a small tournament;
@@ -523,7 +500,3 @@ class Orchestrator:
         rows = self.leaderboard.rows
         best = f"best {rows[0].score:.3f} ({rows[0].spec.pod})" if rows else ""
         return ", ".join(part for part in (f"{len(self.running)} at work", best) if part)
-
-    def close(self) -> None:
-        """Close the database."""
-        self.index.close()

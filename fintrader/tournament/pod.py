@@ -63,12 +63,7 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
     """Run a pod; with `evaluate_elsewhere` it may end with a `TrainedPod`, for
     `evaluate_pod`."""
-    store = open_store(context.run, context.mirror)
-    with (
-        _bind_logs(spec, context, "pod"),
-        lock_pod(spec, context, find_reason),
-        _wait_out_outages(context),
-    ):
+    with _open_pod(spec, context, "pod") as store:
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         unpublished = store.read_unpublished(spec)
@@ -98,12 +93,7 @@ def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> Pod
 
     Raises CheckpointError when its snapshot is missing or damaged, and any error of `run_pod`.
     """
-    store = open_store(context.run, context.mirror)
-    with (
-        _bind_logs(spec, context, "evaluation"),
-        lock_pod(spec, context, find_reason),
-        _wait_out_outages(context),
-    ):
+    with _open_pod(spec, context, "evaluation") as store:
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         context.market = store.fetch_market(spec.data_hash, context.market)
@@ -143,8 +133,9 @@ def _store_result(
 
 
 @contextlib.contextmanager
-def _bind_logs(spec: PodSpec, context: PodContext, stage: str) -> Iterator[None]:
-    """Write structured logs, if requested, with the names of run and pod on every line."""
+def _open_pod(spec: PodSpec, context: PodContext, stage: str) -> Iterator[RunStore]:
+    """Hold the pod, open its run's store, and write structured logs, if requested, with the names
+    of run and pod on every line."""
     with (
         logs.use_format(),
         logs.bind(run=context.run.label, pod=spec.pod, attempt=context.attempt),
@@ -153,7 +144,8 @@ def _bind_logs(spec: PodSpec, context: PodContext, stage: str) -> Iterator[None]
             f"{stage} begins", extra={"fields": {"device": context.device, "origin": spec.origin}}
         )
         try:
-            yield
+            with lock_pod(spec, context, find_reason), _wait_out_outages(context):
+                yield open_store(context.run, context.mirror)
         except Exception:
             if logs.is_structured():
                 log.exception("pod is lost")

@@ -27,7 +27,6 @@ from fintrader.tournament.evaluator import Evaluation, ValidationCurve, copy_to_
 from fintrader.tournament.folds import FoldLearners
 from fintrader.tournament.fusion.coordinator import ProcessFusion
 from fintrader.tournament.fusion.learners import (
-    CPU,
     Single,
     State,
     ThreadFusion,
@@ -174,11 +173,8 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
     Score and stored policy equal those of an evaluation in the pod itself.
     """
     split = load_windows(context.market)
-    learner: Learner
-    if spec.folds:
-        learner = FoldLearners(spec, context, CPU)
-    else:
-        learner = Single(context.folder, CPU, build_maker(spec, context))
+    alone = replace(spec, replicas=1, snapshot=None)
+    learner = _make_learner(alone, replace(context, device="cpu"))
     learner.take(read_snapshot(context, str(trained.snapshot)))
     final = _evaluate(_list_parts(learner, split), spec, context, 1.0, trained.env_steps)
     return _store_scored(spec, context, trained, final, learner.policy, split)

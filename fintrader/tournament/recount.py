@@ -7,23 +7,25 @@ ensemble from the leaderboard. `repair.py` makes those again and sets aside what
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
-from fintrader.files import hash_file, read_bytes, refuse_unsafe_database
-from fintrader.results.leaderboard_reader import StoredPod, read_leaderboard, read_pods
+from fintrader.files import hash_file, read_bytes
+from fintrader.results.leaderboard_reader import (
+    StoredPod,
+    read_cells,
+    read_leaderboard,
+    read_pods,
+)
 from fintrader.results.tournament_events import (
     AdoptionEvent,
     DamageEvent,
@@ -34,7 +36,6 @@ from fintrader.results.tournament_events import (
     ResultEvent,
     ResumptionEvent,
     StartEvent,
-    TournamentEvent,
     dropped_pods,
     find_sitting,
     select_events,
@@ -54,7 +55,6 @@ from fintrader.tournament.schedulers import make_scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec, TournamentIdentity
 from fintrader.tournament.status import make_index, read_settings
-from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 from fintrader.tournament.warm_start import WarmStart
 
@@ -67,43 +67,36 @@ _RETRIED = (LossEvent, DrainEvent, DamageEvent, ResumptionEvent)
 attempt learned something else."""
 
 
-@dataclass
 class StoredTournament:
     """The parts of a tournament's folder that are as they were written, and what is not."""
 
-    run: RunFolder
-    store: RunStore
-    generator: Generator | None
-    """None: by the settings in `tournament.json`, where its agents come with the package."""
-    events: list[TournamentEvent] = field(default_factory=list)
-    broken_lines: list[int] = field(default_factory=list)
-    specs: dict[str, PodSpec] = field(default_factory=dict)
-    results: dict[str, PodResult] = field(default_factory=dict)
-    bad_specs: dict[str, str] = field(default_factory=dict)
-    """Pods whose spec is missing, damaged or not theirs, with the reason."""
-    bad_results: dict[str, str] = field(default_factory=dict)
-    """Pods whose result is damaged, or not of their spec and files, with the reason."""
-
-    @classmethod
-    def read(cls, run: RunFolder, generator: Generator | None = None) -> StoredTournament:
-        """Read every record."""
-        stored = cls(run, open_store(run, find_mirror(run.root)), generator)
-        stored.events, stored.broken_lines = read_log(run.events)
-        for pod in stored.pods:
+    def __init__(self, run: RunFolder, generator: Generator | None = None) -> None:
+        """Read every record. `generator`: None: by the settings in `tournament.json`, where its
+        agents come with the package."""
+        self.run = run
+        self.generator = generator
+        self.store = open_store(run, find_mirror(run.root))
+        self.events, self.broken_lines = read_log(run.events)
+        self.specs: dict[str, PodSpec] = {}
+        self.results: dict[str, PodResult] = {}
+        self.bad_specs: dict[str, str] = {}
+        """Pods whose spec is missing, damaged or not theirs, with the reason."""
+        self.bad_results: dict[str, str] = {}
+        """Pods whose result is damaged, or not of their spec and files, with the reason."""
+        for pod in self.pods:
             try:
-                stored.specs[pod] = stored.store.read_spec(pod)
-                if (stored.specs[pod].pod, stored.specs[pod].index) != (pod, int(pod[1:])):
-                    stored.bad_specs[pod] = (
-                        f"{pod}: its spec is that of {stored.specs.pop(pod).pod}"
-                    )
+                spec = self.store.read_spec(pod)
+                if (spec.pod, spec.index) == (pod, int(pod[1:])):
+                    self.specs[pod] = spec
+                else:
+                    self.bad_specs[pod] = f"{pod}: its spec is that of {spec.pod}"
             except TournamentError as error:
-                stored.bad_specs[pod] = str(error)
+                self.bad_specs[pod] = str(error)
             try:
-                if stored.store.has_result(pod):
-                    stored.results[pod] = stored.store.read_result(pod)
+                if self.store.has_result(pod):
+                    self.results[pod] = self.store.read_result(pod)
             except TournamentError as error:
-                stored.bad_results[pod] = str(error)
-        return stored
+                self.bad_results[pod] = str(error)
 
     def reject_foreign_records(self) -> None:
         """Move specs and results that are whole, but belong to something else, to the bad ones."""
@@ -115,14 +108,10 @@ class StoredTournament:
             if pod in scores and scores[pod] != result.score:
                 reason = f"scored {result.score} in result.json and {scores[pod]} in events.jsonl"
                 self._reject_result(pod, reason)
-            elif pod in dropped:
-                continue
-            elif result.snapshot is not None and not self.store.has_snapshot(result.snapshot):
-                self._reject_result(
-                    pod, f"its snapshot {result.snapshot[:12]} is missing or damaged"
-                )
-            elif not self.store.has_policy(result):
-                self._reject_result(pod, "its policy is missing or damaged")
+            elif pod not in dropped:
+                damage = self.store.find_damage(result)
+                if damage:
+                    self._reject_result(pod, damage)
         for pod, spec in self.derive_specs_if_possible().items():
             result_of_pod = self.results.get(pod)
             is_own = result_of_pod is None or result_of_pod.spec == spec.digest
@@ -145,7 +134,7 @@ class StoredTournament:
     @cached_property
     def pods(self) -> list[str]:
         """Every pod up to the last one that is mentioned anywhere, in order."""
-        numbers = {int(pod[1:]) for pod in self._mentioned} - {int(pod[1:]) for pod in self.strays}
+        numbers = (int(pod[1:]) for pod in self._mentioned - set(self.strays))
         return [f"p{number:04d}" for number in range(max(numbers, default=-1) + 1)]
 
     @cached_property
@@ -160,13 +149,10 @@ class StoredTournament:
     @cached_property
     def _mentioned(self) -> set[str]:
         """Pods that have a spec or a result, or an event on the log."""
-        pods = {
-            path.name
-            for path in self.run.pods.glob("p[0-9]*")
-            if any(os.path.lexists(path / name) for name in ("spec.json", "result.json"))
-        }
+        stored = [*self.run.pods.glob("p[0-9]*/spec.json"), *self.run.pods.glob("*/result.json")]
+        pods = {path.parent.name for path in stored}
         pods |= {getattr(event, "pod", "") for event in self.events}
-        return {pod for pod in pods if POD_NAME.fullmatch(pod)}
+        return set(filter(POD_NAME.fullmatch, pods))
 
     @cached_property
     def order(self) -> list[str]:
@@ -206,14 +192,6 @@ class StoredTournament:
         inherited = WarmStart.read(self.run)
         entries = () if inherited is None else inherited.entries
         return Generator(settings, agents, known.env, known.seed, known.data_hash, entries)
-
-    @property
-    def is_ours(self) -> bool:
-        """True when its agents, and so what makes its ensemble, come with this package."""
-        try:
-            return self.generator is None and bool(self.make_generator())
-        except FintraderError:
-            return False
 
     @cached_property
     def foreign_file(self) -> str:
@@ -312,7 +290,7 @@ def find_tournaments(home: RunFolder) -> list[RunFolder]:
 
 def has_specs_of(run: RunFolder, generator: Generator) -> bool:
     """Tell whether the specs in a folder are those that `generator` makes."""
-    stored = StoredTournament.read(run, generator)
+    stored = StoredTournament(run, generator)
     derived = stored.derive_specs()
     return bool(derived) and all(
         stored.specs.get(pod, spec) == spec for pod, spec in derived.items()
@@ -322,7 +300,6 @@ def has_specs_of(run: RunFolder, generator: Generator) -> bool:
 def check_tournament(
     run: RunFolder,
     settings: TournamentSettings | None = None,
-    generator: Generator | None = None,
     *,
     must_be_finished: bool = False,
 ) -> Recount:
@@ -339,7 +316,7 @@ def check_tournament(
     if wrong:
         problems = tuple(f"{path} stands where something else belongs" for path in wrong)
         return Recount((_describe("files", "every path with the kind of thing there", problems),))
-    stored = StoredTournament.read(run, generator)
+    stored = StoredTournament(run)
     stored.reject_foreign_records()
     checks = [
         check_identity(stored),
@@ -396,22 +373,18 @@ def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
         problems.append("events.jsonl is missing or empty")
     if stored.foreign_file == "events.jsonl":
         problems.append("events.jsonl is the log of another tournament")
-    applied = [event.pod for event in select_events(stored.events, ResultEvent)]
-    problems += [
-        f"{pod} was applied {applied.count(pod)} times"
-        for pod in stored.order
-        if applied.count(pod) > 1
-    ]
+    applied = Counter(event.pod for event in select_events(stored.events, ResultEvent))
+    problems += [f"{pod} was applied {times} times" for pod, times in applied.items() if times > 1]
     ends = select_events(stored.events, FinishEvent)
     if must_be_finished and not ends:
         problems.append("events.jsonl does not say that the tournament finished")
     if must_be_finished or stored.is_finished:
         problems += _name_pods(
-            set(stored.results) - set(applied),
+            stored.results.keys() - applied.keys(),
             "have a result that events.jsonl never counted: lines were deleted",
         )
-    is_whole = bool(ends) and set(applied) == set(stored.results) and stored.events[-1] == ends[-1]
-    if is_whole and ends[-1].trials != stored.trials:
+    is_whole = bool(ends) and applied.keys() == stored.results.keys()
+    if is_whole and stored.events[-1] == ends[-1] and ends[-1].trials != stored.trials:
         problems.append(
             f"events.jsonl finished with {ends[-1].trials} trials, and the results make"
             f" {stored.trials}"
@@ -507,7 +480,7 @@ def check_index(stored: StoredTournament) -> Check:
         make_index(stored.run, other)
         try:
             problems = _compare_databases(path, other, must_be_whole=stored.is_finished)
-        except (FintraderError, sqlite3.Error) as error:
+        except FintraderError as error:
             problems = [str(error)]
     return _describe(
         "leaderboard",
@@ -523,7 +496,7 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
     Unless it must be whole, it may hold less.
     """
     schema = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
-    if _read_rows(here, schema) != _read_rows(again, schema):
+    if read_cells(here, schema) != read_cells(again, schema):
         return [f"{here.name} holds tables, views or triggers that are not ours"]
     rows, expected = ({row.pod: row for row in read_pods(path)} for path in (here, again))
     wrong = [pod for pod, row in rows.items() if not _is_equal(row, expected.get(pod))]
@@ -532,9 +505,9 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
     behind = [
         pod
         for pod, row in expected.items()
-        if row.epoch is not None and (pod not in rows or rows[pod].epoch is None)
+        if pod not in rows or (row.epoch is not None and rows[pod].epoch is None)
     ]
-    if behind or rows.keys() < expected.keys():
+    if behind:
         late = f"{here.name} is behind the results: {', '.join(behind[:5])} ..."
         return [late] if must_be_whole else []
     boards = [[row.pod for row in read_leaderboard(path)] for path in (here, again)]
@@ -550,14 +523,6 @@ def _is_equal(row: StoredPod, expected: StoredPod | None) -> bool:
     )
 
 
-def _read_rows(path: Path, query: str) -> list[Any]:
-    refuse_unsafe_database(path, writes=False)
-    with closing(
-        sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)
-    ) as connection:
-        return connection.execute(query).fetchall()
-
-
 def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None) -> Check:
     """Compare members and policy with those that the leaderboard makes."""
     described = stored.run.ensemble / "ensemble.json"
@@ -565,8 +530,7 @@ def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None
     if not stored.is_finished or set(stored.order) != set(stored.results):
         return _describe("ensemble", compares, (), "none yet")
     if not described.is_file():
-        problems = [f"{described} is missing"] if stored.is_ours else []
-        return _describe("ensemble", compares, problems, "not of this package, so not made again")
+        return _describe("ensemble", compares, (f"{described} is missing",))
     if settings is None:  # how many members are wanted stands in the configuration alone
         return _describe("ensemble", compares, (), "not made again: no settings say how")
     problems = []

@@ -12,7 +12,6 @@ from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.generator import Generator
 from fintrader.tournament.recount import (
     StoredTournament,
     check_ensemble,
@@ -25,9 +24,7 @@ from fintrader.tournament.status import make_index
 from fintrader.tournament.store import RunStore, move_aside
 
 
-def repair(
-    run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None
-) -> list[str]:
+def repair(run: RunFolder, settings: TournamentSettings | None = None) -> list[str]:
     """Make again what follows from the rest, and set aside what was changed.
 
     Returns a sentence on each thing that was done. Raises TournamentError when the tournament is
@@ -40,7 +37,7 @@ def repair(
             f" {move_aside(path).name}"
             for path in run.list_misplaced()
         ]
-        stored = StoredTournament.read(run, generator)
+        stored = StoredTournament(run)
         for pod in stored.strays:
             renamed = move_aside(run.pod(pod)).name
             done.append(f"{pod}: of no pod of this run; its folder is now {renamed}")
@@ -50,7 +47,7 @@ def repair(
                 f"events.jsonl: of another tournament; now {renamed}, and the run's command begins"
                 " a new one"
             )
-            stored = StoredTournament.read(run, generator)
+            stored = StoredTournament(run)
         stored.reject_foreign_records()
         done += _repair_log(stored)
         if stored.store.identity_path.exists() and not check_identity(stored).is_ok:
@@ -61,7 +58,7 @@ def repair(
             )
         done += _repair_pods(stored)
         if check_identity(stored).is_ok:
-            done += _repair_derived(run, settings, generator)
+            done += _repair_derived(run, settings)
     return done
 
 
@@ -97,27 +94,21 @@ def _repair_pods(stored: StoredTournament) -> list[str]:
             later = [pod for pod in stored.pods[number:] if _set_pod_aside(stored.store, pod)]
             reason = f"because {stored.bad_specs[pod]}, and it follows from nothing"
             return [*done, f"{', '.join(later)}: set aside, {reason}"] if later else done
-        stored.store.restore_spec(spec)
+        stored.store.set_aside(pod, "spec.json")
+        stored.store.write_spec(spec)
         done.append(f"{pod}: its spec is made again from the seed and the results before it")
     return done
 
 
 def _set_pod_aside(store: RunStore, pod: str) -> bool:
     """Rename spec and result of a pod, so that it is made anew; False where it has neither."""
-    has_result = store.locate_result(pod).exists()
-    has_spec = store.locate_spec(pod).exists()
-    if has_result:
-        store.set_aside(pod)
-    if has_spec:
-        store.set_spec_aside(pod)
-    return has_result or has_spec
+    had_result = store.set_aside(pod)
+    return store.set_aside(pod, "spec.json") or had_result
 
 
-def _repair_derived(
-    run: RunFolder, settings: TournamentSettings | None, generator: Generator | None
-) -> list[str]:
+def _repair_derived(run: RunFolder, settings: TournamentSettings | None) -> list[str]:
     """Make the database and the ensemble again where they do not follow from the pods."""
-    stored = StoredTournament.read(run, generator)
+    stored = StoredTournament(run)
     stored.reject_foreign_records()
     done = []
     if not stored.bad_specs and not check_index(stored).is_ok:

@@ -11,12 +11,10 @@ import contextlib
 import errno
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.settings import ActionHeadSettings
@@ -24,12 +22,10 @@ from fintrader.config import Settings
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout
-from fintrader.errors import ConfigError, MarketError, TournamentError
-from fintrader.files import hash_file
+from fintrader.errors import TournamentError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.records import to_json
-from fintrader.results.leaderboard_reader import LeaderboardRow, read_leaderboard
 from fintrader.results.tournament_events import (
     AdoptionEvent,
     FinishEvent,
@@ -66,21 +62,6 @@ CHANGEABLE = frozenset(
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], StoredEnsemble]
 
 
-@dataclass(frozen=True)
-class TournamentResult:
-    """Files of a finished tournament, its winner, and the number of trials."""
-
-    folder: RunFolder
-    trials: int
-    """Looks at the validation window: the number of trials that the winner was chosen from."""
-    best: str
-    """Identifier of the pod that leads."""
-    best_policy: Path
-    ensemble_policy: Path
-    members: tuple[str, ...]
-    leaderboard: tuple[LeaderboardRow, ...] = field(repr=False, default=())
-
-
 def run_tournament(
     settings: TournamentSettings,
     *,
@@ -88,26 +69,26 @@ def run_tournament(
     folder: RunFolder,
     mirror: Mirror | None = None,
     market: Path,
-    env: Settings | None = None,
-    agent: Settings | Sequence[Settings] = (),
+    data_hash: str,
+    env: EnvSettings,
+    agents: Sequence[Settings],
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     body: str = BODY,
     launcher: Launcher | LauncherFactory | None = None,
     scheduler: Scheduler | None = None,
     ensemble: EnsembleBuilder = build_ensemble,
-    data_hash: str | None = None,
     watch: Callable[[Orchestrator], None] | None = None,
     clock: MonotonicClock | None = None,
     inherit: Callable[[RunStore], WarmStart | None] | None = None,
     title: str = "tournament",
-) -> TournamentResult:
+) -> FinishEvent:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to
-    resume or extend.
+    resume or extend. Returns the event that the log ends with.
 
     `mirror` is the run's side in an object store; without one the run lies in `folder` alone.
-    `agent` gives the base settings of the algorithm, or of several that take part. `device` narrows
+    `agents` gives the base settings of each algorithm that takes part. `device` narrows
     `settings.devices` when that is `auto`. `body` and `launcher` set the work of a pod and its
     place (a `launcher` instance, such as Ray's, brings a body). `watch` is called at every
     reconcile. `clock` is real time, or that of a simulated cluster. `inherit` copies pods of an
@@ -118,18 +99,9 @@ def run_tournament(
     one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible
     search space. None of them loses stored results.
     """
-    agents: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
-    if not agents:
-        raise ConfigError("a tournament needs the settings of at least one agent")
-    generator = Generator(
-        settings=settings,
-        agents=agents,
-        env=env.model_dump(mode="json") if env is not None else {},
-        seed=seed,
-        data_hash=read_market_hash(market) if data_hash is None else data_hash,
-    )
+    generator = Generator(settings, tuple(agents), env.model_dump(mode="json"), seed, data_hash)
     with _explain_full_disk(folder), leases.acquire(folder, mirror) as lease:
-        _check_market(settings, Path(market), env, agents)
+        _check_market(settings, market, env, agents)
         store = open_store(folder, mirror)
         store.pull()
         parents = None if inherit is None else inherit(store)
@@ -137,9 +109,9 @@ def run_tournament(
             generator = replace(generator, inherited=parents.entries)
         store.claim(describe_identity(generator), lambda: has_specs_of(folder, generator))
         store.publish()
-        store.keep_market(generator.data_hash, Path(market))
+        store.keep_market(data_hash, market)
         access = PodContext(
-            folder, Path(market).resolve(), mirror, token=lease.token, operations=operations
+            folder, market.resolve(), mirror, token=lease.token, operations=operations
         )
         if launcher is None:
             devices = [device if name == "auto" else name for name in settings.devices]
@@ -149,16 +121,16 @@ def run_tournament(
             launcher = launcher(settings, access)
         scheduler = scheduler or make_scheduler(settings)
         orchestrator = Orchestrator(operations, store, lease, scheduler, generator, launcher, clock)
-        with allow_outages(operations.outage_seconds, OutageReporter(progress or SILENT)):
+        with allow_outages(operations.outage_seconds, OutageReporter(progress)):
             try:
-                orchestrator.run(progress or SILENT, watch, title)
+                orchestrator.run(progress, watch, title)
             finally:
                 launcher.close()
-                orchestrator.close()
-            return _finish(orchestrator, ensemble, progress or SILENT)
+                orchestrator.index.close()
+            return _finish(orchestrator, ensemble, progress)
 
 
-def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
+def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> FinishEvent:
     """Race `source` again, each pod after the same results. Byte-equal on the CPU with step
     budgets.
 
@@ -190,27 +162,14 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
     )
 
 
-def read_market_hash(market: Path) -> str:
-    """Read the content hash of a market file, or hash its bytes. Raises MarketError when it is
-    missing."""
-    if not Path(market).is_file():
-        raise MarketError(f"{market} does not exist; build it with `fintrader data build CONFIG`")
-    try:
-        with safe_open(str(market), framework="pt") as file:
-            stored = (file.metadata() or {}).get("content_hash")
-    except (SafetensorError, OSError):
-        stored = None
-    return stored or hash_file(Path(market))
-
-
 def _check_market(
-    settings: TournamentSettings, path: Path, env: Settings | None, agents: Sequence[Settings]
+    settings: TournamentSettings, path: Path, env: EnvSettings, agents: Sequence[Settings]
 ) -> None:
     """Raise ConfigError before training when the market is too short for the folds, or an agent
     without tilts should be shrunk."""
     folds = settings.validation_folds
     shrinks = settings.ensemble_shrinkage != "none"
-    if not isinstance(env, EnvSettings) or not (folds or shrinks):
+    if not (folds or shrinks):
         return
     market = MarketTensors.load(path)
     if folds is not None:
@@ -224,32 +183,23 @@ def _check_market(
 
 def _finish(
     orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Progress
-) -> TournamentResult:
-    """Choose the members, store the ensemble, and return the result."""
+) -> FinishEvent:
+    """Choose the members, store the ensemble, and log the end."""
     run = orchestrator.store.run
-    if not orchestrator.leaderboard.rows:
+    board = orchestrator.leaderboard
+    if not board.rows:
         raise TournamentError(f"{run.root}: no pod has a score, so there is nothing to choose from")
-    for row in orchestrator.leaderboard.rows:
+    for row in board.rows:
         orchestrator.store.ensure_policy(row.result)
-    members = ensemble(run, orchestrator.leaderboard, orchestrator.settings).members
-    best = orchestrator.leaderboard.rows[0].spec.pod
-    trials = orchestrator.leaderboard.trials
-    orchestrator.retention.drop_surplus(orchestrator.leaderboard, orchestrator.specs, now=True)
-    end = FinishEvent(trials=trials, best=best, members=members)
-    ends = orchestrator.log.select(FinishEvent)
+    members = ensemble(run, board, orchestrator.settings).members
+    orchestrator.retention.drop_surplus(board, orchestrator.specs, now=True)
+    end = FinishEvent(trials=board.trials, best=board.rows[0].spec.pod, members=members)
+    ends = select_events(orchestrator.log.records, FinishEvent)
     if all(replace(end, time=known.time) != known for known in ends):
         orchestrator.log.append(end)
         progress.event(to_json(end), "")
     orchestrator.store.publish()
-    return TournamentResult(
-        folder=run,
-        trials=trials,
-        best=best,
-        best_policy=run.pod(best) / "policy.safetensors",
-        ensemble_policy=run.ensemble / "policy.safetensors",
-        members=members,
-        leaderboard=tuple(read_leaderboard(run.leaderboard)),
-    )
+    return end
 
 
 def describe_identity(generator: Generator) -> TournamentIdentity:

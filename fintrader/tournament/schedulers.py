@@ -4,7 +4,6 @@ choice."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
@@ -12,36 +11,26 @@ from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 
 
-class Scheduler(Protocol):
-    """Order of specs and results in a tournament."""
+class Scheduler:
+    """Order of specs and results in a tournament; by itself arrival order, in which each pod is made
+    from the leaderboard at the moment when there is room for it."""
 
     def count_needed(self, index: int) -> int | None:
         """Count the results that pod `index` must have seen, exactly; None: those that are there
         when a slot is free."""
+        return None
 
     def find_position(self, pod_index: int) -> int | None:
         """Find the position of this pod's result in the order of application; None: as it
         arrives."""
+        return None
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
         """Make the spec of pod `index`."""
-
-
-class Asynchronous:
-    """Arrival order: each pod is made from the leaderboard at the moment when there is room for
-    it."""
-
-    def count_needed(self, index: int) -> int | None:
-        return None
-
-    def find_position(self, pod_index: int) -> int | None:
-        return None
-
-    def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
         return generator.propose(index, leaderboard)
 
 
-class Submission(Asynchronous):
+class Submission(Scheduler):
     """Reproducible order: pod k waits for, and sees, the results of pods <= k - pool_size."""
 
     def __init__(self, pool_size: int) -> None:
@@ -54,54 +43,39 @@ class Submission(Asynchronous):
         return pod_index
 
 
-class Generational:
-    """Synchronous generations of `population` pods: each waits for the whole generation before
+class Generational(Submission):
+    """Synchronous generations of `pool_size` pods: each waits for the whole generation before
     it."""
 
-    def __init__(self, population: int, survivors: int) -> None:
-        self.population = population
+    def __init__(self, pool_size: int, survivors: int) -> None:
+        super().__init__(pool_size)
         self.survivors = survivors
-        self._chosen: tuple[Leaderboard, int, list[FinishedPod]] | None = None
 
     def count_needed(self, index: int) -> int | None:
-        return index // self.population * self.population
-
-    def find_position(self, pod_index: int) -> int | None:
-        return pod_index
+        return index // self.pool_size * self.pool_size
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
         """Continue the best unchanged; make each other pod a copy of one of them with moved
         settings."""
-        generation, number = divmod(index, self.population)
+        generation, number = divmod(index, self.pool_size)
         best = self._choose_best(leaderboard, generation - 1) if generation else []
         if not best:
             return generator.propose_founder(index, leaderboard, generation)
-        if number < len(best):
-            return generator.derive_child(
-                index, leaderboard, best[number], generation=generation, explore=False
-            )
+        parent = best[number % len(best)]
+        explore = number >= len(best)
         return generator.derive_child(
-            index, leaderboard, best[number % len(best)], generation=generation
+            index, leaderboard, parent, generation=generation, explore=explore
         )
 
     def _choose_best(self, leaderboard: Leaderboard, generation: int) -> list[FinishedPod]:
-        """Choose the survivors of a complete generation; sorted once for all children."""
-        if (
-            self._chosen is None
-            or self._chosen[0] is not leaderboard
-            or self._chosen[1] != generation
-        ):
-            last = leaderboard.applied[
-                generation * self.population : (generation + 1) * self.population
-            ]
-            best = sorted(
-                (entry for entry in last if entry.inheritable), key=lambda entry: entry.order
-            )
-            self._chosen = leaderboard, generation, best[: self.survivors]
-        return self._chosen[2]
+        """Choose the survivors of a complete generation."""
+        first = generation * self.pool_size
+        last = leaderboard.applied[first : first + self.pool_size]
+        able = (entry for entry in last if entry.inheritable)
+        return sorted(able, key=lambda entry: entry.order)[: self.survivors]
 
 
-class Replay:
+class Replay(Scheduler):
     """Order of another run: the results that each pod had seen, and their order of application.
 
     `given`: specs that the run adopted from an earlier orchestrator, by number, whose seen results
@@ -138,7 +112,7 @@ def make_scheduler(settings: TournamentSettings) -> Scheduler:
     """Make the scheduler of the settings."""
     if settings.order == "generations":
         return Generational(settings.pool_size, settings.survivors)
-    return Submission(settings.pool_size) if settings.order == "submission" else Asynchronous()
+    return Submission(settings.pool_size) if settings.order == "submission" else Scheduler()
 
 
 class PendingResults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -33,10 +33,7 @@ class _SealedRecord:
     def from_json(cls, path: Path) -> Self:
         """Read a file. Raises TournamentError when it is missing, not as it was written, or of
         another version."""
-        mend = (
-            f"`fintrader verify {path.parents[2]} --repair` makes it again where it can, and else"
-            " sets it aside"
-        )
+        mend = cls._describe_remedy(path)
         try:
             values = unseal(read_bytes(path), TournamentError(f"{path} is damaged: {mend}"))
             return records.from_json(cls, values)
@@ -46,6 +43,13 @@ class _SealedRecord:
             raise TournamentError(f"{path} is of another version ({error}): {mend}") from None
         except OSError as error:
             raise TournamentError(f"{path} cannot be read ({error.strerror}): {mend}") from None
+
+    @staticmethod
+    def _describe_remedy(path: Path) -> str:
+        return (
+            f"`fintrader verify {path.parents[2]} --repair` makes it again where it can, and else"
+            " sets it aside"
+        )
 
 
 @dataclass(frozen=True)
@@ -183,12 +187,13 @@ class TrainedPod(PodResult):
 
     def add_evaluation(self, **scored: Any) -> PodResult:
         """Complete the result with the fields that an evaluation makes."""
-        trained = {one.name: getattr(self, one.name) for one in fields(PodResult)}
-        return PodResult(**{**trained, **scored})
+        values = {**vars(self), **scored}
+        del values["evaluate"]
+        return PodResult(**values)
 
 
 @dataclass(frozen=True)
-class TournamentIdentity:
+class TournamentIdentity(_SealedRecord):
     """Inputs on which every pod of a tournament depends: `tournament.json`."""
 
     settings: SettingsValues
@@ -200,6 +205,13 @@ class TournamentIdentity:
     inherited: dict[str, str]
     """Pods of an earlier run, as `run:pod`, and the SHA-256 of their snapshots."""
 
+    @staticmethod
+    def _describe_remedy(path: Path) -> str:
+        return (
+            "run the command in its manifest again, which makes it anew where the pods follow from"
+            " its settings"
+        )
+
 
 class Fenced(TournamentError):
     """Another orchestrator has taken over; this process may no longer publish the pod's result."""
@@ -207,18 +219,17 @@ class Fenced(TournamentError):
     reason = "fenced"
 
 
-class OrphanLost(TournamentError):
+class WorkLost(TournamentError):
+    """Work for a pod came to nothing in another process; `reason` is what the pod fails by."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class RankLost(WorkLost):
+    """One process of a pod that spans devices came to nothing."""
+
+
+class OrphanLost(WorkLost):
     """A pod came to nothing while no orchestrator listened; the one that took it over reports it."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-class RankLost(TournamentError):
-    """One process of a pod that spans devices came to nothing; `reason` is what the pod fails
-    by."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason

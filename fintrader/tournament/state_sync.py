@@ -48,7 +48,7 @@ _TURNS = {STATE: 0, LOG: 1}
 _LEFT_OUT = re.compile(
     r"(^|/)\.|\.(log|tmp)$|(^|/)(spec|result[^/]*)\.json$|(^|/)(policy|failed)\.safetensors$"
 )
-_ROUND = re.compile(r"(?:fused-(\d+)\.safetensors|round-(\d+)/.*)")
+_ROUND = re.compile(r"round-(\d+)/")
 log = logging.getLogger("fintrader.pod")
 _active: set[TrainingState] = set()
 """States of the pods that this process trains: it stores them before it ends on request."""
@@ -154,15 +154,15 @@ class TrainingState:
         """Hold the files of the state still while training goes on: name -> hash."""
         remove_tree(to)
         files = {}
-        fused = (_ROUND.fullmatch(path.name) for path in self.folder.glob("fused-*.safetensors"))
-        done = {int(match[1]) for match in fused if match}
+        fused = self.folder.glob("fused-*.safetensors")
+        done = {path.stem.removeprefix("fused-") for path in fused}
         for turn in range(3):  # each listed only when the one before it has been taken
             for path in self._list_files():
                 if _TURNS.get(path.name, 2) != turn:
                     continue
                 name = path.relative_to(self.folder).as_posix()
-                match = _ROUND.fullmatch(name)
-                if match and match[2] and int(match[2]) in done:
+                match = _ROUND.match(name)
+                if match and match[1] in done:
                     continue  # fused: its replicas are not needed any more
                 copy = to / name
                 make_folder(copy.parent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from fintrader.config import validate
@@ -216,7 +216,7 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
     leaderboard = Leaderboard(size)
     for pod in log.order(results):
         submit(leaderboard, FinishedPod(specs[pod], results[pod]))
-    index, _ = open_or_replace(run.leaderboard if path is None else path)
+    index, _ = open_or_replace(path or run.leaderboard)
     try:
         index.rebuild(size, specs.values(), leaderboard.applied)
         index.write_turn([], [], 0, _find_states(log, results))
@@ -249,10 +249,10 @@ def compare(one: RunFolder, other: RunFolder) -> list[str]:
     if set(specs_a) != set(specs_b):
         differences.append(f"pods: {sorted(set(specs_a) ^ set(specs_b))} are in one only")
     for pod in sorted(set(specs_a) & set(specs_b)):
-        a = specs_a[pod]
-        b = specs_b[pod]
-        if a != b:
-            names = [one.name for one in fields(a) if getattr(a, one.name) != getattr(b, one.name)]
+        a = vars(specs_a[pod])
+        b = vars(specs_b[pod])
+        names = [name for name in a if a[name] != b[name]]
+        if names:
             differences.append(f"{pod}: spec ({', '.join(names)})")
         left = results_a.get(pod)
         right = results_b.get(pod)

@@ -19,8 +19,8 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
+from fintrader.config import compare_values
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import (
     SEAL_BYTES,
@@ -34,11 +34,8 @@ from fintrader.files import (
     refuse_link,
     remove,
     remove_tree,
-    seal,
-    unseal,
     write_bytes,
 )
-from fintrader.records import RecordError, from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.system import sync
 from fintrader.tournament.spec import PodResult, PodSpec, TournamentIdentity
@@ -122,18 +119,7 @@ class RunStore:
     def read_identity(self) -> TournamentIdentity:
         """Read the inputs of the tournament in this folder. Raises TournamentError when they are
         missing or damaged."""
-        path = self.identity_path
-        mend = (
-            "run the command in its manifest again, which makes it anew where the pods follow from"
-            " its settings"
-        )
-        damaged = TournamentError(f"{path} is not as it was written; {mend}")
-        try:
-            return from_json(TournamentIdentity, unseal(read_bytes(path), damaged))
-        except OSError as error:
-            raise TournamentError(f"{path} cannot be read ({error.strerror}); {mend}") from None
-        except RecordError as error:
-            raise TournamentError(f"{path} is of another version ({error}); {mend}") from None
+        return TournamentIdentity.from_json(self.identity_path)
 
     def read_identity_digest(self) -> str:
         """The seal of what `identity` gives, by which the log says whose it is; empty where there
@@ -163,19 +149,16 @@ class RunStore:
                 ) from None
             if self.identity_path.exists():
                 move_aside(self.identity_path)
-            write_bytes(self.identity_path, seal(to_json(identity), indent=2))
+            write_bytes(self.identity_path, identity.to_json().encode())
             return
-        there = vars(known)
-        here = vars(identity)
-        changed = [
-            f"{name}{_describe_difference(there[name], here[name])}"
-            for name in sorted(here)
-            if there[name] != here[name]
+        odd = compare_values(vars(known), vars(identity))
+        listed = [
+            f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items()
         ]
-        if changed:
+        if listed:
             raise TournamentError(
-                f"{self.run.root} holds a tournament with other {', '.join(changed)}; "
-                "use another run name, or the settings it was started with"
+                f"{self.run.root} holds another tournament ({'; '.join(listed[:5])}); use another"
+                " run name, or the settings it was started with"
             )
 
     # --- specs and results ------------------------------------------------------------------------
@@ -284,22 +267,15 @@ class RunStore:
         paths = self.run.pods.glob(f"p[0-9]*/{name}")
         return sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
 
-    def restore_spec(self, spec: PodSpec) -> None:
-        """Have a spec that was made again in the place of one that is missing or damaged."""
-        self.set_spec_aside(spec.pod)
-        self.write_spec(spec)
-
-    def set_spec_aside(self, pod: str) -> None:
-        """Move a spec out of the way."""
-        self._forget(pod, "spec.json")
-        if self.locate_spec(pod).exists():
-            move_aside(self.locate_spec(pod))
-
-    def set_aside(self, pod: str) -> None:
-        """Move a result whose snapshot is gone or damaged out of the way, so that the pod runs
-        again."""
-        self._forget(pod, "result.json")
-        move_aside(self.locate_result(pod))
+    def set_aside(self, pod: str, name: str = "result.json") -> bool:
+        """Move a pod's result (so that it runs again), or its spec, out of the way; False where it
+        has none."""
+        self._forget(pod, name)
+        path = self._pods / pod / name
+        exists = path.exists()
+        if exists:
+            move_aside(path)
+        return exists
 
     # --- snapshots --------------------------------------------------------------------------------
 
@@ -312,8 +288,9 @@ class RunStore:
     def put(self, data: bytes) -> str:
         """Store `data` under its SHA-256; returns that. Equal data is stored once."""
         digest = hashlib.sha256(data).hexdigest()
-        if not self._is_whole(self.locate_snapshot(digest), digest):
-            write_bytes(self.locate_snapshot(digest), data)
+        path = self.locate_snapshot(digest)
+        if not is_whole(digest, path):
+            write_bytes(path, data)
         return digest
 
     def get(self, digest: str) -> bytes:
@@ -341,23 +318,28 @@ class RunStore:
             result.policy, self.locate_policy(result.pod)
         )
 
+    def find_damage(self, result: PodResult) -> str:
+        """Describe what of a result's files is missing or damaged; empty where they are whole."""
+        if result.snapshot is not None and not self.has_snapshot(result.snapshot):
+            return f"its snapshot {result.snapshot[:12]} is missing or damaged"
+        return "" if self.has_policy(result) else "its policy is missing or damaged"
+
     def has_leftovers(self, result: PodResult) -> bool:
         """Tell whether anything is left of a pod that `drop` deletes."""
-        snapshot = [self.locate_snapshot(result.snapshot)] if result.snapshot else []
-        return any(path.exists() for path in [*snapshot, *self._list_pod_files(result.pod)])
+        return any(path.exists() for path in self._list_leftovers(result))
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
         """Delete a pod's policy, curves and log, and its snapshot unless others have that content,
         too."""
-        if result.snapshot and result.snapshot not in shared:
-            remove(self.locate_snapshot(result.snapshot))
-        for path in self._list_pod_files(result.pod):
+        for path in self._list_leftovers(result, shared):
             remove(path)
-        remove(self.run.root / "logs" / f"{result.pod}.log")
 
-    def _list_pod_files(self, pod: str) -> list[Path]:
-        """A pod's policy and its curves."""
-        return [self._pods / pod / name for name in POD_FILES]
+    def _list_leftovers(self, result: PodResult, shared: Collection[str] = ()) -> list[Path]:
+        paths = [self._pods / result.pod / name for name in POD_FILES]
+        paths.append(self.run.root / "logs" / f"ray-{result.pod}.log")
+        if result.snapshot and result.snapshot not in shared:
+            paths.append(self.locate_snapshot(result.snapshot))
+        return paths
 
     def delete_training_state(self, pod: str) -> None:
         """Delete the state of a training whose result stands: checkpoints, replay buffers,
@@ -373,12 +355,9 @@ class RunStore:
             ):
                 remove(path)
 
-    def _is_whole(self, path: Path, digest: str) -> bool:
-        return path.is_file() and hash_file(path) == digest
-
     def _is_stored(self, digest: str, path: Path) -> bool:
         """Tell whether content is where it counts."""
-        return self._is_whole(path, digest)
+        return is_whole(digest, path)
 
     def sweep(self) -> None:
         """Remove what killed writers left behind: temporaries, and the state of trainings whose
@@ -398,6 +377,11 @@ class RunStore:
                 self.delete_training_state(folder.name)
 
 
+def is_whole(digest: str, path: Path) -> bool:
+    """Tell whether a file is there and has that hash."""
+    return path.is_file() and hash_file(path) == digest
+
+
 def move_aside(path: Path) -> Path:
     """Rename what is damaged, so that it can be made again and is still there to be looked at; its
     new path.
@@ -409,13 +393,3 @@ def move_aside(path: Path) -> Path:
     target = path.with_name(f"{before}damaged-{number}{after}")
     move(path, target)
     return target
-
-
-def _describe_difference(there: Any, here: Any) -> str:
-    """In which fields two groups of settings differ, a few of them: ` (order: submission there,
-    arrival here)`."""
-    if not (isinstance(there, dict) and isinstance(here, dict)):
-        return ""
-    names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
-    fields = [f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names[:3]]
-    return f" ({', '.join(fields)})"

@@ -28,16 +28,6 @@ from fintrader.tournament.leaderboard import Leaderboard
 
 ROWS = 8
 EVENTS = 4
-_SHOWN = (
-    ResultEvent,
-    LossEvent,
-    DrainEvent,
-    DamageEvent,
-    CapacityEvent,
-    ResumptionEvent,
-    NoCapacityEvent,
-    IndexDamageEvent,
-)
 
 
 def render(
@@ -66,29 +56,21 @@ def build_leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
             justify="right" if name in ("rank", "score", "generation") else "left",
             no_wrap=True,
         )
-    benchmark = leaderboard.benchmark_score
-    passed = False
-    for rank, row in enumerate(leaderboard.rows[:ROWS], 1):
-        if benchmark is not None and not passed and row.score <= benchmark:
-            table.add_row("", BENCHMARK, f"{benchmark:.3f}")
-            passed = True
+    shown = leaderboard.rows[:ROWS]
+    lines = list[tuple[str, ...]]()
+    for rank, row in enumerate(shown, 1):
+        spec = row.spec
         hyper = ", ".join(
-            f"{name.split('.')[-1]} {_format_value(value)}"
-            for name, value in row.spec.hyper.items()
+            f"{name.split('.')[-1]} {_format_value(value)}" for name, value in spec.hyper.items()
         )
-        algo = str(row.spec.agent.get("algo", ""))
-        parent = row.spec.parent or "-"
-        table.add_row(
-            str(rank),
-            row.spec.pod,
-            f"{row.score:.3f}",
-            algo,
-            parent,
-            str(row.spec.generation),
-            hyper,
-        )
-    if benchmark is not None and not passed:
-        table.add_row("", BENCHMARK, f"{benchmark:.3f}")
+        cells = str(rank), spec.pod, f"{row.score:.3f}", str(spec.agent.get("algo", ""))
+        lines.append((*cells, spec.parent or "-", str(spec.generation), hyper))
+    benchmark = leaderboard.benchmark_score
+    if benchmark is not None:
+        place = sum(row.score > benchmark for row in shown)
+        lines.insert(place, ("", BENCHMARK, f"{benchmark:.3f}"))
+    for line in lines:
+        table.add_row(*line)
     return table
 
 
@@ -114,12 +96,11 @@ def build_pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, 
 
 def list_recent(records: Sequence[TournamentEvent]) -> list[str]:
     """Describe the latest events worth showing, oldest first."""
-    shown = [record for record in records[-50:] if isinstance(record, _SHOWN)]
-    return [describe(record) for record in shown[-EVENTS:]]
+    return [*filter(None, map(describe, records[-50:]))][-EVENTS:]
 
 
 def describe(event: TournamentEvent) -> str:
-    """Describe an event in one line."""
+    """Describe an event in one line; empty for one that is not worth showing."""
     match event:
         case ResultEvent(score=None):
             return f"{event.pod}: failed ({event.reason or 'no score'})"
@@ -144,7 +125,9 @@ def describe(event: TournamentEvent) -> str:
             return f"resumed with {event.results} result(s)"
         case NoCapacityEvent():
             return "no device is left; waiting"
-    return event.event
+        case IndexDamageEvent():
+            return "the leaderboard's database was damaged, and is made again"
+    return ""
 
 
 def _format_value(value: Any) -> str:

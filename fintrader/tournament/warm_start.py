@@ -25,19 +25,19 @@ from torch import Tensor
 
 from fintrader.agents import MarketIdentity, make_agent
 from fintrader.agents.checkpoint import read_tensors, select_below
-from fintrader.agents.policy import FORMAT, ActorPolicy
+from fintrader.agents.policy import FORMAT
 from fintrader.agents.transfer import check_transfer, move_statistics
-from fintrader.config import Settings
+from fintrader.config import Settings, compare_values
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.observation import ObservationLayout, layout_from_json
-from fintrader.errors import CheckpointError, ConfigError, TournamentError
+from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import read_json, write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.folds import WHOLE
-from fintrader.tournament.generator import find_value, has_value, set_value
+from fintrader.tournament.generator import select_values, set_value
 from fintrader.tournament.leaderboard import FinishedPod
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings
@@ -45,7 +45,6 @@ from fintrader.tournament.spec import SettingsValues
 from fintrader.tournament.store import RunStore
 
 FILE = "inherited.json"
-_SEEN = "seen_until"
 _STATISTICS = "normaliser."
 _NOISE = "modules.noise.log_std"
 _MOMENTS = "optimisers.adam."
@@ -146,7 +145,7 @@ def _rank_pods(source: RunStore) -> list[FinishedPod]:
     """Rank the pods that others can start from, best first."""
     specs = source.read_specs()
     results = source.read_results()
-    entries = [FinishedPod(specs[pod], result) for pod, result in results.items() if pod in specs]
+    entries = (FinishedPod(specs[pod], results[pod]) for pod in results if pod in specs)
     return sorted((entry for entry in entries if entry.inheritable), key=lambda entry: entry.order)
 
 
@@ -187,11 +186,7 @@ def _take_over(
         except (CheckpointError, TournamentError) as error:
             problems.append(f"{pod}: {error}")
             continue
-        if _SEEN not in header["meta"]:
-            raise TournamentError(
-                f"{address}: {pod} does not say until when it saw bars; run it anew"
-            )
-        seen.append(int(header["meta"][_SEEN]))
+        seen.append(int(header["meta"]["seen_until"]))
         policies[pod] = str(entry.result.policy)
         snapshot = store.put(save(dict(sorted(state.items()))))
         spec = replace(entry.spec, pod=f"{folder.label}:{pod}", agent=agent, folds=0)
@@ -224,8 +219,6 @@ def _transfer_pod(
     TournamentError when the networks do not fit.
     """
     description = header["policy"]
-    if header["meta"].get("market") is None:
-        raise CheckpointError("its policy does not say on which market it was trained")
     trained = MarketIdentity.from_json(header["meta"]["market"])
     stored = check_transfer(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here
@@ -251,11 +244,17 @@ def _transfer_pod(
             continue
         settings = _merge_settings(base, entry.spec.agent, heirs.settings)
         agent = make_agent(settings, layout, device="cpu", seed=0)
-        other = _compare_architecture(description, agent.policy)
-        if other is None:
+        odd = compare_values(
+            _describe_architecture(description), _describe_architecture(agent.policy.describe())
+        )
+        if not odd:
             agent.inherit(state)
             return settings.model_dump(mode="json"), state
-        problem = f"another architecture: {other}; use the same agent.network and agent.head here"
+        other = [f"{name} {there} there, {own} here" for name, (there, own) in odd.items()]
+        problem = (
+            f"another architecture: {', '.join(other[:3])}; use the same agent.network and"
+            " agent.head here"
+        )
     raise TournamentError(problem)
 
 
@@ -263,9 +262,9 @@ def _merge_settings(base: Settings, theirs: SettingsValues, settings: Tournament
     """Merge this run's settings with the values that the earlier search found for the same
     names."""
     values = base.model_dump(mode="json")
-    for name in settings.search:
-        if has_value(values, name) and has_value(theirs, name):
-            set_value(values, name, find_value(theirs, name))
+    searched = select_values(values, settings.search)
+    for name, value in select_values(theirs, searched).items():
+        set_value(values, name, value)
     try:
         return type(base).model_validate(values)
     except ValidationError as error:
@@ -274,18 +273,10 @@ def _merge_settings(base: Settings, theirs: SettingsValues, settings: Tournament
         ) from None
 
 
-def _compare_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> str | None:
-    """Describe how a stored policy differs from one made here, beyond tensor shapes; None if it
-    does not."""
-    own = policy.describe()
-    there = {**description["network"], "head": description["head"]["kind"]}
-    here = {**own["network"], "head": own["head"]["kind"]}
-    for name in ("outputs", "squash"):
-        there[name], here[name] = description[name], own[name]
-    odd = [name for name in here if there.get(name) != here[name]]
-    return (
-        ", ".join(f"{name} {there.get(name)} there, {here[name]} here" for name in odd[:3]) or None
-    )
+def _describe_architecture(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what of a policy's description must be equal, beyond the shapes of its tensors."""
+    same = {name: policy[name] for name in ("outputs", "squash")}
+    return {**policy["network"], "head": policy["head"]["kind"], **same}
 
 
 def _transfer_state(
@@ -306,17 +297,11 @@ def _transfer_state(
         each = noise[:count].mean().expand(len(here.symbols))
         moved[_NOISE] = torch.cat([each, noise[count:]])
         # Its moments say nothing of other assets; it is the last of the optimiser's parameters.
-        last = max(
-            (int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS)), default=0
-        )
-        if (
-            moment := state.get(f"{_MOMENTS}{last}.exp_avg")
-        ) is not None and moment.shape == noise.shape:
-            moved = {
-                name: one
-                for name, one in moved.items()
-                if not name.startswith(f"{_MOMENTS}{last}.")
-            }
+        numbers = (int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS))
+        last = f"{_MOMENTS}{max(numbers, default=0)}."
+        moment = state.get(f"{last}exp_avg", noise[:0])
+        if moment.shape == noise.shape:
+            moved = {name: one for name, one in moved.items() if not name.startswith(last)}
     for name in state:
         if name.endswith(f"{_STATISTICS}mean"):
             var = f"{name.removesuffix('mean')}var"
@@ -324,12 +309,3 @@ def _transfer_state(
                 state[name], state[var], layout, trained, here
             )
     return moved
-
-
-def check_unused(from_run: str | None, verb: str) -> None:
-    """Raise ConfigError when `from_run` is given to a command that starts no tournament."""
-    if from_run is not None:
-        raise ConfigError(
-            f"from_run: `fintrader {verb}` starts no tournament; use `fintrader run` or"
-            " `tournament`"
-        )

@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import psutil
 
-from fintrader.errors import TournamentError
+from fintrader.errors import FintraderError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
@@ -172,8 +172,7 @@ def stub_race_of(run: RunFolder, wanted: Any, **how: Any) -> Any:
     from tests.engines.thread_launcher import ThreadLauncher
 
     launcher = ThreadLauncher(run, run.root, stubs.body, workers=wanted.workers)
-    usual = {"launcher": launcher, "data_hash": "data", "operations": STUBBORN}
-    return stub_race(run, wanted, **{**usual, **how})
+    return stub_race(run, wanted, **{"launcher": launcher, "operations": STUBBORN, **how})
 
 
 def fork(work: Callable[[], Any]) -> int:
@@ -184,7 +183,7 @@ def fork(work: Callable[[], Any]) -> int:
         try:
             work()
             status = DONE
-        except TournamentError as error:
+        except FintraderError as error:
             print(error, file=sys.stderr)
             status = REFUSED
         except BaseException:

@@ -97,9 +97,7 @@ def main(root: str, url: str, pods: str, machine: str) -> None:
     wanted = settings(pods=int(pods), workers=2, fresh=0.2)
     operations = STUBBORN.model_copy(update={"takeover": takeover})
     try:
-        stub_race(
-            run, wanted, body="tests.engines.chaos:body", data_hash="data", operations=operations
-        )
+        stub_race(run, wanted, body="tests.engines.chaos:body", operations=operations)
     except FintraderError as error:
         print(error, file=sys.stderr)
         sys.exit(REFUSED)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fintrader.agents import PPO, Budget, NetworkSettings
+from fintrader.config import Settings
 from fintrader.envs import EnvSettings
+from fintrader.market.tensors import MarketTensors
+from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.run_tournament import TournamentResult, run_tournament
+from fintrader.tournament.run_tournament import run_tournament
 from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
@@ -44,17 +48,27 @@ def settings(**changes: Any) -> TournamentSettings:
     return TournamentSettings(**{**values, **changes})
 
 
-def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> TournamentResult:
+def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> SimpleNamespace:
     """A tournament of stub pods; their market lies beside the run."""
     usual: dict[str, Any] = {
         "operations": OPERATIONS,
         "mirror": find_mirror(run.root),
-        "agent": stubs.StubAgent(),
+        "data_hash": "data",
+        "env": Settings(),
+        "agents": (stubs.StubAgent(),),
         "seed": 5,
         "ensemble": stubs.ensemble,
     }
     market = stubs.market(how.pop("beside", run.root.parent))
-    return run_tournament(wanted, folder=run, market=market, **{**usual, **how})
+    return raced(run, wanted, market, **{**usual, **how})
+
+
+def raced(run: RunFolder, wanted: TournamentSettings, market: Path, **how: Any) -> SimpleNamespace:
+    """A tournament's end, and where it lies."""
+    end = run_tournament(wanted, folder=run, market=market, **how)
+    policy = run.ensemble / "policy.safetensors"
+    board = tuple(read_leaderboard(run.leaderboard))
+    return SimpleNamespace(folder=run, ensemble_policy=policy, leaderboard=board, **vars(end))
 
 
 # --- real pods ------------------------------------------------------------------------------------
@@ -83,16 +97,13 @@ def market_file(folder: Path) -> Path:
     return path
 
 
-def real_race(
-    run: RunFolder, wanted: TournamentSettings = SETTINGS, **how: Any
-) -> TournamentResult:
+def real_race(run: RunFolder, wanted: TournamentSettings = SETTINGS, **how: Any) -> SimpleNamespace:
     """A tournament of real pods, in spawned processes unless `how` says otherwise; their market
     lies beside the run."""
-    usual: dict[str, Any] = {"env": ENV, "agent": AGENT, "seed": 3, "operations": OPERATIONS}
-    usual["mirror"] = find_mirror(run.root)
-    return run_tournament(
-        wanted, folder=run, market=market_file(run.root.parent), **{**usual, **how}
-    )
+    market = market_file(run.root.parent)
+    usual: dict[str, Any] = {"env": ENV, "agents": (AGENT,), "seed": 3, "operations": OPERATIONS}
+    usual |= {"mirror": find_mirror(run.root), "data_hash": MarketTensors.stored_hash(market)}
+    return raced(run, wanted, market, **{**usual, **how})
 
 
 def first_spec(agent: Any = AGENT, **changes: Any) -> PodSpec:

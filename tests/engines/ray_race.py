@@ -49,7 +49,7 @@ def generational(
     }
     if kind == "real":
         return races.real_race(run, races.SETTINGS.model_copy(update=small), **how)
-    return races.stub_race(run, races.settings(**small), data_hash="data", **how)
+    return races.stub_race(run, races.settings(**small), **how)
 
 
 def note_of(run: RunFolder) -> Path:

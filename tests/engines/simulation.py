@@ -32,13 +32,13 @@ from fintrader.storage.mirror import Mirror
 from fintrader.storage.objects import ObjectStore
 from fintrader.tournament import at_work
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import PodFailure
+from fintrader.tournament.launchers import Launcher, PodFailure
 from fintrader.tournament.lease import Lease
 from fintrader.tournament.mirrored_store import MirroredStore
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.pod import find_reason, run_pod
 from fintrader.tournament.pod_context import PodContext
-from fintrader.tournament.schedulers import Asynchronous
+from fintrader.tournament.schedulers import Scheduler
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
@@ -278,7 +278,7 @@ class _Time(MonotonicClock):
         return super().wait(inbox, 0) if not inbox.empty() else None
 
 
-class _Pods:
+class _Pods(Launcher):
     """A launcher whose pods are processes of the simulated world."""
 
     def __init__(self, world: World, machine: str, access: PodContext, slots: int) -> None:
@@ -290,15 +290,11 @@ class _Pods:
     def measure_capacity(self) -> int:
         return self.slots
 
-    def resize(self, workers: int | None) -> None: ...
-
     def check_pods(self) -> None:
         self.world.pause()
 
     def report_progress(self) -> dict[str, Any]:
         return {}
-
-    def close(self) -> None: ...
 
     def list_orphans(self) -> frozenset[str]:
         found = frozenset(at_work.list_at_work(self.access.run))
@@ -360,7 +356,7 @@ def head(
         access = PodContext(run, home / "market.safetensors", mirror=mirror, token=held.token)
         pods = _Pods(world, machine, access, slots)
         orchestrator = Orchestrator(
-            OperationsSettings(), store, lease, Asynchronous(), generator, pods, _Time(world)
+            OperationsSettings(), store, lease, Scheduler(), generator, pods, _Time(world)
         )
 
         def watch(_: Orchestrator) -> None:
@@ -370,7 +366,7 @@ def head(
         try:
             orchestrator.run(SILENT, watch)
         finally:
-            orchestrator.close()
+            orchestrator.index.close()
         world.outcomes.append(f"{machine}: done")
 
     return work

@@ -17,6 +17,7 @@ from fintrader.agents.settings import Budget
 from fintrader.config import Settings
 from fintrader.errors import TrainingError
 from fintrader.files import write_bytes, write_json
+from fintrader.records import to_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
@@ -195,9 +196,11 @@ def ensemble(run: RunFolder, board: Leaderboard, settings: TournamentSettings) -
     members = board.rows[: settings.ensemble_size]
     digests = [row.result.policy for row in members]
     write_bytes(run.ensemble / "policy.safetensors", json.dumps(digests).encode())
-    from fintrader.tournament.ensemble import StoredEnsemble
+    from fintrader.tournament.ensemble import FILE, StoredEnsemble
 
-    return StoredEnsemble(tuple(row.spec.pod for row in members))
+    chosen = StoredEnsemble(tuple(row.spec.pod for row in members))
+    write_json(run.ensemble / FILE, to_json(chosen))
+    return chosen
 
 
 def market(folder: Path) -> Path:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
-from fintrader.tournament.launchers import PodFailure, PodProgress
+from fintrader.tournament.launchers import Launcher, PodFailure, PodProgress
 from fintrader.tournament.pod import find_reason, run_pod
 from fintrader.tournament.pod_context import WITHOUT_WAITING, Body, PodContext
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 
 
-class ThreadLauncher:
+class ThreadLauncher(Launcher):
     """Pods as threads of this process: for stub bodies in tests and benchmarks, and for a
     debugger."""
 
@@ -71,9 +71,6 @@ class ThreadLauncher:
 
     def report_progress(self) -> dict[str, PodProgress]:
         return dict(self._progress)
-
-    def check_pods(self) -> None:
-        """Threads neither hang by themselves nor vanish."""
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,6 +1,8 @@
 import pytest
 
+from fintrader.agents.settings import AgentSettings
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import attach
 from fintrader.tournament.settings import OperationsSettings
 from tests.engines import stubs
 from tests.engines.chaos import DONE, forked
@@ -17,6 +19,26 @@ def undisturbed(tmp_path_factory):
     run = RunFolder(tmp_path_factory.mktemp("undisturbed") / "run")
     assert forked(run, PODS).status == DONE
     return run
+
+
+@pytest.fixture(autouse=True)
+def stub_agents(monkeypatch):
+    """Specs of stub pods can be derived as those of our own agents are."""
+    known = AgentSettings | stubs.StubAgent | stubs.OtherAgent
+    monkeypatch.setattr("fintrader.tournament.recount.AgentSettings", known)
+
+
+@pytest.fixture
+def url(tmp_path):
+    """Where the run `run` lies in a store."""
+    return f"file://{tmp_path}/store/run"
+
+
+@pytest.fixture
+def stored_run(tmp_path, url):
+    """The run's folder on a disk that has seen none of it yet; it lies in a store."""
+    attach(tmp_path / "run", url)
+    return RunFolder(tmp_path / "run")
 
 
 @pytest.fixture

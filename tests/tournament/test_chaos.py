@@ -115,12 +115,6 @@ def test_a_run_struck_by_a_disk_that_is_full_goes_on_when_there_is_room(tmp_path
         subprocess.run(["umount", str(disk)], check=False)
 
 
-def test_killed_in_the_middle_of_a_pod(tmp_path, undisturbed):
-    strike = partial(chaos.kill_at_work, pods=PODS)
-    expected = everything(undisturbed)
-    assert chaos.strike_and_recover(RunFolder(tmp_path / "run"), PODS, expected, strike) == 1
-
-
 def test_two_orchestrators_never_act_at_once(tmp_path, undisturbed):
     run = RunFolder(tmp_path / "run")
     with lease.acquire(run, None) as held:
@@ -171,23 +165,12 @@ def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path):
         assert RunStore(run).read_results() == {"p0000": by_old, "p0001": by_new}
 
 
-@pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema", "torn log"])
-def test_a_damaged_database_is_made_again_and_a_torn_log_mended(tmp_path, undisturbed, harm):
+@pytest.mark.parametrize("size", [None, 5000], ids=["garbage", "truncated"])
+def test_a_damaged_database_is_made_again_and_a_torn_log_mended(tmp_path, undisturbed, size):
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
-    database = run.leaderboard
-    match harm:
-        case "garbage":
-            database.write_bytes(b"no database" * 1000)
-        case "truncated":
-            database.write_bytes(database.read_bytes()[:5000])
-        case "deleted":
-            database.unlink()
-        case "schema":
-            with closing(sqlite3.connect(database)) as connection:
-                connection.executescript("DROP VIEW leaderboard; DROP TABLE entries")
-        case "torn log":
-            run.events.write_bytes(run.events.read_bytes()[:-20])
+    run.leaderboard.write_bytes(run.leaderboard.read_bytes()[:size] if size else b"x" * 9000)
+    run.events.write_bytes(run.events.read_bytes()[:-20])
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
     assert all(

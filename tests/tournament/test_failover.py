@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.results.tournament_events import LaunchEvent
+from fintrader.results.tournament_events import LaunchEvent, select_events
 from fintrader.runs import RunFolder
 from fintrader.system import read_process_start, try_lock
 from fintrader.tournament import at_work
@@ -60,7 +60,7 @@ def _command_or_folder(pid):
 def race(run, **how):
     """The small tournament of `undisturbed`, its pods in processes."""
     wanted = settings(pods=PODS, workers=2, fresh=0.2)
-    return stub_race(run, wanted, body=BODY, data_hash="data", operations=PATIENT, **how)
+    return stub_race(run, wanted, body=BODY, operations=PATIENT, **how)
 
 
 def killed_with_pods_at_work(run, pods):
@@ -92,7 +92,7 @@ def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at
     before = chaos.acknowledged(run)
 
     def watch(orchestrator):
-        if any(event.orphan for event in orchestrator.log.select(LaunchEvent)):
+        if any(event.orphan for event in select_events(orchestrator.log.records, LaunchEvent)):
             stubs.release(run, ["p0001", "p0002"])
 
     assert os.waitpid(fork(lambda: race(run, watch=watch)), 0)[1] == DONE

@@ -157,13 +157,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     )
     threads = ThreadLauncher(run, market, train_and_evaluate, workers=1)
     with pytest.raises(ConfigError, match=r"set agent\.head\.kind to tilt"):
-        real_race(
-            RunFolder(tmp_path / "aim"),
-            wanted,
-            launcher=ThreadLauncher(
-                RunFolder(tmp_path / "aim"), market, train_and_evaluate, workers=1
-            ),
-        )
+        real_race(RunFolder(tmp_path / "aim"), wanted)
     assert not list((tmp_path / "aim").glob("pods/*")), "refused before anything is trained"
     tilting = ENV.model_copy(update={"benchmark": "equal_weight"})
     result = real_race(run, wanted, launcher=threads, env=tilting)

@@ -3,14 +3,11 @@ unchanged."""
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fintrader.errors import ConfigError
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.updater import submit
-from tests.engines.races import settings
 from tests.tournament.test_roles import breeder, entry
 
 
@@ -63,18 +60,6 @@ def test_elites_are_the_best_of_each_niche(draws, size, niche):
     assert board.elites == sorted(best.values(), key=lambda one: one.order)[:size]
 
 
-def test_what_is_crowded_out_never_comes_back():
-    """Its files may be deleted, so it must not be anybody's parent later."""
-    board = Leaderboard(2, "lineage")
-    gone = set()
-    for index, score in enumerate([1.0, 5.0, 2.0, 0.5, 4.0, 3.0, 6.0]):
-        before = {one.spec.pod for one in board.elites}
-        submit(board, child(index, score))
-        after = {one.spec.pod for one in board.elites}
-        gone |= before - after
-        assert not gone & after
-
-
 def test_one_family_does_not_father_all():
     first = child(0, 9.0)
     strong = [first, *(child(index, 9.0 + index, first) for index in range(1, 8))]
@@ -119,8 +104,3 @@ def test_some_children_go_on_unchanged():
         survivors = sum(spec.origin == "survivor" for spec in specs)
         assert abs(survivors / 200 - share) <= (0.15 if share == 0.5 else 0.0)
         assert same <= survivors
-
-
-def test_generations_have_no_niches():
-    with pytest.raises(ConfigError, match="generations have no niche"):
-        settings(order="generations", niche="lineage")

@@ -38,16 +38,8 @@ from tests.tournament.conftest import PODS
 
 
 @pytest.fixture
-def url(tmp_path):
-    """Where the run `run` lies in a store."""
-    return f"file://{tmp_path}/store/run"
-
-
-@pytest.fixture
-def run(tmp_path, url):
-    """The run's folder on a head's disk that has seen none of it yet."""
-    attach(tmp_path / "run", url)
-    return RunFolder(tmp_path / "run")
+def run(stored_run):
+    return stored_run
 
 
 def empty(run, url):
@@ -284,11 +276,10 @@ def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path, run, url, rac
     race("run", pods=3)
 
 
-def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path, race):
+def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path, race, url):
     plain = race("run", pods=4)
     board = plain.leaderboard
     run = plain.folder
-    url = f"file://{tmp_path}/store/run"
     attach(run.root, url)
     race("run", pods=4)
     empty(run, url)
@@ -300,12 +291,10 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path, race):
         attach(run.root, f"file://{tmp_path}/store/other")
 
 
-def test_a_tournament_inside_a_run(tmp_path, race):
+def test_a_tournament_inside_a_run(tmp_path, race, run, url):
     """Like the null model: its pods lie below its own name, its files in the index of the run,
     under one lease."""
-    url = f"file://{tmp_path}/store/run"
-    home = RunFolder(tmp_path / "run")
-    attach(home.root, url)
+    home = run
     plain = race("plain", pods=4)
     with hold(ObjectStore(url)) as held:
         for name in ("run", "run/null_model", "run/folds/00/null_model"):
@@ -323,7 +312,7 @@ def test_a_tournament_inside_a_run(tmp_path, race):
             race(name, pods=4, body="tests.nowhere:body")
 
 
-def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch):
+def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch, stored_run, url):
     """What a Ray task does there: with a store it works from a copy of its own, without one it says
     what is wrong."""
     import queue
@@ -331,9 +320,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch
     from fintrader.tournament.launchers.ray import tasks as node
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
-    url = f"file://{tmp_path}/store/run"
-    attach(tmp_path / "run", url)
-    run = RunFolder(tmp_path / "run" / "null_model")
+    run = RunFolder(stored_run.root / "null_model")
     race("run/null_model", pods=3)
     task = PodTask(
         spec=replace(RunStore(run).read_spec("p0002"), pod="p0003", index=3),

@@ -7,9 +7,8 @@ import time
 import pytest
 
 from fintrader.errors import StorageOfflineError
-from fintrader.runs import RunFolder
 from fintrader.storage import lease, objects
-from fintrader.storage.mirror import attach, find_mirror
+from fintrader.storage.mirror import find_mirror
 from fintrader.storage.objects import ObjectStore
 from fintrader.storage.outages import allow_outages
 from fintrader.tournament.mirrored_store import open_store
@@ -51,42 +50,34 @@ class Outage:
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_pods_train_on_and_their_results_are_delivered(
-    tmp_path, race, away, processes, monkeypatch
-):
+def test_pods_train_on_and_their_results_are_delivered(race, away, processes, stored_run, url):
     """Ten times as long as a store is waited for by default, and longer than a pod may be
     silent."""
     whole = everything(race("plain", pods=6).folder)
-    run = RunFolder(tmp_path / "run")
-    attach(run.root, f"file://{tmp_path}/store/run")
     outage = Outage(away, results=2, seconds=4.0 if processes else 2.0)
     how = {"watch": outage}
     if processes:
         how["body"] = "tests.engines.outages:body"
     race("run", pods=6, processes=processes, how=how, outage_seconds=120.0, patience_seconds=2.5)
     assert outage.begun
-    assert everything(run) == whole
-    assert not events_of(run, "lost")
-    assert len(emptied.results_in(f"file://{tmp_path}/store/run")) == 6
+    assert everything(stored_run) == whole
+    assert not events_of(stored_run, "lost")
+    assert len(emptied.results_in(url)) == 6
 
 
-def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(tmp_path, race, away):
-    run = RunFolder(tmp_path / "run")
-    attach(run.root, f"file://{tmp_path}/store/run")
+def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(race, away, stored_run):
     outage = Outage(away, results=2, seconds=600.0)
     with pytest.raises(StorageOfflineError, match="does not answer") as raised:
         race("run", pods=6, how={"watch": outage}, outage_seconds=0.5)
     assert "\n" not in str(raised.value)
     away.unlink(missing_ok=True)
     assert race("run", pods=6).trials == 6
-    assert everything(run) == everything(race("plain", pods=6).folder)
+    assert everything(stored_run) == everything(race("plain", pods=6).folder)
 
 
-def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path, away):
+def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path, away, stored_run, url):
     """Its process is ended during the outage; the next attempt on that disk only delivers."""
-    run = RunFolder(tmp_path / "run")
-    attach(run.root, f"file://{tmp_path}/store/run")
-    mirror = find_mirror(run.root)
+    mirror = find_mirror(stored_run.root)
     spec = stubs.spec(0)
     trained = []
 
@@ -97,13 +88,13 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path, away):
         return learned
 
     with pytest.raises(StorageOfflineError):
-        run_pod(spec, PodContext(run, stubs.market(tmp_path), mirror), body)
-    assert not open_store(run, None).has_result("p0000")
+        run_pod(spec, PodContext(stored_run, stubs.market(tmp_path), mirror), body)
+    assert not open_store(stored_run, None).has_result("p0000")
     away.unlink()
-    result = run_pod(spec, PodContext(run, stubs.market(tmp_path), mirror), body)
+    result = run_pod(spec, PodContext(stored_run, stubs.market(tmp_path), mirror), body)
     assert trained == ["p0000"]
-    assert ObjectStore(f"file://{tmp_path}/store/run").exists("pods/p0000/result.json")
-    assert open_store(run, mirror).read_result("p0000") == result
+    assert ObjectStore(url).exists("pods/p0000/result.json")
+    assert open_store(stored_run, mirror).read_result("p0000") == result
 
 
 def test_whoever_leaves_waits_no_longer(away, tmp_path):

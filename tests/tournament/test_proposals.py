@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fintrader.errors import ConfigError
-from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import propose
 from fintrader.tournament.recount import check_tournament
@@ -15,8 +14,6 @@ from fintrader.tournament.settings import Range
 from fintrader.tournament.spec import PodResult
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
-from tests.engines.races import settings
-from tests.engines.stubs import StubAgent
 from tests.tournament.test_roles import breeder
 
 pytest.importorskip("optuna", reason="optuna is missing: pip install '.[search]'")
@@ -112,15 +109,8 @@ def test_a_race_of_proposals_goes_on_and_is_made_again(race):
     whole = race("whole", pods=16, **how).folder
     for pods in (13, 16):
         halves = race("halves", pods=pods, **how).folder
-    build_maker = Generator(
-        settings(pods=16, **how),
-        (StubAgent(),),
-        env={},
-        seed=1,
-        data_hash=RunStore(whole).read_identity().data_hash,
-    )
     assert RunStore(whole).read_specs() == RunStore(halves).read_specs()
-    assert check_tournament(whole, generator=build_maker).problems == []
+    assert check_tournament(whole).problems == []
 
 
 def test_without_optuna_a_sentence_says_what_to_install(monkeypatch):

@@ -9,13 +9,10 @@ from rich.console import Console
 from safetensors.torch import load
 
 from fintrader.agents import A2C, PPO, SAC, Budget, NetworkSettings, load_policy
-from fintrader.agents.checkpoint import read_tensors
 from fintrader.agents.on_policy import OnPolicyAgent
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent
-from fintrader.agents.training import FORMAT
 from fintrader.backtesting import simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
-from fintrader.cli import main
 from fintrader.envs import TradingEnv
 from fintrader.files import read_json, read_jsonl
 from fintrader.results.leaderboard_reader import read_leaderboard
@@ -34,7 +31,6 @@ from tests.engines.killing import Killed, dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, first_spec, market_file, real_race, train_pod
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.factories import make_market
-from tests.pipeline.test_train import classic, evaluation
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,9 @@ def finished(tmp_path_factory):
 def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(finished):
     market = make_market(240, 3, session_bars=10).split().validation
     result = RunStore(finished.folder).read_result(finished.best)
-    backtest = simulate(load_policy(finished.best_policy), market, ENV)
+    backtest = simulate(
+        load_policy(finished.folder.pod(finished.best) / "policy.safetensors"), market, ENV
+    )
     assert result.score == backtest.metrics["sharpe"]
     assert result.returns == tuple(backtest.daily_returns.tolist())
     env = TradingEnv.evaluation(market, ENV)
@@ -138,7 +136,7 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path, monkeypat
     )
     run = RunFolder(tmp_path / "run")
     threads = ThreadLauncher(run, market_file(tmp_path), bodies.train_and_evaluate, workers=1)
-    result = real_race(run, settings, agent=(AGENT, A2C(num_steps=8)), seed=1, launcher=threads)
+    result = real_race(run, settings, agents=(AGENT, A2C(num_steps=8)), seed=1, launcher=threads)
     store = RunStore(result.folder)
     specs = store.read_specs()
     results = store.read_results()
@@ -277,30 +275,3 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(agent, tmp_path,
     inherited = [name for name in state if name.startswith(("modules.", "optimisers."))]
     assert any(name.startswith("optimisers.") for name in inherited)
     assert all(torch.equal(began[name], state[name]) for name in inherited)
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "value"),
-    [
-        ("--agent.algo a2c --agent.learners 2 --agent.num-steps 16", "learners", 2),
-        (
-            (
-                "--agent.algo td3 --agent.pipeline True --agent.learning-starts 32"
-                " --agent.batch-size 16"
-            ),
-            "pipeline",
-            True,
-        ),
-    ],
-)
-def test_the_command_line_switches_them_on(words, key, value, tmp_path):
-    path = classic(
-        tmp_path, agent={"network": {"hidden": [8]}}, tournament={"budget": {"env_steps": 256}}
-    )
-    main(["train", str(path), *words.split()])
-    assert evaluation(tmp_path)["env_steps"] >= 256
-    home = tmp_path / "runs" / "classic" / "train"
-    assert load_policy(home / "policy.safetensors").layout.width == 3
-    tensors, header = read_tensors(home / "state.safetensors", FORMAT)
-    assert header["identity"]["agent"][key] == value
-    assert ("agent.pipeline.generator" in tensors) == (key == "pipeline")

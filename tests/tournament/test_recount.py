@@ -16,17 +16,15 @@ from fintrader.files import seal, unseal
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.generator import Generator
 from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.repair import repair
 from fintrader.tournament.store import RunStore
-from tests.engines import chaos, faults, stubs
+from tests.engines import chaos, faults
 from tests.engines.chaos import everything
 from tests.engines.races import settings
 from tests.tournament.conftest import PODS
 
 WANTED = settings(pods=PODS, workers=2, order="submission", fresh=0.2)
-MAKER = Generator(WANTED, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ def run(tmp_path, undisturbed):
 
 
 def problems(run):
-    return check_tournament(run, WANTED, MAKER).problems
+    return check_tournament(run).problems
 
 
 def again(run):
@@ -84,7 +82,7 @@ def test_a_fault_in_any_file(tmp_path, undisturbed, stopped, seeds, whole):
         line = again(run)
         refused += bool(line)
         if line:
-            repair(run, WANTED, MAKER)
+            repair(run)
             assert again(run) == "", f"{what}: {line}"
         assert everything(run) == expected, what
         assert not problems(run), what
@@ -119,7 +117,7 @@ def test_another_score_or_seed_is_found_out_and_mended(run, undisturbed, change)
     said = " ".join(problems(run))
     assert "p0001" in said
     assert "p0002" in said
-    done = repair(run, WANTED, MAKER)
+    done = repair(run)
     assert any("p0001" in line and "trained again" in line for line in done)
     assert any("p0002" in line for line in done)
     assert again(run) == ""
@@ -132,7 +130,7 @@ def test_a_pod_folder_that_is_gone_is_made_again(run, undisturbed):
     shutil.rmtree(run.pod("p0002"))
     assert "verify" in again(run)
     assert any("p0002" in problem for problem in problems(run))
-    assert any("p0002: its spec is made again" in line for line in repair(run, WANTED, MAKER))
+    assert any("p0002: its spec is made again" in line for line in repair(run))
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
 
@@ -160,7 +158,7 @@ def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(tmp_path, 
         except TournamentError as error:
             said = [str(error)]
         assert said, f"{name}: a {what} was not noticed"
-        repair(run, WANTED, MAKER)
+        repair(run)
         assert again(run) == "", f"{name}: {what}"
         assert everything(run) == everything(undisturbed), f"{name}: {what}"
         assert problems(run) == []
@@ -208,10 +206,10 @@ def test_nothing_is_written_through_a_link_into_another_run(run, undisturbed, tm
     assert unharmed()
     if name in HELD:
         with pytest.raises(UnsafePathError, match="symbolic link"):
-            repair(run, WANTED, MAKER)
+            repair(run)
         place.unlink()  # as the message says
     else:
-        repair(run, WANTED, MAKER)
+        repair(run)
         assert not place.is_symlink()
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
@@ -230,7 +228,7 @@ def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(run, undisturbed, nam
     os.mkfifo(place)
     try:
         problems(run)
-        repair(run, WANTED, MAKER)
+        repair(run)
     except UnsafePathError as error:
         assert f"{name} is a pipe" in str(error) or "lease is not a folder" in str(error)  # noqa: PT017
         place.unlink()
@@ -259,7 +257,7 @@ def test_folders_of_no_pod_are_passed_over(run, undisturbed):
     assert problems(run) == []
     shutil.copy(run.pod("p0001") / "spec.json", run.pod("p999999999"))
     assert any("p999999999 is of no pod of this run" in problem for problem in problems(run))
-    repair(run, WANTED, MAKER)
+    repair(run)
     assert problems(run) == []
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
@@ -274,8 +272,8 @@ def test_a_file_of_another_run_is_found_out_and_costs_no_result(run, undisturbed
     assert any(
         f"{name} is" in problem and "another tournament" in problem for problem in problems(run)
     )
-    assert "another tournament" in again(run) or "other seed" in again(run)
-    repair(run, WANTED, MAKER)
+    assert "another tournament" in again(run)
+    repair(run)
     assert again(run) == ""
     assert problems(run) == []
     assert everything(run) == everything(undisturbed)
@@ -287,14 +285,13 @@ def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_pa
     wanted = settings(pods=12, workers=3, order="arrival", fresh=0.2)
     race = partial(chaos.stub_race_of, run, wanted)
     race()
-    build_maker = Generator(wanted, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
-    assert check_tournament(run, wanted, build_maker).problems == []
+    assert problems(run) == []
     store = RunStore(run)
     spec = store.read_spec("p0008")
     whole = everything(run)
     assert spec.seen > 2
     store.locate_spec("p0008").write_bytes(b"half")
-    repair(run, wanted, build_maker)
+    repair(run)
     assert store.read_spec("p0008") == spec
     race()
     assert everything(run) == whole
@@ -313,7 +310,7 @@ def test_what_is_foreign_in_the_database_does_not_survive(run, undisturbed):
         with closing(sqlite3.connect(run.leaderboard)) as connection:
             connection.executescript(statement)
     assert any("not ours" in problem for problem in problems(run))
-    repair(run, WANTED, MAKER)
+    repair(run)
     assert problems(run) == []
     with closing(sqlite3.connect(run.leaderboard)) as connection:
         assert (

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from fintrader import system
+from fintrader.config import Settings
 from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
@@ -55,7 +56,7 @@ def head(run, *, machine, workers, sleeps_at):
             return made
 
         wanted = settings(pods=PODS, workers=workers, order=ORDER, founders=FOUNDERS, fresh=0.0)
-        stub_race(run, wanted, launcher=launcher, data_hash="data")
+        stub_race(run, wanted, launcher=launcher)
 
     return fork(work)
 
@@ -121,7 +122,8 @@ def test_a_head_that_slept_between_lease_and_spec(tmp_path, machines, race):
     )  # what the sleeper made is part of what a replay is given
     wanted = settings(pods=PODS, order=ORDER, founders=FOUNDERS, fresh=0.0)
     threads = ThreadLauncher(again, tmp_path, stubs.body, workers=2)
-    how = {"agent": stubs.StubAgent(), "seed": 5, "ensemble": stubs.ensemble, "data_hash": "data"}
+    how = {"agents": (stubs.StubAgent(),), "env": Settings(), "seed": 5}
+    how |= {"ensemble": stubs.ensemble, "data_hash": "data"}
     replay(three, wanted, folder=again, market=stubs.market(tmp_path), launcher=threads, **how)
     assert compare(three, again) == []
 

@@ -52,9 +52,10 @@ def test_another_machine_goes_on_in_the_middle(tmp_path, kind, changes, state, m
     def report(share, env_steps, note):
         told.append((share, env_steps))
 
-    undisturbed = run_pod(
-        spec, PodContext(RunFolder(tmp_path / "undisturbed"), market, report=report)
-    )
+    def train(folder, **how):
+        return run_pod(spec, PodContext(folder, market, find_mirror(folder.root), **how))
+
+    undisturbed = train(RunFolder(tmp_path / "undisturbed"), report=report)
     begin = told[0][0]
     with object_stores.place(kind, tmp_path, monkeypatch) as url:
         first = RunFolder(open_working_copy(url, tmp_path / "first"))
@@ -67,31 +68,12 @@ def test_another_machine_goes_on_in_the_middle(tmp_path, kind, changes, state, m
                 raise Struck
 
         with pytest.raises(Struck):
-            run_pod(
-                spec,
-                PodContext(
-                    first,
-                    market,
-                    find_mirror(first.root),
-                    report=strike,
-                    operations=OperationsSettings(store_seconds=0.02),
-                ),
-            )
+            train(first, report=strike, operations=OperationsSettings(store_seconds=0.02))
         shutil.rmtree(tmp_path / "first")
 
         second = RunFolder(open_working_copy(url, tmp_path / "second"))
         told.clear()
-        result = run_pod(
-            spec,
-            PodContext(
-                second,
-                market,
-                find_mirror(second.root),
-                attempt=2,
-                report=report,
-                operations=OperationsSettings(store_seconds=60.0),
-            ),
-        )
+        result = train(second, attempt=2, report=report, operations=OperationsSettings())
         assert begin < 0.1
         assert told[0][0] > 0.5  # it did not start over
         assert result.reproducible == undisturbed.reproducible
@@ -104,9 +86,7 @@ def test_another_machine_goes_on_in_the_middle(tmp_path, kind, changes, state, m
         assert left == []
 
 
-def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(tmp_path, race):
-    url = f"file://{tmp_path}/store/run"
-    attach(tmp_path / "run", url)
+def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(stored_run, url, race):
     race("run", pods=2)
     store = ObjectStore(url)
     for name in ("pods/p0000/state.json", "pods/p0001/state/0123", "pods/p0007/state/0123"):
@@ -123,8 +103,7 @@ def checkpoint(folder, url):
     return TrainingState(attach(folder / "run", url), "p0000", "digest", pod), pod
 
 
-def test_which_state_counts_and_what_is_left_aside(tmp_path):
-    url = f"file://{tmp_path}/store/run"
+def test_which_state_counts_and_what_is_left_aside(tmp_path, url):
     (one, here), (two, there) = (checkpoint(tmp_path / name, url) for name in ("one", "two"))
     assert not one.restore()
     assert not one.save()  # there is nothing yet
@@ -171,10 +150,9 @@ def test_which_state_counts_and_what_is_left_aside(tmp_path):
     assert stored(url, "p0000") == {}
 
 
-def test_a_worker_that_is_drained_stores_its_state_first(tmp_path):
-    url = f"file://{tmp_path}/store/run"
-    run = RunFolder(tmp_path / "run")
-    mirror = attach(run.root, url)
+def test_a_worker_that_is_drained_stores_its_state_first(stored_run, url):
+    run = stored_run
+    mirror = find_mirror(run.root)
     stubs.plant(run, "p0000", "wait")
     local = LocalLauncher(
         PodContext(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from fintrader.tournament.messages import ProgressMessage
 from fintrader.tournament.pod_context import PodContext
@@ -48,7 +48,11 @@ class PodProgress:
 
 
 class Launcher(Protocol):
-    """Place where pods run: local processes, or a cluster."""
+    """Base of the places where pods run: local processes, or a cluster."""
+
+    is_elastic: bool = False
+    """It may have no room now and grow later; its `check_pods` raises TournamentError when it has
+    waited too long."""
 
     def measure_capacity(self) -> int:
         """Count the pods that can work at once, at this moment."""
@@ -68,23 +72,14 @@ class Launcher(Protocol):
     def close(self) -> None:
         """Stop everything."""
 
-
-LauncherFactory = Callable[[TournamentSettings, PodContext], Launcher]
-"""Function (settings, context of the run) -> launcher."""
-
-
-@runtime_checkable
-class AdoptingLauncher(Launcher, Protocol):
-    """Launcher whose pods outlive a killed orchestrator."""
-
     def list_orphans(self) -> frozenset[str]:
         """List pods at work that an earlier orchestrator started; `submit` takes one over."""
-
-
-@runtime_checkable
-class ElasticLauncher(Launcher, Protocol):
-    """Launcher that may have no room now and grow later. Its `check_pods` raises TournamentError
-    when it has waited too long."""
+        return frozenset()
 
     def request(self, pods: int) -> None:
         """Request room for `pods` pods."""
+        return
+
+
+LauncherFactory = Callable[[TournamentSettings, PodContext], Launcher]
+"""Function (settings, context of the run) -> launcher."""

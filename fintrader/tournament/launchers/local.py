@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fintrader.errors import ConfigError, RunError, TournamentError
@@ -24,7 +24,13 @@ from fintrader.system import (
     list_nvidia_cards,
 )
 from fintrader.tournament.at_work import end, list_at_work, read_holder
-from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
+from fintrader.tournament.launchers import (
+    LEAVE_SECONDS,
+    START_SECONDS,
+    Launcher,
+    PodFailure,
+    PodProgress,
+)
 from fintrader.tournament.messages import (
     FailureMessage,
     Message,
@@ -32,18 +38,19 @@ from fintrader.tournament.messages import (
     ReadyMessage,
     ResultMessage,
 )
-from fintrader.tournament.pod_context import BODY, PodContext
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.process import read_messages, send_task, spawn
 from fintrader.tournament.spec import PodResult, PodSpec, Reason
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one pod: its device, and the environment variables that select it."""
+    """Room for one pod: its device, and the cards that its process sees."""
 
     name: str
     device: str = "cpu"
-    variables: tuple[tuple[str, str], ...] = ()
+    cards: str = ""
+    """`CUDA_VISIBLE_DEVICES` of the process."""
 
 
 @dataclass
@@ -77,7 +84,7 @@ class _Worker:
         )
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Launcher with one spawned process a slot, each with one thread and its
     `CUDA_VISIBLE_DEVICES`.
 
@@ -91,7 +98,7 @@ class LocalLauncher:
         self,
         access: PodContext,
         *,
-        body: str = BODY,
+        body: str,
         slots: Callable[[], list[Slot]],
         workers: int | None = None,
     ) -> None:
@@ -114,9 +121,8 @@ class LocalLauncher:
         return len(self.list_slots())
 
     def list_orphans(self) -> frozenset[str]:
-        with self._lock:
-            mine = {worker.spec.pod for worker in self._workers.values() if worker.spec is not None}
-        return frozenset(list_at_work(self.access.run)) - mine
+        mine = self.report_progress()
+        return frozenset(list_at_work(self.access.run).keys() - mine.keys())
 
     def list_slots(self) -> list[Slot]:
         """List the slots in use: the machine's, cut or repeated to the requested number of
@@ -125,11 +131,7 @@ class LocalLauncher:
         if self._limit is None or not slots:
             return slots
         rounds = range(-(-self._limit // len(slots)))
-        named = [
-            s if r == 0 else Slot(f"{s.name}.{r}", s.device, s.variables)
-            for r in rounds
-            for s in slots
-        ]
+        named = [s if r == 0 else replace(s, name=f"{s.name}.{r}") for r in rounds for s in slots]
         return named[: self._limit]
 
     def resize(self, workers: int | None) -> None:
@@ -215,8 +217,8 @@ class LocalLauncher:
     def _spawn(self, slot: Slot) -> _Worker:
         log = self.access.run.root / "logs" / f"worker-{slot.name}.log"
         make_folder(log.parent)
-        module = "fintrader.tournament.pod"
-        process = spawn(module, self.body, log=log, variables=dict(slot.variables))
+        cards = {"CUDA_VISIBLE_DEVICES": slot.cards}
+        process = spawn("fintrader.tournament.pod", self.body, log=log, variables=cards)
         worker = _Worker(slot, process, log, oom_kills=count_oom_kills())
         threading.Thread(
             target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}"
@@ -300,10 +302,6 @@ def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, st
     return "error", f"exited with status {code}; {tail}"
 
 
-_UNKNOWN = "?"
-"""Mark in a card's UUID before the driver has read it."""
-
-
 def list_cuda_devices() -> list[str]:
     """List the present CUDA devices without loading a driver: `["0", "1"]`.
 
@@ -331,42 +329,34 @@ def _is_present(name: str, cards: Sequence[str]) -> bool:
         return int(name) < len(cards)
     if name.startswith("MIG-"):  # a part of some card; only the driver could say of which
         return bool(cards)
-    return any(uuid.lower().startswith(name.lower()) or _UNKNOWN in uuid for uuid in cards)
+    # "?" stands in a card's UUID until the driver has read it.
+    return any(uuid.lower().startswith(name.lower()) or "?" in uuid for uuid in cards)
 
 
-def find_slots(
-    devices: Sequence[str], probe: Callable[[], list[str]] = list_cuda_devices
-) -> list[Slot]:
+def find_slots(devices: Sequence[str]) -> list[Slot]:
     """Make a slot for each device that is named, one a core for `cpu`; `auto` means CUDA if there
     is any, else the CPU. A CUDA device that is named several times has as many slots."""
-    found = probe()
+    found = list_cuda_devices()
     slots: list[Slot] = []
     for place, device in enumerate(devices):
         number = devices[:place].count(device)
         if device == "cpu" or (device == "auto" and not found):
-            slots += [
-                Slot(f"cpu-{core}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),))
-                for core in range(count_usable_cores())
-            ]
+            slots += [Slot(f"cpu-{core}") for core in range(count_usable_cores())]
         elif device in ("auto", "cuda"):
-            slots += [_build_cuda_slot(name, number) for name in found]
+            slots += [_build_cuda_slot([name], number) for name in found]
         elif set(device.split("/")) == {"cpu"}:
-            name = f"cpu-ranks-{len(slots)}"
-            slots.append(Slot(name, device, (("CUDA_VISIBLE_DEVICES", ""),)))
+            slots.append(Slot(f"cpu-ranks-{len(slots)}", device))
         elif device.startswith("cuda:"):
             join = "/" if "/" in device else "+"
             names = device.removeprefix("cuda:").split(join)
             if set(names) <= set(found):
-                slots.append(_build_cuda_slot(",".join(names), number, join))
+                slots.append(_build_cuda_slot(names, number, join))
         else:
             known = "auto, cpu, cpu/cpu, cuda, cuda:0, cuda:0+1, cuda:0/1"
             raise ConfigError(f"tournament.devices: {device!r} is none of {known}")
     return slots
 
 
-def _build_cuda_slot(names: str, number: int, join: str = "+") -> Slot:
-    count = len(names.split(","))
-    inside = "cuda" if count == 1 else join.join(f"cuda:{card}" for card in range(count))
-    return Slot(
-        f"cuda-{names.replace(',', '+')}-{number}", inside, (("CUDA_VISIBLE_DEVICES", names),)
-    )
+def _build_cuda_slot(names: Sequence[str], number: int, join: str = "+") -> Slot:
+    inside = [f"cuda:{card}" for card in range(len(names))] if len(names) > 1 else ["cuda"]
+    return Slot(f"cuda-{'+'.join(names)}-{number}", join.join(inside), ",".join(names))

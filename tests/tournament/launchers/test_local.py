@@ -52,14 +52,16 @@ def launcher(run, slots=None, **more):
         (("cuda:0", "cuda:7"), ["0"], ["cuda-0-0", "cuda-0-1"]),
     ],
 )
-def test_slots_follow_the_devices_that_are_there(devices, found, names):
-    slots = find_slots(devices * 2, lambda: found)
+def test_slots_follow_the_devices_that_are_there(devices, found, names, monkeypatch):
+    cards = "fintrader.tournament.launchers.local.list_cuda_devices"
+    monkeypatch.setattr(cards, lambda: found)
+    slots = find_slots(devices * 2)
     assert [slot.name for slot in slots] == names
     for slot in slots:
         wanted = slot.name.split("-")[1].replace("+", ",")
         join = "/" if "/" in devices[0] else "+"
         inside = f"cuda:0{join}cuda:1" if "," in wanted else "cuda"
-        assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == (inside, wanted)
+        assert (slot.device, slot.cards) == (inside, wanted)
 
 
 UNSEEN = "GPU-????????-????-????-????-????????????"
@@ -103,19 +105,20 @@ def test_a_card_that_is_gone_is_no_device(
     assert len(find_slots(("cuda",) * 2)) == 2 * len(found)
 
 
-def test_the_cpu_has_a_slot_a_core():
+def test_the_cpu_has_a_slot_a_core(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     cores = len(os.sched_getaffinity(0))
-    assert len(find_slots(("cpu",))) == len(find_slots(("auto",), list)) == cores
-    first, second = find_slots(("cpu/cpu", "cpu/cpu/cpu"), probe=list)
+    assert len(find_slots(("cpu",))) == len(find_slots(("auto",))) == cores
+    first, second = find_slots(("cpu/cpu", "cpu/cpu/cpu"))
     assert (first.device, second.device) == ("cpu/cpu", "cpu/cpu/cpu")
     for unknown in ("gpu", "cpu/gpu"):
         with pytest.raises(ConfigError, match="is none of"):
-            find_slots((unknown,), probe=list)
+            find_slots((unknown,))
 
 
 def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path):
     run = RunFolder(tmp_path)
-    slots = [Slot("a", "cpu", (("CUDA_VISIBLE_DEVICES", "3"),))]
+    slots = [Slot("a", cards="3")]
     with closing(launcher(run, slots)) as local:
         first = local.submit(spec(0)).result(timeout=PATIENCE_SECONDS)
         second = local.submit(spec(1, hyper={"print": True})).result(timeout=PATIENCE_SECONDS)

@@ -18,7 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fintrader.errors import ConfigError, StorageError, TournamentError
-from fintrader.tournament.launchers import START_SECONDS, LauncherFactory, PodFailure, PodProgress
+from fintrader.tournament.launchers import (
+    START_SECONDS,
+    Launcher,
+    LauncherFactory,
+    PodFailure,
+    PodProgress,
+)
 from fintrader.tournament.launchers.ray.actors import (
     EVALUATION,
     ActorSource,
@@ -85,9 +91,11 @@ class _Pod:
         return [self.node, *self.others] if self.node else []
 
 
-class RayLauncher:
+class RayLauncher(Launcher):
     """Launcher that runs pods on a Ray cluster. Connects when it is made; see `cluster.connect` for
     errors."""
+
+    is_elastic = True
 
     def __init__(
         self,
