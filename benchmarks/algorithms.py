@@ -106,7 +106,6 @@ _OFF: dict[str, Any] = {
     "tau": 0.01,
     "noise": 0.1,
     "saturation_coef": 1e-3,
-    "report_every": 25,
 }
 _SOFT: dict[str, Any] = {**_OFF, "target_entropy": -1.0, "noise": 0.5}
 _SURE: dict[str, Any] = {**_OFF, "anneal": True}

@@ -215,9 +215,7 @@ def run_team(together: bool, bars: MarketTensors, options: argparse.Namespace) -
 
 def run_pipeline(on: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Env-steps a second of TD3, one update for each step of 256 accounts."""
-    settings = TD3(
-        learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20, pipeline=on
-    )
+    settings = TD3(learning_starts=2_000, batch_size=256, buffer_size=20_000, pipeline=on)
 
     def measure() -> float:
         env = TradingEnv(

@@ -55,6 +55,14 @@ def s3(monkeypatch):
         yield client
 
 
+@pytest.fixture
+def frequent_reports(monkeypatch):
+    """Let agents with a replay buffer report, and so be stored, every fourth step."""
+    from fintrader.agents import off_policy
+
+    monkeypatch.setattr(off_policy, "REPORT_STEPS", 4)
+
+
 @pytest.fixture(scope="session")
 def template(tmp_path_factory):
     """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`,

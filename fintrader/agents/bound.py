@@ -126,13 +126,12 @@ class _MarketOnce:
         self.squash = each(lambda m: m.squash, bool)
         self.targets = each(lambda m: m.head.targets_weights, bool)
         self.steep = each(lambda m: m.head.settings.scale)
-        self.band = each(lambda m: m.head.settings.band / self.assets)
         self.bias = np.zeros((count, self.assets + 1), np.float32)
         self.tilts = [k for k, member in enumerate(members) if member.head.kind == "tilt"]
         self.benchmark = benchmark_of(self.rows, layout)
         width = self.assets + max(1, *(member.head.extra for member in members))
         self.bias[:, -1:] = each(lambda m: math.log(self.assets) + m.head.settings.cash_logit)
-        self.account = any(member.network.account for member in members)
+        self.account = any(member.network.reads_account for member in members)
         self.constant = np.zeros((BARS_AT_ONCE, count, width), np.float32)
         self.slope = np.zeros((BARS_AT_ONCE, count, self.assets), np.float32)
         self.columns = np.zeros((BARS_AT_ONCE, count, self.width, width), np.float32)
@@ -151,7 +150,7 @@ class _MarketOnce:
         if len(self.tilts) == len(latent):
             action = np.empty((len(latent), self.assets), np.float32)
         else:
-            action = self._aim(latent[:, : self.assets + 1], private)
+            action = self._aim(latent[:, : self.assets + 1])
         for k in self.tilts:
             head = self.members[k].head
             held = torch.from_numpy(private[None, self.width :])
@@ -159,16 +158,11 @@ class _MarketOnce:
             action[k] = head.tilt(self.benchmark[bar : bar + 1], held, own)[0].numpy()
         return action.astype(np.float32, copy=False)
 
-    def _aim(self, latent: Numbers, private: Numbers) -> Numbers:
+    def _aim(self, latent: Numbers) -> Numbers:
         """Decode latents as `ActionHead.decode` does for heads that do not tilt: `[K, N]`."""
         logits = self.steep * latent + self.bias
         exponential = np.exp(logits - logits.max(axis=1, keepdims=True))
         action = exponential[:, :-1] / exponential.sum(axis=1, keepdims=True)
-        if self.band.any():
-            held = private[self.width :]
-            gap = action - held
-            moved = (held + np.sign(gap) * np.maximum(np.abs(gap) - self.band, 0)).clip(0.0, 1.0)
-            action = np.where(self.band > 0, moved, action)
         if not self.targets.all():
             action = np.where(self.targets, action, latent[:, :-1].clip(-1.0, 1.0))
         aimed: Numbers = action

@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softshrink
 
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.envs.observation import FlatLayout, Layout, benchmark_of, holdings_of
@@ -75,10 +74,10 @@ class ActionHead:
         action `[B, N]`; `table` `[T, L*W]` belongs to clocks."""
         if self.kind == "direct":
             return latent.clamp(-1.0, 1.0)
+        if self.kind == "aim":
+            return self.aim(latent)
         assert not isinstance(self.layout, FlatLayout)
         held = holdings_of(obs, self.layout)
-        if self.kind == "aim":
-            return self.aim(held, latent)
         if obs.shape[-1] == self.layout.width:
             benchmark = benchmark_of(obs, self.layout)
         else:
@@ -87,18 +86,14 @@ class ActionHead:
             benchmark = benchmark_of(table, self.layout).index_select(0, bar)
         return self.tilt(benchmark.to(latent.dtype), held, latent)
 
-    def aim(self, held: Tensor, latent: Tensor) -> Tensor:
-        """Compute the `aim` head's action `[B, N]` from the weights held `[B, N]` and latents
-        `[B, L]`."""
+    def aim(self, latent: Tensor) -> Tensor:
+        """Compute the `aim` head's action `[B, N]` from latents `[B, L]`."""
         settings = self.settings
-        assets = held.shape[-1]
+        assets = latent.shape[-1] - 1
         # Without log N, cash would weigh less the more assets there are.
         bias = torch.zeros(assets + 1, dtype=latent.dtype, device=latent.device)
         bias[assets] = math.log(assets) + settings.cash_logit
-        aim = torch.softmax(torch.add(bias, latent, alpha=settings.scale), dim=-1)[..., :assets]
-        if settings.band == 0:
-            return aim
-        return (held + softshrink(aim - held, settings.band / assets)).clamp(0.0, 1.0)
+        return torch.softmax(torch.add(bias, latent, alpha=settings.scale), dim=-1)[..., :assets]
 
     def tilt(self, benchmark: Tensor, held: Tensor, latent: Tensor) -> Tensor:
         """Compute the `tilt` head's action `[B, N]` from the benchmark's weights and those held,

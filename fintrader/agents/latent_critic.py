@@ -29,7 +29,7 @@ class MarketOnceLatentCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.num_assets = layout.num_assets
-        self.account = layout.account_width if settings.account else 0
+        self.account = layout.account_width if settings.reads_account else 0
         width = settings.hidden[-1]
         common = latents - layout.num_assets + self.account
         self.trunk = MarketTrunk(layout, settings, encoder, batch_shape=batch_shape)

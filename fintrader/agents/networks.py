@@ -276,8 +276,8 @@ class MarketOnceActor(Actor):
         self.outputs = outputs
         self.num_assets = layout.num_assets
         self.extra = extra
-        self.account = layout.account_width if settings.account else 0
-        self.holdings = settings.holdings
+        self.account = layout.account_width if settings.reads_account else 0
+        self.holdings = settings.reads_holdings
         self.shares_bars = not self.holdings and not self.account
         width = settings.hidden[-1]
         self.trunk = MarketTrunk(layout, settings, encoder)
@@ -350,7 +350,7 @@ class MarketOnceCritic(nn.Module):
         self, layout: ObservationLayout, settings: NetworkSettings, encoder: nn.Module | None
     ) -> None:
         super().__init__()
-        self.account = layout.account_width if settings.account else 0
+        self.account = layout.account_width if settings.reads_account else 0
         width = settings.hidden[-1]
         self.trunk = MarketTrunk(layout, settings, encoder)
         self.head = Dense(width, 2, gain=1.0)

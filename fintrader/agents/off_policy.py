@@ -22,6 +22,9 @@ from fintrader.agents.normalisation import Batch
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.agents.settings import OffPolicySettings
 
+REPORT_STEPS = 50
+"""Steps of the environment between two lines of metrics: reading one waits for the device."""
+
 
 class ReplaySample(NamedTuple):
     """A batch ready to be learned from: standardised observations, scaled n-step rewards."""
@@ -97,7 +100,7 @@ class OffPolicyAgent(BaseAgent):
         self.replay.add(transition, self.latent)
 
     def update(self) -> Metrics | None:
-        """Learn as often as `updates_per_step` asks; metrics every `report_every` steps, else
+        """Learn as often as `updates_per_step` asks; metrics every `REPORT_STEPS` steps, else
         None."""
         while self.learned < self.count_due_updates():
             assert self.replay is not None
@@ -123,8 +126,8 @@ class OffPolicyAgent(BaseAgent):
 
     @property
     def is_report_due(self) -> bool:
-        """True after every `report_every`-th step, when metrics are due."""
-        return self.replay is not None and self.replay.written % self.settings.report_every == 0
+        """True after every `REPORT_STEPS`-th step, when metrics are due."""
+        return self.replay is not None and self.replay.written % REPORT_STEPS == 0
 
     def report(self) -> Metrics | None:
         """Average the metrics since the last report when one is due, else None."""

@@ -36,7 +36,7 @@ class AccountTrunk(nn.Module):
         self.assets = AssetInput(layout, settings, encoder)
         self.num_assets = layout.num_assets
         self.features = layout.num_features
-        self.account = layout.account_width if settings.account else 0
+        self.account = layout.account_width if settings.reads_account else 0
         # Each asset sees its own latent; all of them see the extra ones (cash).
         own, common = (1, latents - layout.num_assets) if latents else (0, 0)
         own += self.assets.width + 1

@@ -32,20 +32,27 @@ class NetworkSettings(Settings):
     """Widths of the hidden layers, at least one."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
     """Non-linearity between layers."""
-    account: bool = False
-    """Read the account's columns (cash, growth, drawdown, time left), which `mlp` always does:
-    needed by rewards that depend on them, such as a drawdown penalty; otherwise they only invite
-    learning the training window by heart. To be deployed, such a network needs `env.clock` session
-    or none."""
-    holdings: bool = False
-    """`market_once`: let the actor, too, see the holdings. They show the recent noise, which costs
-    money, and an actor of target weights learns to undo it."""
+    private: tuple[Literal["account", "holdings"], ...] = ()
+    """Parts of the account's own observation that the network reads; `mlp` always reads both.
+    `account`: cash, growth, drawdown and time left, needed by rewards that depend on them, such as
+    a drawdown penalty; otherwise they only invite learning the training window by heart. To be
+    deployed, such a network needs `env.clock` session or none. `holdings`: with `market_once` the
+    actor, too, sees them. They show the recent noise, which costs money, and an actor of target
+    weights learns to undo it."""
     layer_norm: bool = False
     """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy
     critics."""
     encoder: Literal["none", "gru", "attention"] = "none"
     """Summary of the bars that `env.lookback` shows: a gated recurrent unit, attention, or none
     (then they are plain inputs)."""
+
+    @property
+    def reads_account(self) -> bool:
+        return "account" in self.private
+
+    @property
+    def reads_holdings(self) -> bool:
+        return "holdings" in self.private
 
 
 class ActionHeadSettings(Settings):
@@ -59,9 +66,6 @@ class ActionHeadSettings(Settings):
     cash_logit: float = -1.0
     """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter
     in cash."""
-    band: float = Field(default=0.0, ge=0)
-    """Gaps below `band / N` of equity are left alone (`aim`): the no-trade region of proportional
-    costs."""
     max_log_tilt: float = Field(default=1.0, gt=0)
     """Largest distance of a weight's logarithm from its benchmark's (`tilt`), before weights are
     made to sum to 1."""
@@ -239,8 +243,6 @@ class OffPolicySettings(BaseSettings):
     saturation_coef: float = Field(default=5e-3, ge=0)
     """Weight of the mean square of the tanh's argument: without it actors drift to ±1 and stop
     learning."""
-    report_every: int = Field(default=50, ge=1)
-    """Steps of the vector environment between two lines of metrics."""
 
 
 class DDPG(OffPolicySettings):

@@ -254,7 +254,7 @@ def _list_optimism(settings: EnvSettings) -> list[str]:
     assumptions = []
     if settings.fill == "close":
         assumptions.append("orders filled at the very close they were decided at")
-    if settings.cost_bps == 0 and settings.half_spread_bps == 0 and not settings.half_spread_bps_of:
+    if settings.cost_bps == 0 and not any(settings.half_spreads.values()):
         assumptions.append("trading free of costs")
     if settings.participation == "none":
         assumptions.append("orders of any size filled whatever the volume")

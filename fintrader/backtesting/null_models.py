@@ -154,7 +154,7 @@ def _simulate_static(
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
     weights = np.where(rank < size, weights, 0.0)
     weights /= weights.sum(axis=1, keepdims=True)
-    rate = (settings.cost_bps + settings.half_spread_bps) / 1e4
+    rate = settings.fee_rate + settings.spread_rate
     wealth = np.concatenate([np.ones((1, count)), filled @ weights.T / (1 + rate)])
     if sold:
         wealth[-1] *= 1 - rate

@@ -75,21 +75,16 @@ class Option(NamedTuple):
     def read(self, words: Sequence[str]) -> Any:
         """Read the value in `words`, for pydantic to convert and check. Raises ConfigError."""
         if self.is_flag:
-            if not words:
-                return True
-            if len(words) > 1 or words[0].lower() not in _TRUE_OR_FALSE:
-                raise ConfigError(
-                    f"{self.name}: expected true, false or nothing behind it, got"
-                    f" {' '.join(words)!r}"
-                )
-            return _TRUE_OR_FALSE[words[0].lower()]
+            return self._read_flag(words)
         if not words:
             raise ConfigError(f"{self.name} needs a value: {describe_shape(self)}")
         if len(words) == 1 and self.optional and words[0] in ("None", "null"):
             return None
-        if len(words) == 1 and words[0][:1] in ("[", "{") and _holds_several(self.annotation):
+        may_map = any(map(_is_mapping, get_args(self.annotation)))
+        is_yaml = len(words) == 1 and words[0][:1] in ("[", "{")
+        if is_yaml and (may_map or _holds_several(self.annotation)):
             return parse_yaml(words[0], self.name)
-        if _is_mapping(self.annotation):
+        if _is_mapping(self.annotation) or (may_map and "=" in words[0]):
             pairs = [word.partition("=") for word in words]
             wrong = [name for name, equals, _ in pairs if not equals]
             if wrong:
@@ -100,6 +95,15 @@ class Option(NamedTuple):
         if len(words) > 1:
             raise ConfigError(f"{self.name} takes one value, got {' '.join(map(repr, words))}")
         return words[0]
+
+    def _read_flag(self, words: Sequence[str]) -> bool:
+        """Read true, false, or true from no word at all."""
+        text = " ".join(words).lower() or "true"
+        if text not in _TRUE_OR_FALSE:
+            raise ConfigError(
+                f"{self.name}: expected true, false or nothing behind it, got {' '.join(words)!r}"
+            )
+        return _TRUE_OR_FALSE[text]
 
 
 def list_options(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:

@@ -167,7 +167,7 @@ def freeze(
     if env.clock == "episode" and _is_clock_read(module, parity["obs"]):
         raise DeployError(
             "the policy reads how much of its window is left (time_left), which is unknown live;"
-            " train it with env.clock: none or session, or with agent.network.account: false"
+            " train it with env.clock: none or session, or without account in agent.network.private"
         )
     home = ObjectStore(folder)
     parts: dict[str, bytes] = {

@@ -183,9 +183,10 @@ class RecentMarket:
         self.lookback = lookback
         chosen = settings.features
         self.context = chosen.context
-        self._turbulence: dict[int, float] = {}
+        self._turbulence: dict[int, list[float]] = {}
         self.sessions = warm_up_sessions or self._count_needed_sessions()
-        self.daily_sessions = chosen.turbulence_days + 3 if "turbulence" in chosen.context else 0
+        days = [ft.turbulence_days(name) for name in chosen.context]
+        self.daily_sessions = max((of + 3 for of in days if of is not None), default=0)
         features = chosen.model_copy(update={"normalisation": str(normalisation)})
         universe = settings.universe.model_copy(
             update={"symbols": self.symbols, "max_symbols": None, "min_coverage": 0.0}
@@ -297,7 +298,11 @@ class RecentMarket:
     ) -> MarketTensors:
         """Add turbulence, which looks back on months of daily closes, once a session: it is the same
         all day."""
-        column = market.context_names.index("turbulence")
+        columns = [
+            column
+            for column, name in enumerate(market.context_names)
+            if ft.turbulence_days(name) is not None
+        ]
         context = market.context.clone()
         first = int(grid.session[bar]) - int(market.session[row])
         for session in np.unique(
@@ -307,6 +312,7 @@ class RecentMarket:
             if number not in self._turbulence:
                 opening = min(int(grid.first_bar[number]), bar)
                 wide, at = self._build_window(grid, opening, self.daily_sessions)
-                self._turbulence[number] = float(wide.context[at, column])
-            context[market.session == session, column] = self._turbulence[number]
+                self._turbulence[number] = wide.context[at, columns].tolist()
+            for column, value in zip(columns, self._turbulence[number], strict=True):
+                context[market.session == session, column] = value
         return replace(market, context=context, trusted=True)

@@ -294,13 +294,13 @@ def desired_shares(
         gap = target - shares
         order = step_towards(gap, settings)
         # Too small a change is no order, unless it closes the position.
-        band = max(settings.rebalance_band, LEAST_CHANGE) * torch.relu(equity).unsqueeze(1)
+        band = max(settings.band, LEAST_CHANGE) * torch.relu(equity).unsqueeze(1)
         near = (gap.abs() * price <= band) & (target != 0)
         order = torch.where(near, 0.0, order)
     else:
         # In float32, as actions are: 0.29 * 100 is 29, which its float64 product is not.
         size = action * settings.max_shares
-        size = torch.where(action.abs() > settings.dead_band, size, 0.0)
+        size = torch.where(action.abs() > settings.band, size, 0.0)
         order = round_to_zero(size.to(torch.float64), settings)
     desired = shares + order
     return desired if settings.short else torch.relu(desired)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fintrader.envs.benchmark import benchmark_kind, benchmark_level, held_weights
 from fintrader.envs.money import round_to_zero
 from fintrader.envs.observation import market_rows, session_clock
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import OTHERS, EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
@@ -185,16 +185,14 @@ def _limit_orders(volume: Tensor, settings: EnvSettings) -> Tensor:
 def half_spreads(market: MarketTensors, settings: EnvSettings) -> Tensor:
     """Half-spreads `[N]` float64 as shares of the notional. Raises EnvError for a symbol that is
     not traded."""
-    unknown = sorted(set(settings.half_spread_bps_of) - set(market.symbols))
+    spreads = settings.half_spreads
+    unknown = sorted(set(spreads) - {OTHERS, *market.symbols})
     if unknown:
         raise EnvError(
-            f"env.half_spread_bps_of: the market has no {', '.join(unknown)}; remove the spreads"
+            f"env.half_spread_bps: the market has no {', '.join(unknown)}; remove the spreads"
             " of symbols it does not trade"
         )
-    rates = [
-        settings.half_spread_bps_of.get(name, settings.half_spread_bps) / 1e4
-        for name in market.symbols
-    ]
+    rates = [spreads.get(name, spreads[OTHERS]) / 1e4 for name in market.symbols]
     return torch.tensor(rates, dtype=torch.float64, device=market.device)
 
 

@@ -15,6 +15,9 @@ from fintrader.results.context import TradingTerms
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+HalfSpread = Annotated[float, Field(ge=0.0, lt=5000.0)]
+OTHERS = "others"
+"""Name in `half_spread_bps` of all symbols that it does not name."""
 
 MOST_CASH_USD = float(1 << 32)
 """Largest cash: more could grow beyond the sums of money that are exact (`envs.money`), where
@@ -88,11 +91,10 @@ class TradingSettings(Settings):
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: Positive = 100.0
     """`trade` only: shares ordered per symbol by an action of 1."""
-    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """`trade` only: actions of at most this size order nothing."""
-    rebalance_band: Fraction = 0.0
-    """`target` only: a symbol whose weight is this close to its target is left alone (exits always
-    trade)."""
+    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
+    target is left alone (exits always trade); `trade`: actions of at most this size order nothing.
+    None: 0 for `target`, 0.1 for `trade`."""
     trade_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """`target` only: part of the way to its target that a decision trades, a share at least: under
     costs, the best step towards a target that moves (Gârleanu and Pedersen, 2013)."""
@@ -107,13 +109,9 @@ class TradingSettings(Settings):
     # --- costs ------------------------------------------------------------------------------------
     cost_bps: Annotated[float, Field(ge=0.0, le=5000.0)] = 20.0
     """Commission and fees, basis points of the notional (the paper's 0.2 % is 20)."""
-    half_spread_bps: Annotated[float, Field(ge=0.0, lt=5000.0)] = 0.0
-    """Half the bid-ask spread, basis points of the notional."""
-    half_spread_bps_of: Mapping[str, Annotated[float, Field(ge=0.0, lt=5000.0)]] = Field(
-        default_factory=dict
-    )
-    """Half-spreads of symbols that have their own, such as {AAPL: 0.5}; the others have
-    `half_spread_bps`."""
+    half_spread_bps: HalfSpread | Mapping[str, HalfSpread] = 0.0
+    """Half the bid-ask spread, basis points of the notional: a number for all symbols, or a mapping
+    such as {AAPL: 0.5, others: 2}; without `others` the rest has none."""
     impact_bps: NonNegative = 0.0
     """Temporary impact: basis points of the notional of an order as large as all of its bar's
     volume; falls with the square root of the order's share of the volume."""
@@ -158,8 +156,8 @@ class TradingSettings(Settings):
     reward_scale: Positive = 1.0
     """Factor on every reward."""
     risk_aversion: NonNegative = 1.0
-    """lambda in r - lambda/2 * r^2 (mean_variance, active_mean_variance) and in r - lambda * (rise of
-    the depth of the drawdown) (drawdown)."""
+    """lambda in r - lambda/2 * r^2 (mean_variance, active_mean_variance) and in r - lambda * (rise
+    of the depth of the drawdown) (drawdown)."""
 
     # --- episodes ---------------------------------------------------------------------------------
     episode_bars: Annotated[int, Field(ge=1)] | None = None
@@ -193,7 +191,7 @@ class TradingSettings(Settings):
     def _consistent(self) -> Self:
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
-        dearest = self.cost_bps + max(self.half_spread_bps, *self.half_spread_bps_of.values(), 0.0)
+        dearest = self.cost_bps + max(self.half_spreads.values())
         if dearest * max(1.0, self.randomise.costs[1]) >= 10_000.0:
             raise ValueError(
                 "cost_bps and half_spread_bps together (in training, too) must stay below 10,000"
@@ -202,12 +200,12 @@ class TradingSettings(Settings):
 
     def scale_costs(self, times: float) -> Self:
         """Multiply fees, spread and impact."""
-        own = {name: times * rate for name, rate in self.half_spread_bps_of.items()}
+        spreads = {name: times * rate for name, rate in self.half_spreads.items()}
+        is_one = not isinstance(self.half_spread_bps, Mapping)
         return self.model_copy(
             update={
                 "cost_bps": times * self.cost_bps,
-                "half_spread_bps": times * self.half_spread_bps,
-                "half_spread_bps_of": own,
+                "half_spread_bps": spreads[OTHERS] if is_one else spreads,
                 "impact_bps": times * self.impact_bps,
             }
         )
@@ -228,13 +226,26 @@ class TradingSettings(Settings):
     def terms(self) -> TradingTerms:
         """Select the settings for carrying out orders."""
         values = {name: getattr(self, name) for name in CONVENTIONS}
-        maps = {name: dict(values[name]) for name in ("half_spread_bps_of", "turbulence")}
-        return TradingTerms(**values | maps)
+        plain = {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
+        return TradingTerms(**values | plain | {"dead_band": self.band})
+
+    @property
+    def half_spreads(self) -> dict[str, float]:
+        """Half-spread in basis points of each symbol named in the settings, and of all others."""
+        rates = self.half_spread_bps
+        return {OTHERS: 0.0, **rates} if isinstance(rates, Mapping) else {OTHERS: rates}
 
     @property
     def spread_rate(self) -> float:
-        """Half-spread as a share of the notional."""
-        return self.half_spread_bps / 1e4
+        """Half-spread, as a share of the notional, of symbols without their own."""
+        return self.half_spreads[OTHERS] / 1e4
+
+    @property
+    def band(self) -> float:
+        """`dead_band`, resolved."""
+        if self.dead_band is not None:
+            return self.dead_band
+        return 0.1 if self.action == "trade" else 0.0
 
     @property
     def impact_rate(self) -> float:
@@ -252,7 +263,7 @@ class TradingSettings(Settings):
         return (
             self.min_commission_usd == 0.0
             and self.impact_rate == 0.0
-            and not self.half_spread_bps_of
+            and len(self.half_spreads) == 1
         )
 
 

@@ -330,7 +330,6 @@ def _stack_context(
         session=grid.session,
         day_close=day_close,
         day_member=days,
-        turbulence_days=chosen.turbulence_days,
     )
     levels = (daily_level(name, path, grid) for name, path in chosen.daily.items())
     return np.column_stack([table, *levels])

@@ -80,13 +80,12 @@ class FeatureSettings(Settings):
         "index_return_1",
         "index_return_30",
     )
-    """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, turbulence,
-    index_return_K, index_volatility_K."""
+    """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, index_return_K,
+    index_volatility_K, turbulence_K (a finished day's returns against those of the K days before
+    it; `turbulence`: 60)."""
     daily: Mapping[str, PathText] = Field(default_factory=dict)
     """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix:
     vix.csv}: each bar sees the close of the last finished day, as its logarithm."""
-    turbulence_days: int = Field(60, ge=5)
-    """Finished days from which mean and covariance of a day's returns are taken."""
     clip: float = Field(10.0, gt=0)
     """Scaled features are cut off at so many standard deviations."""
     normalisation: PathText | None = None
@@ -116,12 +115,16 @@ class FeatureSettings(Settings):
     @classmethod
     def _known_context(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if name not in ("time_of_day", "time_to_close", "turbulence") and not _INDEX.fullmatch(
-                name
-            ):
+            known = name in ("time_of_day", "time_to_close") or _INDEX.fullmatch(name)
+            days = turbulence_days(name)
+            if not known and days is None:
                 raise ValueError(
                     f"{name!r} is no context; known: time_of_day, time_to_close, turbulence,"
-                    " index_return_K, index_volatility_K"
+                    " turbulence_K, index_return_K, index_volatility_K"
+                )
+            if days is not None and days < FEWEST_TURBULENCE_DAYS:
+                raise ValueError(
+                    f"{name!r}: a covariance needs {FEWEST_TURBULENCE_DAYS} days or more"
                 )
         return value
 
@@ -323,6 +326,9 @@ _MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = 
 }
 """Kinds that read all symbols at once: of a symbol's close and what the members earn on average,
 both `[T]`."""
+TURBULENCE_DAYS = 60
+"""Days that the column `turbulence` looks back on: a quarter."""
+FEWEST_TURBULENCE_DAYS = 5
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
@@ -423,7 +429,6 @@ def context_features(
     session: Array,
     day_close: Array,
     day_member: Array,
-    turbulence_days: int,
 ) -> Array:
     """`[T, M]` float64, NaN while undefined.
 
@@ -442,10 +447,8 @@ def context_features(
             table[:, column] = 2.0 * (inside + 0.5) / length.max() - 1.0
         elif name == "time_to_close":
             table[:, column] = 2.0 * (length[session] - inside - 0.5) / length.max() - 1.0
-        elif name == "turbulence":
-            before = np.concatenate(
-                [[np.nan], turbulence(day_close, day_member, turbulence_days)[:-1]]
-            )
+        elif (days := turbulence_days(name)) is not None:
+            before = np.concatenate([[np.nan], turbulence(day_close, day_member, days)[:-1]])
             table[:, column] = np.log1p(before)[session]
         elif match:
             window = int(match.group(2))
@@ -455,6 +458,12 @@ def context_features(
             else:
                 table[:, column] = np.sqrt(moving_mean(steps * steps, window))
     return table
+
+
+def turbulence_days(name: str) -> int | None:
+    """Read the days that a column of turbulence looks back on; None for another context column."""
+    match = re.fullmatch(r"turbulence(?:_([1-9]\d*))?", name)
+    return None if match is None else int(match.group(1) or TURBULENCE_DAYS)
 
 
 def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float = 0.5) -> Array:

@@ -478,7 +478,7 @@ def _add_oracle(
     if (
         market.provenance.planted_drift is None
         or env.action != "target"
-        or env.half_spread_bps
+        or any(env.half_spreads.values())
         or env.impact_bps
     ):
         return {}

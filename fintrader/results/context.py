@@ -17,12 +17,11 @@ class TradingTerms:
     fill: str
     decision_interval: int
     fractional: bool
-    rebalance_band: float
+    dead_band: float
     trade_rate: float
     participation: float | Literal["none"]
     cost_bps: float
-    half_spread_bps: float
-    half_spread_bps_of: dict[str, float]
+    half_spread_bps: float | dict[str, float]
     impact_bps: float
     min_commission_usd: float
     borrow_bps_per_year: float
@@ -31,6 +30,13 @@ class TradingTerms:
     max_leverage: float
     maintenance_margin: float
     turbulence: dict[str, float]
+
+    def describe_half_spread(self) -> str:
+        """Write half-spreads in basis points, with those of single symbols; empty without any."""
+        rates = self.half_spread_bps
+        if isinstance(rates, dict):
+            return ", ".join(f"{rate:g} ({name})" for name, rate in rates.items())
+        return f"{rates:g}" if rates else ""
 
 
 @dataclass(frozen=True)

@@ -416,7 +416,8 @@ def _check_specs(stored: StoredTournament) -> Check:
         result += f"; {same} made again from the seed and the results before them, and equal"
     return _describe(
         "specs",
-        "each spec.json with its seal, and with the one that the seed and the results before it make",
+        "each spec.json with its seal, and with the one that the seed and the results before it"
+        " make",
         problems,
         result,
     )

@@ -26,8 +26,10 @@ from tests.engines.tiny import (
 )
 from tests.factories import rising_market
 
+pytestmark = pytest.mark.usefixtures("frequent_reports")
+
 ON = {"network": {"hidden": [32]}}
-OFF = {"network": {"hidden": [32]}, "learning_starts": 256, "batch_size": 128, "report_every": 10}
+OFF = {"network": {"hidden": [32]}, "learning_starts": 256, "batch_size": 128}
 OFF_IDENTITY = {**OFF, "gamma": 0.0, "learning_rate": 3e-3}
 IDENTITY = {
     "ppo": (
@@ -159,11 +161,7 @@ def test_a_killed_training_ends_like_an_undisturbed_one(algo, tmp_path):
 )
 def test_every_algorithm_learns_from_clocks_on_a_market(algo, more):
     """Whether the environment it is given shows them or not, the same comes of it."""
-    values = (
-        {"num_steps": 4}
-        if algo in ("ppo", "a2c", "apg")
-        else {**OFF, "learning_starts": 16, "report_every": 4}
-    )
+    values = {"num_steps": 4} if algo in ("ppo", "a2c", "apg") else {**OFF, "learning_starts": 16}
     learned = []
     for shown in ("flat", "factored"):
         env = TradingEnv(

@@ -15,11 +15,11 @@ LAYOUT = ObservationLayout(num_assets=7, num_features=3, num_context=2)
 WINDOWED = replace(LAYOUT, lookback=3)
 NETWORKS = {
     "once": {"kind": "market_once"},
-    "once_account": {"kind": "market_once", "account": True, "hidden": (9, 5, 6)},
-    "once_holdings": {"kind": "market_once", "holdings": True, "activation": "tanh"},
-    "once_blind": {"kind": "market_once", "holdings": False, "account": True, "layer_norm": True},
+    "once_account": {"kind": "market_once", "private": ("account",), "hidden": (9, 5, 6)},
+    "once_holdings": {"kind": "market_once", "private": ("holdings",), "activation": "tanh"},
+    "once_blind": {"kind": "market_once", "private": ("account",), "layer_norm": True},
     "default": {"kind": "per_asset"},
-    "account": {"kind": "per_asset", "account": True, "hidden": (9, 5, 6)},
+    "account": {"kind": "per_asset", "private": ("account",), "hidden": (9, 5, 6)},
     "tanh": {"kind": "per_asset", "activation": "tanh"},
     "silu": {"kind": "per_asset", "activation": "silu", "hidden": (16,)},
     "elu": {"kind": "per_asset", "activation": "elu"},
@@ -29,7 +29,7 @@ NETWORKS = {
 }
 HEADS = {
     "aim": {"kind": "aim"},
-    "band": {"kind": "aim", "band": 0.3, "scale": 2.0},
+    "steep": {"kind": "aim", "scale": 2.0},
     "direct": {"kind": "direct"},
 }
 
@@ -104,7 +104,7 @@ def test_an_ensemble_of_unlike_members(mode, ensemble):
 @pytest.mark.parametrize("encoder", ["none", "gru", "attention"])
 def test_several_bars_are_read_by_market_once_alone(encoder):
     obs = observations(WINDOWED, 12)
-    policy = actor(WINDOWED, 1, "aim", account=True, encoder=encoder)
+    policy = actor(WINDOWED, 1, "aim", private=("account",), encoder=encoder)
     assert bound_actions(policy, obs, WINDOWED) == pytest.approx(policy(obs).numpy(), abs=2e-5)
     other = actor(WINDOWED, 1, "aim", kind="per_asset", encoder=encoder)
     rows = obs[:, WINDOWED.private_width :].numpy()

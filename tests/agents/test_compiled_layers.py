@@ -64,7 +64,7 @@ def test_networks_and_their_slopes_are_those_in_float64(kind, activation, shared
         "kind": kind,
         "activation": activation,
         "hidden": (64, 96),
-        "account": kind == "market_once",
+        "private": ["account"] if kind == "market_once" else [],
     }
     settings = NetworkSettings.model_validate(values)
     torch.manual_seed(1)

@@ -58,18 +58,13 @@ def permuted(obs, order):
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
-@pytest.mark.parametrize(
-    ("account", "layer_norm", "holdings"), [(True, False, True), (False, True, False)]
-)
-def test_permuting_assets_permutes_actions_and_leaves_the_value(
-    kind, account, layer_norm, holdings
-):
+@pytest.mark.parametrize(("private", "layer_norm"), [(["account", "holdings"], False), ([], True)])
+def test_permuting_assets_permutes_actions_and_leaves_the_value(kind, private, layer_norm):
     settings = {
         "kind": kind,
         "hidden": (16, 16),
-        "account": account,
+        "private": private,
         "layer_norm": layer_norm,
-        "holdings": holdings,
     }
     network = NetworkSettings.model_validate(settings)
     agent = make_agent(PPO(network=network), LAYOUT, seed=1)
@@ -112,7 +107,7 @@ def test_a_latent_critic_sees_each_latent_at_its_asset(kind):
 @pytest.mark.parametrize("latents", [0, 6])
 def test_weights_hold_for_any_number_of_assets(kind, latents):
     """Every asset twice: means stay what they are, so both of a pair say what the one said."""
-    settings = network("none", kind=kind, account=True, holdings=True)
+    settings = network("none", kind=kind, private=("account", "holdings"))
     twice = dataclasses.replace(LAYOUT, num_assets=10)
     order = torch.arange(5).repeat(2)
     obs = torch.randn(3, LAYOUT.width)
@@ -166,9 +161,9 @@ def test_a_clock_says_what_the_row_says(kind, encoder, bars):
     """Actions, values of both kinds of critic, and all gradients: also those of what an account
     holds."""
     layout = dataclasses.replace(LAYOUT, lookback=bars)
-    settings = network(encoder, kind=kind, account=True, holdings=True, layer_norm=True)
+    settings = network(encoder, kind=kind, private=("account", "holdings"), layer_norm=True)
     torch.manual_seed(2)
-    policy = ActorPolicy(layout, settings, ActionHeadSettings(band=0.1), outputs=2)
+    policy = ActorPolicy(layout, settings, ActionHeadSettings(), outputs=2)
     critics = make_critic(layout, settings), make_critic(layout, settings, latents=6, members=3)
     modules = nn.ModuleList([policy, *critics])
     for parameter in modules.parameters():
@@ -232,17 +227,6 @@ def test_the_action_is_the_aim():
     total = sum(math.exp(x) for x in logits)
     expected = [math.exp(x) / total for x in logits[:5]]
     torch.testing.assert_close(head.decode(obs, latent), torch.tensor([expected]))
-
-
-def test_a_gap_inside_the_band_is_not_traded():
-    head = ActionHead(LAYOUT, ActionHeadSettings(band=0.5))
-    obs = torch.zeros(1, LAYOUT.width)
-    aim = ActionHead(LAYOUT, ActionHeadSettings()).decode(obs, torch.zeros(1, 6))
-    held = aim + torch.tensor([[0.09, -0.09, 0.0, 0.12, -0.12]])
-    obs[:, LAYOUT.slices["holdings"]] = held
-    action = head.decode(obs, torch.zeros(1, 6))
-    torch.testing.assert_close(action[0, :3], held[0, :3])
-    torch.testing.assert_close(action[0, 3:], aim[0, 3:] + torch.tensor([0.1, -0.1]))
 
 
 def seen(market, lookback=BARS, count=30, **values):

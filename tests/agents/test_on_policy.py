@@ -80,6 +80,7 @@ def test_losses_in_pieces_are_the_loss(algo, kind, monkeypatch):
         torch.testing.assert_close(pieces[name], tensor, atol=1e-9, rtol=1e-7, msg=name)
 
 
+@pytest.mark.usefixtures("frequent_reports")
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("algo", ["a2c", "sac"])
 def test_clocks_teach_what_rows_teach(algo, kind):
@@ -94,7 +95,7 @@ def test_clocks_teach_what_rows_teach(algo, kind):
     if algo == "a2c":
         values |= {"num_steps": 12, "group_baseline": False}
     else:
-        values |= {"learning_starts": 12, "batch_size": 16, "report_every": 12}
+        values |= {"learning_starts": 12, "batch_size": 16}
     flat, clocked = (make_agent(agent_settings(algo, values), env.layout, seed=1) for _ in range(2))
     first = (
         torch.cat([weights.flatten() for weights in clocked.policy.parameters()]).detach().clone()

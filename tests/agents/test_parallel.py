@@ -3,7 +3,15 @@ import threading
 import pytest
 import torch
 
-from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
+from fintrader.agents import (
+    Budget,
+    load_policy,
+    make_agent,
+    off_policy,
+    read_agent_state,
+    save_policy,
+    train,
+)
 from fintrader.agents.buffers import Transition
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.on_policy import Rollout
@@ -15,6 +23,8 @@ from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
 from tests.engines.killing import Killed, assert_same_training, killed_after
 from tests.engines.tiny import DEVICES, Identity, agent_settings, mostly_slow
+
+pytestmark = pytest.mark.usefixtures("frequent_reports")
 
 SMALL = {"num_steps": 8, "network": {"hidden": [8]}}
 LEARNS = {
@@ -51,7 +61,11 @@ def test_learners_in_a_batch_are_learners_one_after_another(algo, kind, clocked)
     steps = 4
     accounts = 3
     learners = 3
-    network = {"hidden": [8, 8], "kind": "auto" if kind == "classic" else kind, "account": True}
+    network = {
+        "hidden": [8, 8],
+        "kind": "auto" if kind == "classic" else kind,
+        "private": ["account"],
+    }
     values = {"num_steps": steps, "network": network, "noise_decay": "learned", "noise": 0.7}
     values |= {"num_minibatches": 2, "update_epochs": 3} if algo == "ppo" else {}
     layout = Identity().layout if kind == "classic" else ObservationLayout(3, 2, 1)
@@ -143,7 +157,6 @@ OFF = {
     "network": {"hidden": [32]},
     "learning_starts": 256,
     "batch_size": 128,
-    "report_every": 10,
     "gamma": 0.0,
     "learning_rate": 3e-3,
     "pipeline": True,
@@ -186,9 +199,10 @@ def test_it_resumes_bit_exactly(algo, values, tmp_path):
     assert_same_training(tmp_path / "whole", tmp_path / "killed")
 
 
-def test_accounts_trade_on_while_an_update_runs():
+def test_accounts_trade_on_while_an_update_runs(monkeypatch):
     """The update waits for the next step of the accounts: in turns, neither would ever end."""
-    agent = pipelined("ddpg", {"report_every": 10_000})
+    monkeypatch.setattr(off_policy, "REPORT_STEPS", 10_000)  # a report waits for the update
+    agent = pipelined("ddpg")
     inner = agent.agent
     learn = agent.agent.learn
     acted = threading.Event()
@@ -225,7 +239,7 @@ def test_an_error_in_the_thread_reaches_the_loop():
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_thread_learns_what_the_agent_alone_learns(device):
     """From one replay buffer and one random stream both must come to the same weights."""
-    values = {**OFF, "updates_per_step": 40.0, "report_every": 10_000}
+    values = {**OFF, "updates_per_step": 40.0}
     layout = Identity().layout
     alone, ahead = (
         make_agent(agent_settings("td3", {**values, "pipeline": on}), layout, device=device, seed=3)

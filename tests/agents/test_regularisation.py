@@ -121,11 +121,10 @@ def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(setti
     assert torch.equal(agent.policy(flat), judged)
 
 
+@pytest.mark.usefixtures("frequent_reports")
 def test_a_pipelined_agent_hides_other_features_after_an_update_too():
     env = market_env()
-    settings = SAC(
-        learning_starts=8, batch_size=8, report_every=1, pipeline=True, network=NETWORK, **HIDING
-    )
+    settings = SAC(learning_starts=8, batch_size=8, pipeline=True, network=NETWORK, **HIDING)
     agent = make_agent(settings, env.layout, seed=1)
     drawn = agent.agent.perturbation.drawn
     train(agent, env, Budget(env_steps=10 * 8))
@@ -150,14 +149,14 @@ def test_decay_shrinks_weights_by_its_share_of_the_step_size():
 def test_training_is_dearer_than_what_it_is_judged_by(settings):
     asked = {
         "cost_bps": 10.0,
-        "half_spread_bps": 2.0,
+        "half_spread_bps": {"S001": 4.0, "others": 2.0},
         "impact_bps": 3.0,
         "fractional": True,
     }
-    env = market_env(randomise={"costs": (3.0, 3.0)}, half_spread_bps_of={"S001": 4.0}, **asked)
+    env = market_env(randomise={"costs": (3.0, 3.0)}, **asked)
     own = make_agent(settings, env.layout).prepare_env(env)
     paid = own.settings
-    assert (paid.cost_bps, paid.half_spread_bps, paid.impact_bps) == (30.0, 6.0, 9.0)
+    assert (paid.cost_bps, paid.half_spreads["others"], paid.impact_bps) == (30.0, 6.0, 9.0)
     assert own.view.spread.tolist() == pytest.approx([6e-4, 12e-4, 6e-4])
     assert env.settings.cost_bps == 10.0
     equities = []

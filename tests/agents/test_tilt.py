@@ -152,7 +152,7 @@ def acting(seed, settings):
     return agent.policy.eval().requires_grad_(False), obs[:, :10], obs[:, 10:]
 
 
-NETWORKS = [{}, {"account": True, "holdings": True}]
+NETWORKS = [{}, {"private": ("account", "holdings")}]
 HEADS = [{}, {"max_active_tilt": 0.1}, {"fully_invested": False}]
 
 

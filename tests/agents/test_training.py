@@ -129,7 +129,7 @@ def test_weights_that_run_away_stop_every_algorithm_early(algo, tmp_path):
         "a2c",
         "apg",
     ):  # their metrics come far apart: it is the actions that tell first
-        values |= {"learning_starts": 32, "batch_size": 16, "report_every": 10_000}
+        values |= {"learning_starts": 32, "batch_size": 16}
     agent = make_agent(agent_settings(algo, values), market_env().layout, seed=5)
     with pytest.raises(
         TrainingError, match=r"no longer finite: .*learning_rate.*failed\.safetensors"
@@ -264,12 +264,12 @@ def test_a_parent_of_another_shape_is_refused():
         )
 
 
+@pytest.mark.usefixtures("frequent_reports")
 @pytest.mark.parametrize("algo", ["ppo", "sac", "apg"])
 def test_step_sizes_fall_to_zero_over_the_budget(algo, tmp_path):
     given = {
         "anneal": True,
         "network": {"hidden": [8]},
-        **({"report_every": 8} if algo == "sac" else {}),
     }
 
     def rate():

@@ -55,7 +55,7 @@ def stored(path, kind="market_once", *, head="auto", members=1):
     env = TradingEnv(HOME, EnvSettings(num_envs=6))
     policies = []
     for seed in range(members):
-        network = NetworkSettings(hidden=(8, 8), kind=kind, holdings=True)
+        network = NetworkSettings(hidden=(8, 8), kind=kind, private=("holdings",))
         agent = make_agent(PPO(network=network, head={"kind": head}), env.layout, seed=seed)
         with torch.no_grad():
             for parameter in agent.actor.parameters():

@@ -208,6 +208,7 @@ def next_rows(bars):
     return bars.close / (1 // (len(bars) // 10**9))
 
 
+CONTEXT = ("time_of_day", "time_to_close", "turbulence_5", "index_return_1", "index_return_30")
 CLEAN = (
     "return_1",
     "return_5",
@@ -334,7 +335,7 @@ def settings_of(path, **changes):
         "bar_minutes": 30,
         "windows": {"fractions": [0.5, 0.2, 0.3], "embargo_sessions": 0},
         "universe": {"members": str(path.with_name("members.csv"))},
-        "features": {"names": list(CLEAN), "turbulence_days": 5},
+        "features": {"names": list(CLEAN), "context": CONTEXT},
     }
     return validate(DataSettings, {**values, **changes}, "leak lab")
 
@@ -350,7 +351,7 @@ QUICK = LookaheadSettings(cuts=1, prefixes=0, run=0)
 
 def with_features(path, functions, tried):
     names = [*map(column, functions), *CLEAN, column(expanding_mean)]
-    features = {"names": names, "turbulence_days": 5, "clip": 1e6}
+    features = {"names": names, "context": CONTEXT, "clip": 1e6}
     return lookahead(settings_of(path, features=features), ENV, tried)
 
 
@@ -361,7 +362,7 @@ def with_fault(path, setup, **changes):
 def given_columns(path):
     """Alarms of a market with columns of its file: no change of the future can show these."""
     extra = ["given_next", "given_noisy", "given_night", "given_noise"]
-    features = {"names": list(CLEAN), "extra": extra, "turbulence_days": 5}
+    features = {"names": list(CLEAN), "extra": extra, "context": CONTEXT}
     return implausible(build.make_market(settings_of(path, features=features)))
 
 
@@ -432,10 +433,10 @@ def table(folder):
         rows[f"pipeline: {what} early"] = caught_by(faults, what)
     scaled = with_fault(path, scaled_by_everything)
     rows["pipeline: scaled by all windows"] = caught_by(scaled, "feature return_1")
-    ranked = {"names": list(CLEAN), "scaling": "rank", "turbulence_days": 5}
+    ranked = {"names": list(CLEAN), "scaling": "rank", "context": CONTEXT}
     members = with_fault(path, ranked_with_tomorrows_members, features=ranked)
     rows["pipeline: ranked with tomorrow's members"] = caught_by(members, "feature return_1")
-    level = {"names": [column(price_level), "return_1"], "turbulence_days": 5}
+    level = {"names": [column(price_level), "return_1"], "context": CONTEXT}
     actions = path.with_name("actions.csv")
     actions.write_text("symbol,day,split,dividend_usd\nBBB,2015-11-16,4.0,\n")
     split = with_fault(path, split_before_its_date, features=level, actions=str(actions))

@@ -204,8 +204,7 @@ def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path):
         wild.loc[before, name] = (wild.loc[before, name] * noise).round(4)
     features = {
         "names": ["return_1"],
-        "context": ["turbulence", "index_return_1"],
-        "turbulence_days": 10,
+        "context": ["turbulence_10", "index_return_1"],
         "scaling": "none",
     }
     values = {"features": features, "waive": ["excursion_day"]}  # the noise

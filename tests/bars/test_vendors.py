@@ -316,7 +316,7 @@ def test_days_stand_at_their_sessions_start(tmp_path):
         }
     )
     with serve(Fake(table), yahoo):
-        feed = prepared("yahoo", tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
+        feed = prepared("yahoo", tmp_path, symbols=("AAA",), bar_minutes=1440, end="2016-01-15")
         stamps = feed.bars("AAA").ts.astype("datetime64[ns]")
     assert [str(stamp)[:16] for stamp in stamps[[0, -1]]] == [
         "2016-01-04T14:30",

@@ -83,9 +83,11 @@ def test_freezing_again_is_the_same_bundle_and_another_is_refused(tmp_path):
 
 def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
     with pytest.raises(DeployError, match="time_left"):
-        frozen(tmp_path, account=True)
+        frozen(tmp_path, private=["account"])
     for clock in ("session", "none"):
-        bundle, market = frozen(tmp_path / clock, account=True, clock=clock, decision_interval=20)
+        bundle, market = frozen(
+            tmp_path / clock, private=["account"], clock=clock, decision_interval=20
+        )
         journal = replayed(tmp_path / clock, bundle, market)
         equity = simulate(bundle.policy, market, bundle.env).equity
         assert [entry.body.equity for entry in journal.entries(Mark)][-1] == equity[-1]

@@ -147,7 +147,7 @@ def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch):
     now = pd.Timestamp("2016-03-15 14:32:30", tz="UTC").timestamp()
     with LoopbackMarket(now=lambda: now) as server:
         monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)
-        feed = AlpacaFeed(AlpacaSettings(interval="5m"), ["AAA"], "24/7")
+        feed = AlpacaFeed(AlpacaSettings(bar_minutes=5), ["AAA"], "24/7")
         bars = feed.poll(int((now - 1200) * 1e9), int(now * 1e9))
         minutes = sorted(
             pd.Timestamp(moment, unit="ns").strftime("%H:%M") for moment in bars.ts.tolist()

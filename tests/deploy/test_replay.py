@@ -62,8 +62,7 @@ EVENTFUL = {
             {
                 **SHORT,
                 "features": {
-                    "context": ["time_of_day", "turbulence", "index_return_5"],
-                    "turbulence_days": 8,
+                    "context": ["time_of_day", "turbulence_8", "index_return_5"],
                 },
             },
             {},

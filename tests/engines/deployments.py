@@ -64,7 +64,7 @@ def frozen(
     data: DataSettings | None = None,
     *,
     seed: int = 0,
-    account: bool = False,
+    private: Sequence[str] = (),
     daily_returns: Sequence[float] = (),
     **env: Any,
 ) -> tuple[Bundle, MarketTensors]:
@@ -79,7 +79,7 @@ def frozen(
     )
     torch.manual_seed(seed)
     policy = ActorPolicy(
-        layout, NetworkSettings(account=account), ActionHeadSettings(cash_logit=-3.0)
+        layout, NetworkSettings(private=private), ActionHeadSettings(cash_logit=-3.0)
     )
     for weights in policy.parameters():
         torch.nn.init.normal_(weights, 0.0, 0.25)

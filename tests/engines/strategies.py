@@ -21,13 +21,13 @@ def env_settings(
         "fill": draw(st.sampled_from(["next_open", "next_close", "close"])),
         "fractional": draw(st.booleans()) if fractional is None else fractional,
         "max_shares": draw(st.sampled_from([3.0, 57.5, 1000.0])),
-        "dead_band": draw(st.sampled_from([0.0, 0.1])),
-        "rebalance_band": draw(st.sampled_from([0.0, 0.02])),
+        "dead_band": draw(st.sampled_from([None, 0.0, 0.02, 0.1])),
         "trade_rate": draw(st.sampled_from([1.0, 0.2])),
         "decision_interval": draw(st.sampled_from([1, 1, 2, 5])),
         "cost_bps": draw(st.sampled_from([0.0, 20.0, 150.0])),
-        "half_spread_bps": draw(st.sampled_from([0.0, 3.0])),
-        "half_spread_bps_of": draw(st.sampled_from([{}, {"S001": 70.0, "S002": 0.0}])),
+        "half_spread_bps": draw(
+            st.sampled_from([0.0, 3.0, {"S001": 70.0, "S002": 0.0}, {"S001": 70.0, "others": 3.0}])
+        ),
         "impact_bps": draw(st.sampled_from([0.0, 40.0, 9000.0])),
         "participation": draw(st.sampled_from([None, 0.1, 1.0])),
         "min_commission_usd": draw(st.sampled_from([0.0, 1.0, 300.0])),

@@ -63,6 +63,7 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation):
     assert ended > 7  # episodes have begun anew, each in its own piece
 
 
+@pytest.mark.usefixtures("frequent_reports")
 @pytest.mark.parametrize(
     "agent",
     [
@@ -71,7 +72,6 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation):
             network=NetworkSettings(),
             learning_starts=16,
             batch_size=8,
-            report_every=4,
             buffer_size=500,
         ),
         APG(network=NetworkSettings(), num_steps=4),

@@ -66,7 +66,7 @@ def test_holding_orders_nothing_in_a_backtest():
 def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(engine):
     market = make_market(300, 5, gaps=False, volatility=1e-4)
     env = TradingEnv(
-        market, EnvSettings(rebalance_band=0.02, random_start=False), num_envs=1, engine=engine
+        market, EnvSettings(dead_band=0.02, random_start=False), num_envs=1, engine=engine
     )
     env.reset()
     target = torch.full((1, 5), 0.18)
@@ -89,7 +89,7 @@ def test_small_steps_reach_their_target_whatever_the_band(engine, rate, band):
     market = make_market(300, 20, gaps=False, volatility=1e-5)
     scale = 700.0 / market.close[0]  # 68 shares make a twentieth
     market = replace(market, open=market.open * scale, close=market.close * scale)
-    config = EnvSettings(trade_rate=rate, rebalance_band=band, random_start=False, cost_bps=0.0)
+    config = EnvSettings(trade_rate=rate, dead_band=band, random_start=False, cost_bps=0.0)
     env = TradingEnv(market, config, num_envs=1, engine=engine)
     env.reset()
     target = torch.full((1, 20), 0.048)
@@ -156,8 +156,8 @@ def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_
         20.0
     )  # a quarter of the volume: half the basis points
     assert paid(2_500, impact_bps=40.0) == pytest.approx(10.0)
-    assert paid(2_500, half_spread_bps=3.0, half_spread_bps_of={"S000": 7.0}) == pytest.approx(7.0)
-    assert paid(2_500, half_spread_bps=3.0, half_spread_bps_of={"S001": 7.0}) == pytest.approx(3.0)
+    assert paid(2_500, half_spread_bps={"S000": 7.0, "others": 3.0}) == pytest.approx(7.0)
+    assert paid(2_500, half_spread_bps={"S001": 7.0, "others": 3.0}) == pytest.approx(3.0)
 
 
 def test_what_no_order_can_mean_is_refused():
@@ -166,7 +166,7 @@ def test_what_no_order_can_mean_is_refused():
             EnvSettings(**wrong)
     market = make_market(10, 2)
     with pytest.raises(EnvError, match=r"the market has no S9; remove"):
-        TradingEnv(market, EnvSettings(half_spread_bps_of={"S9": 1.0}))
+        TradingEnv(market, EnvSettings(half_spread_bps={"S9": 1.0}))
     empty = replace(market, volume=torch.zeros_like(market.volume))
     with pytest.raises(EnvError, match=r"hold no volume.*participation to none"):
         TradingEnv(empty, EnvSettings())
@@ -186,7 +186,7 @@ def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought_by_every_engine(
     scale = 0.3 / market.close[0]
     market = replace(market, open=market.open * scale, close=market.close * scale)
     config = EnvSettings(
-        rebalance_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False
+        dead_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False
     )
     for engine in ENGINES:
         env = TradingEnv(market, config, num_envs=1, engine=engine)

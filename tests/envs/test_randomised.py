@@ -179,8 +179,7 @@ def test_costs_lie_between_the_bounds_and_reach_the_ledger():
         num_envs=64,
         asked={"variants": 32, "costs": (0.5, 8.0)},
         cost_bps=20.0,
-        half_spread_bps=4.0,
-        half_spread_bps_of={"S001": 8.0},
+        half_spread_bps={"S001": 8.0, "others": 4.0},
         impact_bps=10.0,
         random_start=False,
     )

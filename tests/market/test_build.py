@@ -112,7 +112,7 @@ EVERY_FEATURE = (
 EVERY_CONTEXT = (
     "time_of_day",
     "time_to_close",
-    "turbulence",
+    "turbulence_5",
     "index_return_5",
     "index_volatility_30",
 )
@@ -196,7 +196,6 @@ def eventful_market(folder, table, grid, cut, how, seed):
         "extra": ["mood"],
         "context": EVERY_CONTEXT,
         "daily": {"vix": str(folder / "vix.csv")},
-        "turbulence_days": 5,
         **how,
     }
     values = {

@@ -200,7 +200,7 @@ def test_an_unknown_feature_is_refused(name):
 def context_of(names, **given):
     """Context features of one session, or of what else is given."""
     session = np.zeros(len(given["benchmark"]), dtype=np.int64)
-    usual = {"session": session, "day_close": np.ones((1, 1)), "turbulence_days": 5}
+    usual = {"session": session, "day_close": np.ones((1, 1))}
     usual["day_member"] = np.ones(given.get("day_close", usual["day_close"]).shape, dtype=bool)
     return context_features(names, **usual | given)
 
@@ -220,9 +220,7 @@ def test_turbulence_sees_finished_days_only():
     gap = today - past.mean(axis=0)
     assert level[30] == pytest.approx(gap @ np.linalg.inv(shrunk) @ gap / 4)
     session = np.repeat(np.arange(40), 5)
-    table = context_of(
-        ["turbulence"], benchmark=np.ones(200), session=session, day_close=close, turbulence_days=10
-    )
+    table = context_of(["turbulence_10"], benchmark=np.ones(200), session=session, day_close=close)
     assert (
         table[session == 31, 0] == np.log1p(level[30])
     ).all()  # the day after, from its first bar

@@ -58,8 +58,7 @@ def test_a_file_holds_what_memory_does(tmp_path, monkeypatch):
         "universe": {"members": str(tmp_path / "members.csv")},
         "features": {
             "names": ["return_1", "beta_30", "gap"],
-            "context": ["turbulence"],
-            "turbulence_days": 5,
+            "context": ["turbulence_5"],
         },
     }
     path = write_csv(tmp_path, table)

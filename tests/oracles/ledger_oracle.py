@@ -103,7 +103,7 @@ class LedgerOracle:
     def cost(self, n: int, t: int, shares: float, notional: float, least: bool = True) -> float:
         fee = self.s.cost_bps / 1e4 * notional
         spread = (
-            self.s.half_spread_bps_of.get(self.symbols[n], self.s.half_spread_bps) / 1e4 * notional
+            self.s.half_spreads.get(self.symbols[n], self.s.half_spreads["others"]) / 1e4 * notional
         )
         taken = min(1.0, abs(shares) / self.volume[t][n]) if self.volume[t][n] else 1.0
         impact = self.s.impact_bps / 1e4 * notional * math.sqrt(taken)
@@ -153,7 +153,7 @@ class LedgerOracle:
                 p = self.mark(n, self.t)
                 target = w * max(0.0, V) / p if p > 0 else 0.0
                 gap = target - self.shares[n]
-                near = abs(gap) * p <= max(s.rebalance_band, 2.0**-22) * max(0.0, V)
+                near = abs(gap) * p <= max(s.band, 2.0**-22) * max(0.0, V)
                 step = self.whole(s.trade_rate * gap)
                 if not s.fractional and step == 0 and abs(gap) >= 1:
                     step = math.copysign(1.0, gap)
@@ -162,7 +162,7 @@ class LedgerOracle:
             for n, a in enumerate(action):
                 order = (
                     float(np.float32(a) * np.float32(s.max_shares))
-                    if abs(a) > np.float32(s.dead_band)
+                    if abs(a) > np.float32(s.band)
                     else 0.0
                 )
                 want.append(self.shares[n] + self.whole(order))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fintrader import pipeline
-from fintrader.agents import load_policy, train
+from fintrader.agents import load_policy, off_policy, train
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs.settings import TradingSettings
@@ -170,7 +170,6 @@ def test_locomotion_trains(tmp_path):
         "algo": "sac",
         "learning_starts": 32,
         "batch_size": 16,
-        "report_every": 8,
         "network": {"hidden": [8]},
     }
     path = classic(tmp_path, env__id="Hopper-v5", agent=sac)
@@ -181,13 +180,11 @@ def test_locomotion_trains(tmp_path):
 AGENTS = {
     "ppo": {"algo": "ppo", "num_steps": 8},
     "apg": {"algo": "apg", "num_steps": 8},
-    # one line of metrics for every four steps of the environment
     "sac": {
         "algo": "sac",
         "learning_starts": 256,
         "batch_size": 64,
         "buffer_size": 2000,
-        "report_every": 4,
     },
 }
 
@@ -196,6 +193,7 @@ def train_storing_each_update(config, name):
     """`fintrader train`, which stores its state after every update instead of every ten seconds."""
     trainer = import_module("fintrader.pipeline.train")
     trainer.train = partial(train, checkpoint_seconds=0.0)
+    off_policy.REPORT_STEPS = 4  # in a process of its own
     main(["train", str(config), "--name", name])
 
 

@@ -30,7 +30,7 @@ CONTEXT = BacktestContext(
     run="a </script> run",
     seed=3,
     command="fintrader run configs/quickstart.yaml",
-    trading=EnvSettings(participation="none", half_spread_bps_of={"A": 0.5}).terms(),
+    trading=EnvSettings(participation="none", half_spread_bps={"A": 0.5}).terms(),
     null_model=StrategyMetrics(sharpe=1.0),
     folds=(FoldReturns("2020-01-02", "2020-02-03", {"best": None}),),
     within_limits=LimitedOutcome(0.1, {"order": 2}, "", {"order": 0.1}),

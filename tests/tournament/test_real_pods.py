@@ -219,12 +219,12 @@ PIPELINE = SAC(
     network=NETWORK,
     learning_starts=32,
     batch_size=16,
-    report_every=8,
     buffer_size=1000,
     pipeline=True,
 )
 
 
+@pytest.mark.usefixtures("frequent_reports")
 @pytest.mark.parametrize(
     "agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"]
 )

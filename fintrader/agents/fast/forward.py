@@ -67,7 +67,6 @@ class Number(IntEnum):
 
     SCALE = 0
     CASH_LOGIT = 1
-    BAND = 2
 
 
 class Networks(NamedTuple):
@@ -362,9 +361,7 @@ def _run_mlp(
 # As `heads.ActionHead.decode`, but for `tilt`; logits are lessened by their highest, so that the
 # exponential cannot overflow.
 @njit_layer
-def _decode(
-    k: int, plan: Any, numbers: Any, private: Any, account: int, latent: Any, action: Any
-) -> None:
+def _decode(k: int, plan: Any, numbers: Any, latent: Any, action: Any) -> None:
     """Turn a latent into `action [N]`."""
     count = action.size
     if plan[k, Plan.SQUASH]:
@@ -384,15 +381,8 @@ def _decode(
     for n in range(count + 1):
         latent[n] = np.exp(latent[n] - highest)
         total += latent[n]
-    band = numbers[k, Number.BAND]
     for n in range(count):
-        aim = latent[n] / total
-        action[n] = aim
-        if band > ZERO:
-            held = private[account + n]
-            gap = aim - held
-            a = held + (gap - band if gap > band else (gap + band if gap < -band else ZERO * gap))
-            action[n] = ZERO if a < ZERO else (ONE if a > ONE else a)
+        action[n] = latent[n] / total
 
 
 # The only function that Python calls: all K networks in one call, since every call has its price.
@@ -417,4 +407,4 @@ def run_networks(
             _run_per_asset(k, plan, layers, weights, obs, sizes, buffers[:4], latent)
         else:
             _run_mlp(k, plan, layers, weights, obs, buffers[:2], latent)
-        _decode(k, plan, numbers, private, sizes[0], latent, actions[k])
+        _decode(k, plan, numbers, latent, actions[k])

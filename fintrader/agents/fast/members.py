@@ -79,14 +79,13 @@ class NumbaMembers:
         plan[Plan.NORM] = network.layer_norm
         plan[Plan.SQUASH] = actor.squash
         plan[Plan.TARGETS] = actor.head.targets_weights
-        plan[Plan.ACCOUNT] = network.account
+        plan[Plan.ACCOUNT] = network.reads_account
         plan[Plan.DEPTH] = len(network.hidden)
         plan[Plan.STATISTICS] = self._place(torch.cat(statistics))
         plan[Plan.CASH] = -1
         plan[Plan.CASH_BIAS] = -1
         self.numbers[k, Number.SCALE] = head.scale
         self.numbers[k, Number.CASH_LOGIT] = math.log(assets) + head.cash_logit
-        self.numbers[k, Number.BAND] = head.band / assets
         weights = actor.actor.state_dict()
         if actor.actor.kind == "per_asset":
             plan[Plan.KIND] = Kind.PER_ASSET

@@ -54,7 +54,8 @@ class Ccxt(Vendor):
         if not self._client.has.get("fetchOHLCV") or settings.interval not in offered:
             raise DataError(
                 f"{settings.exchange} offers no bars of {settings.interval} through ccxt (it has "
-                f"{', '.join(offered) or 'none'}); choose another data.source.interval or exchange"
+                f"{', '.join(offered) or 'none'}); choose another data.source.bar_minutes or"
+                " exchange"
             )
 
     def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:

@@ -6,6 +6,9 @@ from typing import Literal
 
 from fintrader.config import Settings
 
+INTERVALS = {1: "1m", 5: "5m", 15: "15m", 60: "1h", 1440: "1d"}
+"""Length of bars in minutes -> its name at Yahoo and in ccxt."""
+
 
 class VendorSettings(Settings):
     """Settings that all vendors share."""
@@ -13,21 +16,28 @@ class VendorSettings(Settings):
     actions: bool = True
     """Ask for splits and dividends too: those that are not in the prices reach the accounts that
     hold the share."""
+    bar_minutes: int = 1
+
+    @property
+    def interval(self) -> str:
+        """Length of the bars, as Yahoo and ccxt call it."""
+        return INTERVALS[self.bar_minutes]
 
 
 class YahooSettings(VendorSettings):
     """Bars from Yahoo Finance."""
 
     kind: Literal["yahoo"] = "yahoo"
-    interval: Literal["1m", "5m", "1h", "1d"] = "1m"
+    bar_minutes: Literal[1, 5, 60, 1440] = 1
+    """Length of the bars in minutes; 1440 is a day."""
 
 
 class AlpacaSettings(VendorSettings):
     """Bars from Alpaca."""
 
     kind: Literal["alpaca"] = "alpaca"
-    interval: Literal["1m", "5m", "1d"] = "1m"
-    """Length of the bars. Alpaca's hours begin on the hour and not with the session, so they are
+    bar_minutes: Literal[1, 5, 1440] = 1
+    """Length of the bars in minutes; 1440 is a day. Alpaca's hours begin on the hour and not with the session, so they are
     not on offer."""
     feed: Literal["sip", "iex", "otc", "boats", "delayed_sip"] = "sip"
     adjustment: Literal["raw", "split", "dividend", "all"] = "raw"
@@ -39,5 +49,5 @@ class CcxtSettings(VendorSettings):
     kind: Literal["ccxt"] = "ccxt"
     exchange: str = "binance"
     """The exchange's name in ccxt: binance, bitstamp, coinbase, kraken, okx, ..."""
-    interval: Literal["1m", "5m", "15m", "1h", "1d"] = "1m"
-    """Length of the bars (ccxt's timeframe). Symbols are pairs as ccxt writes them: BTC/USDT."""
+    bar_minutes: Literal[1, 5, 15, 60, 1440] = 1
+    """Length of the bars in minutes; 1440 is a day. Symbols are pairs as ccxt writes them: BTC/USDT."""

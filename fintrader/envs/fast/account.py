@@ -199,7 +199,7 @@ def size_orders(
             desired[:] = 0.0
         elif rules.is_target:
             # Too small a change is no order.
-            band = rules.rebalance_band * max(state.equity[b], 0.0) * USD_GRID
+            band = rules.band * max(state.equity[b], 0.0) * USD_GRID
             mark = prices.quotes[bar, MARK]
             target_shares(
                 work.weights[i], work.unit[i], band, mark, state.shares[b], rules, desired
@@ -262,11 +262,11 @@ def step_towards(gap: float, rules: Rules) -> float:
 def trade_shares(action: Any, shares: Any, rules: Rules, desired: Any) -> None:
     """Write the holdings `[N]` after the shares that an action `[N]` orders."""
     # In float32, as in `desired_shares`.
-    dead_band = np.float32(rules.dead_band)
+    band = np.float32(rules.band)
     most = np.float32(rules.max_shares)
     for n in range(len(desired)):
         a = min(max(action[n], -_ONE), _ONE)
-        size = np.float64(a * most) if abs(a) > dead_band else 0.0
+        size = np.float64(a * most) if abs(a) > band else 0.0
         desired[n] = shares[n] + (np.trunc(size) if rules.is_whole else size)
 
 

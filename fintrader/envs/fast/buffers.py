@@ -50,9 +50,9 @@ class Rules(NamedTuple):
     impact_rate: float
     min_commission_usd: float
     max_leverage: float
-    rebalance_band: float
     trade_rate: float
-    dead_band: float
+    band: float
+    """Change of a weight or an action that is too small to be ordered."""
     max_shares: float
     borrow_rate: float
     maintenance_margin: float
@@ -61,9 +61,10 @@ class Rules(NamedTuple):
     @classmethod
     def from_settings(cls, settings: EnvSettings) -> Rules:
         """Take the rules of an environment."""
+        is_target = settings.action == "target"
         return cls(
             is_short=settings.short,
-            is_target=settings.action == "target",
+            is_target=is_target,
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
@@ -75,9 +76,8 @@ class Rules(NamedTuple):
             impact_rate=settings.impact_rate,
             min_commission_usd=settings.min_commission_usd,
             max_leverage=settings.max_leverage,
-            rebalance_band=max(settings.rebalance_band, LEAST_CHANGE),
             trade_rate=settings.trade_rate,
-            dead_band=settings.dead_band,
+            band=max(settings.band, LEAST_CHANGE) if is_target else settings.band,
             max_shares=settings.max_shares,
             borrow_rate=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,
             maintenance_margin=settings.maintenance_margin,

@@ -41,11 +41,11 @@ _ACCOUNT_WIDTH = tl.constexpr(4)
 
 
 NUMBERS = (
-    *("cost_rate", "ruin_fraction", "max_shares", "dead_band", "rebalance_band"),
+    *("cost_rate", "ruin_fraction", "max_shares", "band"),
     *("fee_rate", "impact_rate", "min_commission_usd", "trade_rate"),
 )
 """Fields of `buffers.Rules` that the kernel reads, behind `EQUITY_FLOOR`."""
-_LEAST, _RATE, _RUIN, _MAX_SHARES, _DEAD_BAND, _BAND, _FEE, _IMPACT, _COMMISSION, _PACE = map(
+_LEAST, _RATE, _RUIN, _MAX_SHARES, _BAND, _FEE, _IMPACT, _COMMISSION, _PACE = map(
     tl.constexpr, range(1 + len(NUMBERS))
 )
 _DUST = tl.constexpr(DUST_USD)
@@ -142,7 +142,7 @@ def _size_orders(action, held, mark, equity, rules, TARGET: tl.constexpr, WHOLE:
         size = (action * tl.load(rules + _MAX_SHARES).to(tl.float32)).to(tl.float64)
         if WHOLE:
             size = _trunc(size)
-        is_order = tl.abs(action) > tl.load(rules + _DEAD_BAND).to(tl.float32)
+        is_order = tl.abs(action) > tl.load(rules + _BAND).to(tl.float32)
         want = held + tl.where(is_order, size, 0.0)
     return tl.maximum(want, 0.0)
 

@@ -23,11 +23,6 @@ from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.results.table import list_facts
 
 _NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any market."
-_RATES = {
-    "cost_bps": "a trade",
-    "half_spread_bps": "half-spread",
-    "impact_bps": "impact at full volume",
-}
 
 
 def present_verdict(view: BacktestView) -> Section:
@@ -86,7 +81,8 @@ def describe_simulation(stored: StoredBacktest) -> str:
         return f"{text}."
     bars = trading.decision_interval
     every = "every bar" if bars == 1 else f"every {bars} bars"
-    spread = f" and a half-spread of {trading.half_spread_bps:g}" if trading.half_spread_bps else ""
+    half = trading.describe_half_spread()
+    spread = f" and a half-spread of {half}" if half else ""
     fill = trading.fill.replace("_", " ")
     share = trading.participation
     volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
@@ -159,9 +155,16 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
     trading = stored.context.trading
     if own.cost_usd is None or own.cost_share is None:
         return "not known."
-    rates = [
-        f"{rate:g} bps {of}" for key, of in _RATES.items() if (rate := getattr(trading, key, 0.0))
-    ]
+    parts = (
+        []
+        if trading is None
+        else [
+            (f"{trading.cost_bps:g}" if trading.cost_bps else "", "a trade"),
+            (trading.describe_half_spread(), "half-spread"),
+            (f"{trading.impact_bps:g}" if trading.impact_bps else "", "impact at full volume"),
+        ]
+    )
+    rates = [f"{rate} bps {kind}" for rate, kind in parts if rate]
     charged = f" ({', '.join(rates)})" if rates else ""
     if not rates and not own.cost_usd:
         text = "none charged: every trade was free of commission, spread and impact"
