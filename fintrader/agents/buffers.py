@@ -7,6 +7,7 @@ the next stored step belongs to another episode (https://arxiv.org/abs/1712.0037
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,21 +34,25 @@ class Transition(NamedTuple):
     """`[B, D]`: where the step truly led; the final observation where an episode ended."""
 
 
+@dataclass(eq=False)
 class StepBuffer:
     """Memory for `num_steps` steps of `num_envs` accounts, time first."""
 
-    def __init__(
-        self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device
-    ) -> None:
-        shape = (num_steps, num_envs)
-        self.obs = torch.zeros(*shape, obs_width, device=device)
-        self.latent = torch.zeros(*shape, latent_width, device=device)
+    num_steps: int
+    num_envs: int
+    obs_width: int
+    latent_width: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        shape = (self.num_steps, self.num_envs)
+        device = self.device
+        self.obs = torch.zeros(*shape, self.obs_width, device=device)
+        self.latent = torch.zeros(*shape, self.latent_width, device=device)
         """`[T, B, L]`: drawn from the policy's distribution, before the head made it an action."""
         self.reward = torch.zeros(shape, device=device)
         self.terminated = torch.zeros(shape, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.num_steps = num_steps
-        self.num_envs = num_envs
 
     def write(self, t: int, transition: Transition, latent: Tensor) -> None:
         """Write one step as number `t`."""
@@ -61,18 +66,17 @@ class StepBuffer:
 class RolloutBuffer(StepBuffer):
     """`num_steps` consecutive steps of `num_envs` accounts."""
 
-    def __init__(
-        self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device
-    ) -> None:
+    def __post_init__(self) -> None:
         """Raises ConfigError when it, or learning from it, would take more memory than the device
         has free."""
         # Observations lie there three times while they are standardised: raw, between and as the
         # networks read them.
-        needed = num_steps * num_envs * (4 * (3 * obs_width + 3 * latent_width + 6) + 2)
-        subject = f"a rollout of {num_steps:,} steps of {num_envs:,} accounts"
-        require_memory(needed, device, subject, "lower agent.num_steps or env.num_envs")
-        super().__init__(num_steps, num_envs, obs_width, latent_width, device)
-        self.final_value = torch.zeros((num_steps, num_envs), device=device)
+        each = 4 * (3 * self.obs_width + 3 * self.latent_width + 6) + 2
+        needed = self.num_steps * self.num_envs * each
+        subject = f"a rollout of {self.num_steps:,} steps of {self.num_envs:,} accounts"
+        require_memory(needed, self.device, subject, "lower agent.num_steps or env.num_envs")
+        super().__post_init__()
+        self.final_value = torch.zeros_like(self.reward)
         """`[T, B]`: value of the true final observation where an episode ended, anything
         elsewhere."""
         self.log_prob = torch.zeros_like(self.latent)

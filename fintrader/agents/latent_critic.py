@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.networks import Dense, Hidden, MarketTrunk
+from fintrader.agents.networks import Blueprint, Dense, Hidden, MarketTrunk
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.settings import NetworkSettings
 from fintrader.envs.observation import ObservationLayout
 
 
@@ -18,26 +19,19 @@ class MarketOnceLatentCritic(nn.Module):
     more layer with both.
     """
 
-    def __init__(
-        self,
-        layout: ObservationLayout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
-        *,
-        latents: int,
-        batch_shape: tuple[int, ...],
-    ) -> None:
+    def __init__(self, layout: ObservationLayout, plan: Blueprint, *, latents: int) -> None:
         super().__init__()
         self.num_assets = layout.num_assets
-        self.account = layout.account_width if settings.reads_account else 0
-        width = settings.hidden[-1]
+        self.account = plan.count_account_columns(layout)
+        width = plan.width
         common = latents - layout.num_assets + self.account
-        self.trunk = MarketTrunk(layout, settings, encoder, batch_shape=batch_shape)
-        self.embedding = Dense(width, width, batch_shape=batch_shape)
-        self.own = Dense(2, width, batch_shape=batch_shape)
-        self.common = Dense(max(common, 1), width, batch_shape=batch_shape, gain=1.0)
-        self.last = Hidden(width, settings)
-        self.head = Dense(width, 1, batch_shape=batch_shape, gain=1.0)
+        self.trunk = MarketTrunk(layout, plan)
+        dense = partial(Dense, batch_shape=plan.batch_shape)
+        self.embedding = dense(width, width)
+        self.own = dense(2, width)
+        self.common = dense(max(common, 1), width, gain=1.0)
+        self.last = Hidden(width, plan.settings)
+        self.head = dense(width, 1, gain=1.0)
 
     def forward(self, batch: Batch, latent: Tensor) -> Tensor:
         assets = self.num_assets

@@ -8,9 +8,9 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.networks import Actor, Dense, Hidden, join, linear
+from fintrader.agents.networks import Actor, Blueprint, Dense, Hidden, join, linear
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
+from fintrader.agents.settings import ENCODER_WIDTH
 from fintrader.envs.observation import Layout
 
 
@@ -20,15 +20,14 @@ class Mlp(nn.Module):
     def __init__(
         self,
         layout: Layout,
+        plan: Blueprint,
         width_out: int,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
         *,
         latents: int = 0,
-        batch_shape: tuple[int, ...] = (),
         out_gain: float,
     ) -> None:
         super().__init__()
+        settings, encoder, batch_shape = plan
         self.private = layout.private_width
         self.row = layout.row_width
         self.encoder = encoder
@@ -83,8 +82,7 @@ class MlpActor(Actor):
     def __init__(
         self,
         layout: Layout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
+        plan: Blueprint,
         *,
         extra: int,
         outputs: int,
@@ -93,7 +91,7 @@ class MlpActor(Actor):
         super().__init__()
         self.outputs = outputs
         latents = layout.num_actions + extra
-        self.mlp = Mlp(layout, latents * outputs, settings, encoder, out_gain=out_gain)
+        self.mlp = Mlp(layout, plan, latents * outputs, out_gain=out_gain)
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         out: Tensor = self.mlp(batch)
@@ -103,19 +101,9 @@ class MlpActor(Actor):
 class MlpCritic(nn.Module):
     """Value `[*batch_shape, R]` of a batch, or of a batch and latents `[R, L]`."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
-        *,
-        latents: int,
-        batch_shape: tuple[int, ...],
-    ) -> None:
+    def __init__(self, layout: Layout, plan: Blueprint, *, latents: int) -> None:
         super().__init__()
-        self.mlp = Mlp(
-            layout, 1, settings, encoder, latents=latents, batch_shape=batch_shape, out_gain=1.0
-        )
+        self.mlp = Mlp(layout, plan, 1, latents=latents, out_gain=1.0)
 
     def forward(self, batch: Batch, latent: Tensor | None = None) -> Tensor:
         value: Tensor = self.mlp(batch, latent)

@@ -14,7 +14,7 @@ from torch import nn
 from fintrader.agents.encoders import make_encoder
 from fintrader.agents.latent_critic import MarketOnceLatentCritic
 from fintrader.agents.mlp import MlpActor, MlpCritic
-from fintrader.agents.networks import Actor, MarketOnceActor, MarketOnceCritic
+from fintrader.agents.networks import Actor, Blueprint, MarketOnceActor, MarketOnceCritic
 from fintrader.agents.per_asset import PerAssetActor, PerAssetCritic
 from fintrader.agents.settings import NetworkSettings
 from fintrader.envs.observation import FlatLayout, Layout
@@ -63,9 +63,9 @@ def make_actor(
 ) -> Actor:
     """Make the actor that resolved `settings` describe, with `outputs` numbers for each of the
     assets' and the `extra` latents."""
-    encoder = make_encoder(layout, settings)
+    plan = Blueprint(settings, make_encoder(layout, settings))
     kind = _ACTORS[settings.kind]
-    return kind(layout, settings, encoder, extra=extra, outputs=outputs, out_gain=out_gain)
+    return kind(layout, plan, extra=extra, outputs=outputs, out_gain=out_gain)
 
 
 def make_critic(
@@ -74,10 +74,9 @@ def make_critic(
     """Make the critic that resolved `settings` describe: the value `[R]` of a batch, with `latents`
     the value of a batch and its latents `[R, L]`; `members`: K critics as one network, `[K, R]`."""
     batch_shape = () if members is None else (members,)
-    encoder = make_encoder(layout, settings, batch_shape)
+    plan = Blueprint(settings, make_encoder(layout, settings, batch_shape), batch_shape)
     if settings.kind == "market_once" and not latents:
         assert members is None, "only critics of latents come in several"
         assert not isinstance(layout, FlatLayout)
-        return MarketOnceCritic(layout, settings, encoder)
-    kind = _CRITICS[settings.kind]
-    return kind(layout, settings, encoder, latents=latents, batch_shape=batch_shape)
+        return MarketOnceCritic(layout, plan)
+    return _CRITICS[settings.kind](layout, plan, latents=latents)

@@ -164,13 +164,28 @@ class AssetTrunk(nn.Module):
         return h, mean
 
 
+class Blueprint(NamedTuple):
+    """The plan of a network, but for the layout that it reads and what comes out of it."""
+
+    settings: NetworkSettings
+    encoder: nn.Module | None
+    batch_shape: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Width of the last hidden layer."""
+        return self.settings.hidden[-1]
+
+    def count_account_columns(self, layout: ObservationLayout) -> int:
+        """Count the account's columns that the network reads."""
+        return layout.account_width if self.settings.reads_account else 0
+
+
 class AssetInput(nn.Module):
     """The market's columns of each asset: rows `[U, L*W]` to `[U, N, P]`, and to common columns
     `[U, G]`."""
 
-    def __init__(
-        self, layout: ObservationLayout, settings: NetworkSettings, encoder: nn.Module | None
-    ) -> None:
+    def __init__(self, layout: ObservationLayout, encoder: nn.Module | None) -> None:
         super().__init__()
         self.layout = layout
         self.encoder = encoder
@@ -202,18 +217,11 @@ class MarketTrunk(nn.Module):
     """Every asset's embedding, from the market alone: rows `[U, L*W]` to `[*batch_shape, U, N, H]`
     and their mean over the assets, `[*batch_shape, U, H]`."""
 
-    def __init__(
-        self,
-        layout: ObservationLayout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
-        *,
-        batch_shape: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, layout: ObservationLayout, plan: Blueprint) -> None:
         super().__init__()
-        self.assets = AssetInput(layout, settings, encoder)
+        self.assets = AssetInput(layout, plan.encoder)
         widths = (self.assets.width, self.assets.common_width)
-        self.layers = AssetTrunk(*widths, settings, batch_shape=batch_shape)
+        self.layers = AssetTrunk(*widths, plan.settings, batch_shape=plan.batch_shape)
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         embeddings, mean = self.layers(*self.assets(rows))
@@ -265,8 +273,7 @@ class MarketOnceActor(Actor):
     def __init__(
         self,
         layout: ObservationLayout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
+        plan: Blueprint,
         *,
         extra: int,
         outputs: int,
@@ -276,11 +283,11 @@ class MarketOnceActor(Actor):
         self.outputs = outputs
         self.num_assets = layout.num_assets
         self.extra = extra
-        self.account = layout.account_width if settings.reads_account else 0
-        self.holdings = settings.reads_holdings
+        self.account = plan.count_account_columns(layout)
+        self.holdings = plan.settings.reads_holdings
         self.shares_bars = not self.holdings and not self.account
-        width = settings.hidden[-1]
-        self.trunk = MarketTrunk(layout, settings, encoder)
+        self.trunk = MarketTrunk(layout, plan)
+        width = plan.width
         # For each output, in this order: constant, slope, the account's columns.
         self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
         self.extra_head = (
@@ -346,15 +353,12 @@ class MarketOnceCritic(nn.Module):
     `account`, the account's columns x.
     """
 
-    def __init__(
-        self, layout: ObservationLayout, settings: NetworkSettings, encoder: nn.Module | None
-    ) -> None:
+    def __init__(self, layout: ObservationLayout, plan: Blueprint) -> None:
         super().__init__()
-        self.account = layout.account_width if settings.reads_account else 0
-        width = settings.hidden[-1]
-        self.trunk = MarketTrunk(layout, settings, encoder)
-        self.head = Dense(width, 2, gain=1.0)
-        self.top = Dense(width, 1 + 2 * self.account, gain=1.0)
+        self.account = plan.count_account_columns(layout)
+        self.trunk = MarketTrunk(layout, plan)
+        self.head = Dense(plan.width, 2, gain=1.0)
+        self.top = Dense(plan.width, 1 + 2 * self.account, gain=1.0)
 
     def forward(self, batch: Batch) -> Tensor:
         h, mean = self.trunk(batch.rows)

@@ -78,10 +78,8 @@ class RunningStatistics(nn.Module):
     def __init__(self, *shape: int, var: float) -> None:
         """`var`: the variance before the first values."""
         super().__init__()
-        start = torch.zeros(shape, dtype=torch.float64)
-        self.register_buffer("mean", start)
-        self.register_buffer("var", start + var)
-        self.register_buffer("count", start.clone())
+        for name, start in (("mean", 0.0), ("var", var), ("count", 0.0)):
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def merge(self, mean: Tensor, var: Tensor, number: Tensor | int) -> None:
         """Merge the mean and variance of a batch of `number` values."""

@@ -11,11 +11,11 @@ from fintrader.agents.networks import (
     Actor,
     AssetInput,
     AssetTrunk,
+    Blueprint,
     Dense,
     join,
 )
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.settings import NetworkSettings
 from fintrader.envs.observation import ObservationLayout
 
 
@@ -26,22 +26,20 @@ class AccountTrunk(nn.Module):
     def __init__(
         self,
         layout: ObservationLayout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
+        plan: Blueprint,
         *,
         latents: int = 0,
-        batch_shape: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
-        self.assets = AssetInput(layout, settings, encoder)
+        self.assets = AssetInput(layout, plan.encoder)
         self.num_assets = layout.num_assets
         self.features = layout.num_features
-        self.account = layout.account_width if settings.reads_account else 0
+        self.account = plan.count_account_columns(layout)
         # Each asset sees its own latent; all of them see the extra ones (cash).
         own, common = (1, latents - layout.num_assets) if latents else (0, 0)
         own += self.assets.width + 1
         common += self.assets.common_width + self.account
-        self.layers = AssetTrunk(own, common, settings, batch_shape=batch_shape)
+        self.layers = AssetTrunk(own, common, plan.settings, batch_shape=plan.batch_shape)
 
     def forward(self, batch: Batch, latent: Tensor | None = None) -> Tensor:
         own, common = self.assets(batch.rows)
@@ -65,8 +63,7 @@ class PerAssetActor(Actor):
     def __init__(
         self,
         layout: ObservationLayout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
+        plan: Blueprint,
         *,
         extra: int,
         outputs: int,
@@ -75,10 +72,9 @@ class PerAssetActor(Actor):
         super().__init__()
         self.outputs = outputs
         self.extra = extra
-        width = settings.hidden[-1]
-        self.trunk = AccountTrunk(layout, settings, encoder)
-        self.head = Dense(width, outputs, gain=out_gain)
-        self.extra_head = Dense(width, outputs * extra, gain=out_gain) if extra else None
+        self.trunk = AccountTrunk(layout, plan)
+        self.head = Dense(plan.width, outputs, gain=out_gain)
+        self.extra_head = Dense(plan.width, outputs * extra, gain=out_gain) if extra else None
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         h = self.trunk(batch)
@@ -94,20 +90,10 @@ class PerAssetCritic(nn.Module):
     """Value `[*batch_shape, R]` of a batch, or of a batch and latents `[R, L]`, from the mean of
     the assets' embeddings."""
 
-    def __init__(
-        self,
-        layout: ObservationLayout,
-        settings: NetworkSettings,
-        encoder: nn.Module | None,
-        *,
-        latents: int,
-        batch_shape: tuple[int, ...],
-    ) -> None:
+    def __init__(self, layout: ObservationLayout, plan: Blueprint, *, latents: int) -> None:
         super().__init__()
-        self.trunk = AccountTrunk(
-            layout, settings, encoder, latents=latents, batch_shape=batch_shape
-        )
-        self.head = Dense(settings.hidden[-1], 1, batch_shape=batch_shape, gain=1.0)
+        self.trunk = AccountTrunk(layout, plan, latents=latents)
+        self.head = Dense(plan.width, 1, batch_shape=plan.batch_shape, gain=1.0)
 
     def forward(self, batch: Batch, latent: Tensor | None = None) -> Tensor:
         value: Tensor = self.head(self.trunk(batch, latent).mean(dim=-2)).squeeze(-1)

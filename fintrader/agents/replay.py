@@ -36,18 +36,17 @@ class ReplayBuffer(StepBuffer):
     """The last `num_steps` steps of `num_envs` accounts: preallocated, time first, oldest
     overwritten first."""
 
-    def __init__(
-        self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device
-    ) -> None:
+    def __post_init__(self) -> None:
         """Raises ConfigError when it, or storing it, would take more memory than there is."""
-        needed = num_steps * num_envs * (4 * (2 * obs_width + latent_width + 1) + 2)
-        subject = f"agent.buffer_size of {num_steps * num_envs:,} steps"
+        steps = self.num_steps * self.num_envs
+        needed = steps * (4 * (2 * self.obs_width + self.latent_width + 1) + 2)
+        subject = f"agent.buffer_size of {steps:,} steps"
         remedy = "lower agent.buffer_size"
-        require_memory(needed, device, subject, remedy)
+        require_memory(needed, self.device, subject, remedy)
         # On its way into a file it lies on the host once; one on the host is written as it is.
-        if device != HOST:
+        if self.device != HOST:
             require_memory(needed, HOST, f"storing {subject}", remedy)
-        super().__init__(num_steps, num_envs, obs_width, latent_width, device)
+        super().__post_init__()
         self.next_obs = torch.zeros_like(self.obs)
         self.written = 0
         """Steps ever added."""
