@@ -12,36 +12,35 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib import import_module
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def fast_on_cpu(
-    module: str,
-) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+def fast_on_cpu(module: str) -> Callable[[FunctionT], FunctionT]:
     """Decorate a function whose first argument is a tensor and which has a fast twin in
     `agents/fast/<module>.py`."""
 
-    def decorate(reference: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    def decorate(reference: FunctionT) -> FunctionT:
         @functools.cache
-        def load() -> Callable[Parameters, Result]:
-            twin = getattr(import_module(f"{__name__}.{module}"), reference.__name__)
-            return cast("Callable[Parameters, Result]", twin)
+        def load() -> Callable[..., Any]:
+            twin: Callable[..., Any] = getattr(
+                import_module(f"{__name__}.{module}"), reference.__name__
+            )
+            return twin
 
         @functools.wraps(reference)
-        def choose(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            if is_plain_cpu(cast(Tensor, args[0])):
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            if is_plain_cpu(args[0]):
                 result = load()(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
             return reference(*args, **kwargs)
 
-        return choose
+        return cast(FunctionT, choose)
 
     return decorate
 

@@ -230,39 +230,15 @@ def _scale_and_clip(value: Any, shift: Any, scale: Any) -> Any:
 # The observation is written out flat: the networks then read one array, wherever its parts came
 # from.
 @njit_layer
-def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, obs: Any) -> None:
-    """Write the flat observation, standardised, to `obs`: account [A] | holdings [N] | features
-    [N * F] | tradable [N] | context [M].
-
-    Statistics lie in the order account [A] | holdings | features [F] | tradable | context [M],
-    shifts before scales.
-    """
-    account, count, features, context = sizes
-    scale = shift + account + features + context + 2
-    for i in range(account):
+def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> None:
+    """Write the flat observation `[D]`, standardised, to `obs`. Each column has a shift, and behind
+    all of them a scale."""
+    scale = shift + obs.size
+    for i in range(private.size):
         obs[i] = _scale_and_clip(private[i], weights[shift + i], weights[scale + i])
-    at = account
-    g = account
-    for n in range(count):
-        obs[at + n] = _scale_and_clip(private[at + n], weights[shift + g], weights[scale + g])
-    at = at + count
-    g = g + 1
-    for n in range(count):
-        for f in range(features):
-            i = n * features + f
-            obs[at + i] = _scale_and_clip(row[i], weights[shift + g + f], weights[scale + g + f])
-    at = at + count * features
-    g = g + features
-    given = count * features
-    for n in range(count):
-        obs[at + n] = _scale_and_clip(row[given + n], weights[shift + g], weights[scale + g])
-    at = at + count
-    g = g + 1
-    given = given + count
-    for i in range(context):
-        obs[at + i] = _scale_and_clip(
-            row[given + i], weights[shift + g + i], weights[scale + g + i]
-        )
+    for i in range(row.size):
+        at = private.size + i
+        obs[at] = _scale_and_clip(row[i], weights[shift + at], weights[scale + at])
 
 
 # Inputs are turned to `[P, N]` once, and two buffers swap their roles from layer to layer, so that
@@ -402,7 +378,7 @@ def run_networks(
     without = buffers[6]
     for k in range(plan.shape[0]):
         latent = with_cash if plan[k, Plan.TARGETS] else without
-        _standardise(weights, plan[k, Plan.STATISTICS], private, row, sizes, obs)
+        _standardise(weights, plan[k, Plan.STATISTICS], private, row, obs)
         if plan[k, Plan.KIND] == Kind.PER_ASSET:
             _run_per_asset(k, plan, layers, weights, obs, sizes, buffers[:4], latent)
         else:

@@ -81,7 +81,8 @@ class NumbaMembers:
         plan[Plan.TARGETS] = actor.head.targets_weights
         plan[Plan.ACCOUNT] = network.reads_account
         plan[Plan.DEPTH] = len(network.hidden)
-        plan[Plan.STATISTICS] = self._place(torch.cat(statistics))
+        columns = [numbers[actor.normaliser.groups] for numbers in statistics]
+        plan[Plan.STATISTICS] = self._place(torch.cat(columns))
         plan[Plan.CASH] = -1
         plan[Plan.CASH_BIAS] = -1
         self.numbers[k, Number.SCALE] = head.scale
@@ -98,7 +99,6 @@ class NumbaMembers:
         plan = self.plan[k]
         wide = 0
         for depth in range(len(actor.network.hidden)):
-            layer = self.layers[k, depth]
             own = weights[f"trunk.layers.own.{depth}.weight"]
             common = weights[f"trunk.layers.common.{depth}.weight"]
             bias = weights[f"trunk.layers.own.{depth}.bias"]
@@ -108,13 +108,12 @@ class NumbaMembers:
             rows = _round_up(own.shape[0])
             # From the second layer on the shared columns are the padded hidden units' means.
             columns = common.shape[0] if depth == 0 else rows
-            layer[Layer.WIDTH] = width
-            layer[Layer.OWN_OUT] = wide
-            layer[Layer.OWN] = self._place(_pad(own, rows, wide))
-            layer[Layer.OWN_IN] = rows
-            layer[Layer.COMMON] = self._place(_pad(common, columns, wide))
-            layer[Layer.COMMON_IN] = columns
-            layer[Layer.BIAS] = self._place(_pad(bias[None], 1, wide))
+            placed = [
+                self._place(_pad(part, height, wide))
+                for part, height in ((own, rows), (common, columns), (bias[None], 1))
+            ]
+            # In the order of `Layer`.
+            self.layers[k, depth] = (placed[0], rows, wide, placed[1], columns, placed[2], width)
             self.widest = max(self.widest, wide)
         plan[Plan.HEAD] = self._place(_pad(weights["head.weight"][:, :1], wide, 1))
         plan[Plan.HEAD_BIAS] = self._place(weights["head.bias"][:1])
@@ -134,12 +133,11 @@ class NumbaMembers:
                 weight = weight[:, :count]
                 bias = bias[:count]
             rows, width = weight.shape
-            layer = self.layers[k, depth]
-            layer[Layer.OWN] = self._place(weight)
-            layer[Layer.OWN_IN] = rows
-            layer[Layer.OWN_OUT] = width
-            layer[Layer.WIDTH] = width
-            layer[Layer.BIAS] = self._place(bias)
+            # In the order of `Layer`; nothing is common.
+            self.layers[k, depth] = (
+                *(self._place(weight), rows, width),
+                *(0, 0, self._place(bias), width),
+            )
             self.widest = max(self.widest, width)
 
     def _place(self, values: Tensor) -> int:

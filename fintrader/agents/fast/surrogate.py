@@ -8,7 +8,7 @@ for every row.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,23 +34,6 @@ def clipped_surrogate(
     return ClippedSurrogate.apply(*given)  # type: ignore[no-untyped-call]
 
 
-class _Rows(NamedTuple):
-    """Arrays of R rows and of the U bars that they see."""
-
-    mean: Any
-    """`[U, L]`"""
-    row_index: Any
-    """`[R]`"""
-    latent: Any
-    """`[R, L]`"""
-    log_prob: Any
-    """`[R, L]`"""
-    advantage: Any
-    """`[R]`"""
-    log_std: Any
-    """`[L]`"""
-
-
 # The C library's exp cannot be vectorised; a polynomial of a 32nd of the argument, squared five
 # times, can.
 @njit(inline="always")
@@ -72,7 +55,11 @@ def _exp(x: Any) -> Any:
 @njit_pass
 def _pass(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
     """Add slopes to `grad_mean [U, L]` and `grad_std [L]`; return the sums of the objective and of
-    Σ(ρ - 1 - log ρ), and the number of ratios out of the range."""
+    Σ(ρ - 1 - log ρ), and the number of ratios out of the range.
+
+    `rows`: `mean [U, L]`, `row_index [R]`, `latent [R, L]`, `log_prob [R, L]`, `advantage [R]` and
+    `log_std [L]`.
+    """
     mean, row_index, latent, log_prob, advantage, log_std = rows
     count = latent.shape[1]
     objective = np.float64(0.0)
@@ -119,9 +106,11 @@ class ClippedSurrogate(torch.autograd.Function):
         grad_mean = torch.zeros_like(mean, memory_format=torch.contiguous_format)
         grad_std = torch.zeros_like(log_std)
         tensors = (mean, row_index, latent, log_prob, advantage, log_std)
-        rows = _Rows(*to_arrays(*tensors))
         objective, distance, outside = _pass(
-            rows, np.float32(clip_coef), grad_mean.numpy(), grad_std.numpy()
+            tuple(to_arrays(*tensors)),
+            np.float32(clip_coef),
+            grad_mean.numpy(),
+            grad_std.numpy(),
         )
         ctx.save_for_backward(grad_mean, grad_std)
         ctx.rows = len(latent)
