@@ -140,7 +140,7 @@ class BacktestAccount:
         return self._rows.numpy() if plain else None
 
     def private(self) -> NDArray[np.float32]:
-        """Observe the private part `[A + N]` (`envs.observation.private_part`); the next call
+        """Observe the private part `[A + N]` (`envs.episodes.observe_private`); the next call
         overwrites it."""
         kernel.observe_account(self._buffers, self._prices, self._seen)
         return self._seen

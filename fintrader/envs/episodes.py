@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fintrader.envs.account import Account
 from fintrader.envs.market_view import MarketView
-from fintrader.envs.money import in_usd
-from fintrader.envs.observation import private_part
+from fintrader.envs.money import EQUITY_FLOOR, in_usd
 from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 from fintrader.seeding import derive
 
@@ -113,20 +112,21 @@ def select(mask: Tensor, chosen: Account, other: Account) -> Account:
 
 
 def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:
-    """Observe the part `[B, A + N]` that differs between accounts at the same bar."""
+    """Observe the part `[B, A + N]` that differs between accounts at the same bar: the account's
+    features, and the weights held."""
     left = (account.end_bar - account.bar).to(torch.float64)
     length = torch.clamp(account.end_bar - account.start_bar, min=1)
     clock = view.clock[account.bar]
-    return private_part(
-        account.cash,
-        account.shares,
-        view.mark.index_select(0, account.bar),
-        account.equity,
-        account.peak_equity,
-        account.first_equity,
+    safe = torch.maximum(account.equity, EQUITY_FLOOR * account.first_equity)
+    features = (
+        account.cash / safe,
+        safe / account.first_equity - 1.0,
+        account.equity / account.peak_equity - 1.0,
         torch.where(clock < 0, left / length, clock),
-        dtype,
     )
+    mark = view.mark.index_select(0, account.bar).to(torch.float64)
+    weights = account.shares * mark * (1.0 / safe).unsqueeze(1)
+    return torch.cat((torch.stack(features, dim=1).to(dtype), weights.to(dtype)), dim=1)
 
 
 def observe(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:

@@ -148,10 +148,8 @@ class JoinedEnv(SeveralEnvs):
         self.envs = [
             TradingEnv(
                 piece,
-                (
-                    settings
-                    if groups == "auto"
-                    else settings.model_copy(update={"start_groups": count // each})
+                settings.model_copy(
+                    update={"start_groups": "auto" if groups == "auto" else count // each}
                 ),
                 num_envs=count,
                 device=device,

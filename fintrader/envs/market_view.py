@@ -115,6 +115,7 @@ def build_market_view(
     volume = torch.where(market.tradable, market.volume, 0.0)
     inverse_root_volume = torch.where(volume > 0, volume.rsqrt(), LARGEST)
     event_row, splits, dividends = _index_events(market)
+    ends = find_ends(last_bar, bars)
     kind = benchmark_kind(market, settings.benchmark)
     weights = held_weights(market, kind)
     shown = () if kind == "cash" else (market.member, weights)
@@ -133,13 +134,13 @@ def build_market_view(
         last_bar=last_bar,
         years=nanoseconds / _YEAR_NS,
         risk_off=_mark_turbulence(market, settings),
-        ends=find_ends(last_bar, bars),
+        ends=ends,
         has_ends=bool(is_cut.any()),
         event_row=event_row,
         splits=splits,
         dividends=dividends,
         has_events=len(splits) > 1,
-        max_changes=count_changes(find_ends(last_bar, bars), event_row, settings),
+        max_changes=count_changes(ends, event_row, settings),
         clock=session_clock(market.session, settings.clock),
     )
 

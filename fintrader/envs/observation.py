@@ -17,7 +17,6 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from fintrader.envs.money import EQUITY_FLOOR
 from fintrader.errors import CheckpointError
 from fintrader.market.tensors import MarketTensors
 
@@ -312,26 +311,6 @@ def market_rows(parts: Sequence[Tensor], dtype: torch.dtype, lookback: int = 1) 
     bars, width = rows.shape
     padded = torch.cat((rows[:1].expand(lookback - 1, width), rows)).contiguous()
     return padded.as_strided((bars, lookback * width), (width, 1))
-
-
-def private_part(
-    cash: Tensor,
-    shares: Tensor,
-    mark: Tensor,
-    equity: Tensor,
-    peak: Tensor,
-    first_equity: Tensor,
-    time_left: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Compute account features and weights held, `[B, A + N]`; all arguments are `[B]` but shares
-    and mark, `[B, N]`."""
-    safe = torch.maximum(equity, EQUITY_FLOOR * first_equity)
-    account = torch.stack(
-        (cash / safe, safe / first_equity - 1.0, equity / peak - 1.0, time_left), dim=1
-    )
-    weights = shares * mark.to(torch.float64) * (1.0 / safe).unsqueeze(1)
-    return torch.cat((account.to(dtype), weights.to(dtype)), dim=1)
 
 
 def session_clock(session: Tensor, clock: Literal["episode", "session", "none"]) -> Tensor:

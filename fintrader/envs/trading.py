@@ -217,9 +217,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._copies = copy
         self.engine, kernel = choose_engine(engine, settings, self.device, record=record)
         """Name of the engine that steps the accounts, as in `engine_for`."""
+        common = (self.view, settings, self.reward, self.num_envs)
         self._fused: StepKernel | None = None
         if kernel is not None:
-            common = (self.view, settings, self.reward, self.num_envs)
             resets = self.autoreset_mode is AutoresetMode.SAME_STEP
             reuse = {"reuse": not copy} if self.engine == "triton" else {}
             self._fused = kernel(*common, resets=resets, **reuse)
@@ -316,9 +316,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises CheckpointError, changing nothing, if it does not fit or is impossible for accounts.
         """
-        fresh = begin(
-            self.view, self._key, torch.zeros_like(self._key), *self._endowment, self.settings
-        )
+        # Accounts whose form alone counts.
+        fresh = begin(self.view, self._key, self._key, *self._endowment, self.settings)
         check_form(state, name_tensors(fresh, self._endowment, self._key))
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
         at_once = self.autoreset_mode is AutoresetMode.SAME_STEP

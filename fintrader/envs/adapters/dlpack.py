@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -24,16 +23,12 @@ class DlpackEnv:
 
     Arrays share memory with the environment's tensors, which are never written to again. With
     `copy=False`, however, the next step overwrites them (see `TradingEnv`), which libraries with
-    immutable arrays, as JAX, do not notice. `bool_as_uint8` converts booleans to uint8 for
-    libraries that need it.
+    immutable arrays, as JAX, do not notice.
     """
 
-    def __init__(
-        self, env: TradingEnv, convert: Callable[[Any], Any], *, bool_as_uint8: bool = False
-    ) -> None:
+    def __init__(self, env: TradingEnv, convert: Callable[[Any], Any]) -> None:
         self.env = env
         self._from_dlpack = convert
-        self._bool_as_uint8 = bool_as_uint8
 
     def reset(self, **kwargs: Any) -> tuple[Any, ...]:
         """Reset, see `TradingEnv.reset`."""
@@ -52,6 +47,4 @@ class DlpackEnv:
             return {name: self.convert(item) for name, item in value.items()}
         if not isinstance(value, Tensor):
             return value
-        if value.dtype == torch.bool and self._bool_as_uint8:
-            value = value.view(torch.uint8)
         return self._from_dlpack(value.detach().contiguous())

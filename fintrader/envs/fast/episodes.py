@@ -57,7 +57,7 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
 @njit_inline
 def observe_private(b: int, state: State, prices: Prices, out: Any) -> None:
     """Write to `out` float32 the part `[A + N]` of account b's observation that is its own."""
-    # The formulas stand in `envs.observation.private_part`.
+    # The formulas stand in `envs.episodes.observe_private`.
     bar = state.bar[b]
     end = state.end_bar[b]
     equity = state.equity[b]

@@ -169,7 +169,7 @@ def _draw_start(key, episode, span, RANDOM_START: tl.constexpr):
 
 @triton.jit
 def _write_account(out, mask, cash, equity, peak, first, safe, left):
-    """Write the account features at `out` (`envs.observation.private_part`) if `mask`."""
+    """Write the account features at `out` (`envs.episodes.observe_private`) if `mask`."""
     kind = out.dtype.element_ty
     tl.store(out, (cash / safe).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 1, (safe / first - 1.0).to(tl.float32).to(kind), mask=mask)

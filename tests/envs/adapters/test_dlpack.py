@@ -29,10 +29,6 @@ def test_numpy_shares_memory_and_agrees():
         assert reward.shape == (3,)
     tensor = env.env.account.cash
     assert np.shares_memory(env.convert(tensor), tensor.numpy())
-    assert (
-        DlpackEnv(env.env, np.from_dlpack, bool_as_uint8=True).convert(torch.tensor([True])).dtype
-        == np.uint8
-    )
     with pytest.raises(EnvError, match="dlpack"):
         env.step([[0.0] * 3] * 3)
 
