@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from fintrader.agents import (
     Budget,
@@ -204,9 +205,7 @@ def test_another_seed_gives_other_weights_and_other_noise(algo):
     env = rising_market_env(4)
     obs, _ = env.reset(seed=1)
     agents = [make_agent(settings, env.layout, seed=seed) for seed in (3, 3, 4)]
-    weights = [
-        torch.cat([p.flatten() for p in agent.policy.parameters()]).detach() for agent in agents
-    ]
+    weights = [parameters_to_vector(agent.policy.parameters()).detach() for agent in agents]
     actions = [agent.act(obs).detach() for agent in agents]
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(actions[0], actions[1])

@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from fintrader.agents import make_agent, on_policy
 from fintrader.agents.buffers import Transition
@@ -97,9 +98,7 @@ def test_clocks_teach_what_rows_teach(algo, kind):
     else:
         values |= {"learning_starts": 12, "batch_size": 16}
     flat, clocked = (make_agent(agent_settings(algo, values), env.layout, seed=1) for _ in range(2))
-    first = (
-        torch.cat([weights.flatten() for weights in clocked.policy.parameters()]).detach().clone()
-    )
+    first = parameters_to_vector(clocked.policy.parameters()).detach().clone()
     assert clocked.prepare_env(env) is env
     said = []
     obs = env.reset(seed=1)[0]
@@ -117,10 +116,7 @@ def test_clocks_teach_what_rows_teach(algo, kind):
             agent.observe(Transition(before, actions[0], reward, terminated, truncated, reached))
         said = [agent.update() for agent in (clocked, flat)]
     assert said[0] == pytest.approx(said[1], abs=1e-4, rel=1e-3)
-    weights = [
-        torch.cat([part.flatten() for part in agent.policy.parameters()])
-        for agent in (clocked, flat)
-    ]
+    weights = [parameters_to_vector(agent.policy.parameters()) for agent in (clocked, flat)]
     for one, other in pairwise(weights):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(weights[0], first, atol=1e-4)

@@ -8,7 +8,6 @@ from safetensors.torch import load, load_file, save
 
 from fintrader.agents import (
     PPO,
-    ActionHeadSettings,
     Budget,
     EnsemblePolicy,
     NetworkSettings,
@@ -29,18 +28,14 @@ MARKET = planted_market(80, 4)
 ENV = TradingEnv(MARKET, EnvSettings(num_envs=6))
 
 
-def policy(seed, *, kind="auto", head="auto"):
-    """An untrained policy with outputs large enough to matter, and statistics that are not the
-    start's."""
-    settings = PPO(
-        network=NetworkSettings(hidden=(8, 8), kind=kind), head=ActionHeadSettings(kind=head)
-    )
-    agent = make_agent(settings, ENV.layout, seed=seed)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.mul_(3.0)
-    obs, _ = ENV.reset(seed=seed)
-    agent.normaliser.update(obs * 2 + 1)
+def random_policy(layout=ENV.layout, head="auto", seed=1, **network):
+    """A policy whose weights and statistics are random numbers."""
+    settings = NetworkSettings.model_validate({"hidden": (8,), **network})
+    agent = make_agent(PPO(network=settings, head={"kind": head}), layout, seed=1)
+    torch.manual_seed(seed)
+    for parameter in agent.policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    agent.normaliser.update(torch.rand(9, layout.width) * 2 + 1)
     return agent.policy
 
 
@@ -57,7 +52,9 @@ def test_both_normalisations_travel_with_the_policy(tmp_path):
     )
     train(agent, ENV, Budget(env_steps=6 * 8 * 3))
     save_policy(tmp_path / "one", agent, market=MARKET)
-    save_policy(tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), policy(2)]))
+    save_policy(
+        tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), random_policy(seed=2)])
+    )
     member = load_policy(tmp_path / "both").members[0]
     for loaded in (load_policy(tmp_path / "one"), member):
         assert loaded.rewards.gamma == 0.9
@@ -73,7 +70,7 @@ def test_both_normalisations_travel_with_the_policy(tmp_path):
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("head", ["aim", "direct"])
 def test_a_stored_policy_acts_as_before(tmp_path, kind, head):
-    original = policy(1, kind=kind, head=head)
+    original = random_policy(head=head, kind=kind)
     save_policy(tmp_path / "policy.safetensors", original, {"score": 1.5}, market=MARKET)
     loaded = load_policy(tmp_path / "policy.safetensors", market=MARKET)
     obs = observations()
@@ -87,7 +84,7 @@ def test_a_stored_policy_acts_as_before(tmp_path, kind, head):
 
 
 def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alone(tmp_path):
-    save_policy(tmp_path / "a", policy(1))
+    save_policy(tmp_path / "a", random_policy())
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
@@ -98,7 +95,7 @@ def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alon
 
 
 def test_ensembles(tmp_path):
-    members = [policy(seed) for seed in (1, 2, 3)]
+    members = [random_policy(seed=seed) for seed in (1, 2, 3)]
     obs = observations()
     actions = torch.stack([member(obs) for member in members]).detach()
     expected = {
@@ -125,15 +122,15 @@ def test_ensembles_that_make_no_sense():
         (None, "loudest", "mode"),
     ):
         with pytest.raises(ConfigError, match=message):
-            EnsemblePolicy([policy(1)], weights, mode)
+            EnsemblePolicy([random_policy()], weights, mode)
     other = TradingEnv(planted_market(80, 5), EnvSettings(num_envs=2))
     with pytest.raises(CheckpointError, match="layout"):
-        EnsemblePolicy([policy(1), make_agent(PPO(), other.layout).policy])
+        EnsemblePolicy([random_policy(), make_agent(PPO(), other.layout).policy])
 
 
 def test_a_damaged_file(tmp_path):
     path = tmp_path / "p"
-    save_policy(path, policy(1), {"score": 1.0})
+    save_policy(path, random_policy(), {"score": 1.0})
     whole = path.read_bytes()
     told = whole.replace(b'score\\\\\\": 1.0', b'score\\\\\\": 9.0')
     assert told != whole
@@ -184,7 +181,13 @@ def test_what_is_not_stored_is_not_built(tmp_path, name):
     """Sealed as it should be, but larger than the file: it would take gigabytes or minutes."""
     change, problem = LARGER[name]
     path = tmp_path / "p"
-    save_policy(path, EnsemblePolicy([policy(1), policy(2)]) if "member" in name else policy(1), {})
+    save_policy(
+        path,
+        EnsemblePolicy([random_policy(), random_policy(seed=2)])
+        if "member" in name
+        else random_policy(),
+        {},
+    )
     tensors, header = read_tensors(path, FORMAT)
     change(header["policy"])
     write_tensors(path, tensors, header)
@@ -194,7 +197,7 @@ def test_what_is_not_stored_is_not_built(tmp_path, name):
 
 def test_another_market_is_refused(tmp_path):
     path = tmp_path / "p"
-    save_policy(path, policy(1), market=MARKET)
+    save_policy(path, random_policy(), market=MARKET)
     with pytest.raises(CheckpointError, match="symbols differ"):
         load_policy(path, market=replace(MARKET, symbols=("A", "B", "C", "D")))
     with pytest.raises(CheckpointError, match="feature names differ"):
@@ -202,7 +205,7 @@ def test_another_market_is_refused(tmp_path):
     load_policy(
         path, market=planted_market(50, 4, seed=8)
     )  # other bars of the same columns are fine
-    save_policy(path, policy(1))
+    save_policy(path, random_policy())
     with pytest.raises(CheckpointError, match="4 assets"):
         load_policy(path, market=planted_market(50, 5))
 
@@ -243,16 +246,6 @@ def onnxruntime():
     return pytest.importorskip("onnxruntime")
 
 
-def random_policy(layout, head="auto", **network):
-    """A policy whose weights and statistics are random numbers."""
-    settings = NetworkSettings.model_validate({"hidden": (8,), **network})
-    agent = make_agent(PPO(network=settings, head={"kind": head}), layout, seed=1)
-    for parameter in agent.policy.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    agent.normaliser.update(torch.rand(9, layout.width) * 2 + 1)
-    return agent.policy
-
-
 BENCHMARK = ObservationLayout(5, 3, 2, benchmark=1)
 WINDOWED = ObservationLayout(5, 3, 2, lookback=4)
 POLICIES = {
@@ -286,5 +279,5 @@ def test_an_exported_policy_acts_alike(tmp_path, kind, onnxruntime):
 @pytest.mark.usefixtures("onnxruntime")
 def test_a_model_that_differs_is_not_written(tmp_path):
     with pytest.raises(CheckpointError, match="differs"):
-        export_onnx(policy(1), tmp_path / "p.onnx", tolerance=-1.0)
+        export_onnx(random_policy(), tmp_path / "p.onnx", tolerance=-1.0)
     assert not (tmp_path / "p.onnx").exists()

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from fintrader.agents import PPO, ActionHeadSettings, Budget, make_agent, ppo, train
 from fintrader.agents.normalisation import Batch
@@ -158,9 +159,9 @@ def test_target_kl_stops_the_passes():
     moved = []
     for target in (1e-8, None):
         agent = make_agent(PPO(num_steps=8, target_kl=target), env.layout, seed=0)
-        before = torch.cat([p.flatten() for p in agent.policy.parameters()]).detach().clone()
+        before = parameters_to_vector(agent.policy.parameters()).detach().clone()
         train(agent, env, Budget(env_steps=128))
-        after = torch.cat([p.flatten() for p in agent.policy.parameters()]).detach()
+        after = parameters_to_vector(agent.policy.parameters()).detach()
         moved.append(float((after - before).abs().sum()))
     assert moved[0] < moved[1]
 

@@ -1,21 +1,10 @@
 import pytest
 import torch
 
-from fintrader.agents import (
-    APG,
-    PPO,
-    SAC,
-    Budget,
-    NetworkSettings,
-    make_agent,
-    read_agent_state,
-    train,
-)
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv, shares_of
 from fintrader.errors import EnvError
 from fintrader.seeding import derive
-from tests.engines.twins import assert_same
 from tests.factories import make_market
 
 MARKET = make_market(90, 3, session_bars=10)
@@ -61,32 +50,6 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation):
         final = joint([step[4]["final_obs"] for step in steps])
         assert torch.equal(flat(info["final_obs"])[done], final[done])
     assert ended > 7  # episodes have begun anew, each in its own piece
-
-
-@pytest.mark.usefixtures("frequent_reports")
-@pytest.mark.parametrize(
-    "agent",
-    [
-        PPO(network=NetworkSettings(), num_steps=8, num_minibatches=1),
-        SAC(
-            network=NetworkSettings(),
-            learning_starts=16,
-            batch_size=8,
-            buffer_size=500,
-        ),
-        APG(network=NetworkSettings(), num_steps=4),
-    ],
-    ids=lambda agent: agent.algo,
-)
-def test_agents_learn_in_it_and_resume_bit_exactly(agent, tmp_path):
-    def learn(folder, *shares):
-        for share in shares:
-            env = JoinedEnv(PIECES, EnvSettings(num_envs=4), seed=1)
-            made = make_agent(agent, env.layout, seed=2)
-            train(made, env, Budget(env_steps=128), folder=tmp_path / folder, share=share)
-        return read_agent_state(tmp_path / folder)
-
-    assert_same(learn("whole", 1.0), learn("parts", 0.25, 0.5, 1.0))
 
 
 def test_accounts_are_shared_out_by_length():

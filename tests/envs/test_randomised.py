@@ -115,20 +115,6 @@ def test_what_is_shown_is_a_row_of_the_original_so_many_bars_ago():
         obs, *_ = env.step(torch.rand(8, 4))
 
 
-def test_a_flat_observation_is_the_factored_one_put_together():
-    flat = randomised(observation="flat")
-    factored = randomised()
-    seen, _ = flat.reset(seed=1)
-    parts, _ = factored.reset(seed=1)
-    for step in range(25):
-        assert torch.equal(
-            seen, factored.layout.assemble(parts["private"], factored.market_rows[parts["clock"]])
-        )
-        action = torch.rand(8, 4, generator=torch.Generator().manual_seed(step))
-        (seen, reward, *_), (parts, same, *_) = flat.step(action), factored.step(action)
-        assert torch.equal(reward, same)
-
-
 def test_the_benchmark_earns_what_it_earned_on_that_bar():
     env = randomised()
     original = TradingEnv(MARKET, env.settings).view.benchmark.diff().tolist()

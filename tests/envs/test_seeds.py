@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch.nn.utils import parameters_to_vector
 
 from fintrader.agents import PPO, Budget, make_agent, train
 from fintrader.envs import EnvSettings, TradingEnv
@@ -150,6 +151,6 @@ def test_a_training_depends_on_its_own_seed_alone():
         env = TradingEnv(MARKET, SETTINGS)
         agent = make_agent(settings, env.layout, seed=seed)
         train(agent, env, Budget(env_steps=128))
-        weights.append(torch.cat([value.flatten() for value in agent.policy.parameters()]))
+        weights.append(parameters_to_vector(agent.policy.parameters()))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
