@@ -178,19 +178,15 @@ class Accounts:
         if not decisions:
             return
         standing = {name for name, report in self.journal.orders().items() if not report.is_over}
-        orders = [self._list_orders(decision) for decision in decisions]
-        begun = (
-            number
-            for number, own in enumerate(orders)
-            if any(order.id in standing for order in own)
-        )
-        number = next(begun, len(decisions) - 1)
-        begin = decisions[number]
+        made = [(decision, self._list_orders(decision)) for decision in decisions]
+        while len(made) > 1 and standing.isdisjoint(order.id for order in made[0][1]):
+            del made[0]
+        begin = made[0][0]
         if not self.replays:
             newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].bar))
             simulated.market = self.recorder.rows.at(self.recorder.grid, newest)[0]
         state = AccountState(begin.cash, begin.equity, begin.peak, begin.first)
-        later = [order for own in orders[number:] for order in own]
+        later = [order for _, own in made for order in own]
         simulated.restore(begin.bar, state, _align(begin.shares, self.bundle.symbols), later)
 
     def _list_orders(self, decision: BarDecision) -> list[Order]:

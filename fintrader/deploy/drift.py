@@ -56,11 +56,10 @@ def measure(
     bars = np.array([bar for bar, _ in curve], dtype=np.int64)
     equity = np.array([usd for _, usd in curve])
     minutes = market.minutes.numpy()
-    at = np.searchsorted(minutes, bars)
-    inside = (at < len(minutes)) & (minutes[np.minimum(at, len(minutes) - 1)] == bars)
+    inside = np.isin(bars, minutes)
     bars = bars[inside]
     equity = equity[inside]
-    at = at[inside]
+    at = np.searchsorted(minutes, bars)
     if len(bars) < 2:
         raise DeployError(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
@@ -72,27 +71,30 @@ def measure(
     ours_daily, twin_daily = (_resample_daily(values, ends) for values in (equity, theirs))
     expected = np.array(bundle.record.daily_returns, dtype=np.float64)
     decisions = [entry.body for entry in journal.entries(BarDecision)]
+    days = np.datetime_as_string(bars.astype("datetime64[ns]"), unit="D").tolist()
+    account_growth = equity[-1] / equity[0]
+    twin_growth = theirs[-1] / theirs[0]
     return DriftReport(
         deployment=bundle.name,
         bundle=bundle.id,
         run=bundle.record.run,
         verdict=bundle.record.verdict,
-        first_day=_format_day(bars[0]),
-        last_day=_format_day(bars[-1]),
+        first_day=days[0],
+        last_day=days[-1],
         sessions=len(ends),
         decisions=len(decisions),
-        held_back=sum(1 for decision in decisions if decision.why),
+        held_back=sum(bool(decision.why) for decision in decisions),
         equity=EquityDrift(
             first_usd=float(equity[0]),
             account_usd=float(equity[-1]),
             twin_usd=float(theirs[-1]),
-            account_return=float(equity[-1] / equity[0] - 1),
-            twin_return=float(theirs[-1] / theirs[0] - 1),
-            difference_bps=float((equity[-1] / equity[0] - theirs[-1] / theirs[0]) * 1e4),
+            account_return=float(account_growth - 1),
+            twin_return=float(twin_growth - 1),
+            difference_bps=float((account_growth - twin_growth) * 1e4),
             largest_difference_usd=float(np.abs(equity - theirs).max()),
         ),
         daily=DailyDrift(
-            days=tuple(_format_day(bars[end]) for end in ends),
+            days=tuple(days[end] for end in ends),
             account_usd=tuple(equity[ends].tolist()),
             twin_usd=tuple(theirs[ends].tolist()),
             account_return=tuple(ours_daily.tolist()),
@@ -102,7 +104,11 @@ def measure(
         surprise=measure_surprise(ours_daily, expected),
         shortfall=measure_shortfall(journal, market, bundle),
         features=measure_feature_drift(bundle, market, at),
-        limits=LimitCuts(_count_clipped(decisions), noted.counts, noted.halted),
+        limits=LimitCuts(
+            Counter(name for decision in decisions for name in decision.clipped),
+            noted.counts,
+            noted.halted,
+        ),
         halts=tuple(News(_format_time(e.time), e.kind, e.body.why) for e in journal.entries(Halt)),
         alerts=tuple(
             News(_format_time(e.time), e.key, e.body.text) for e in journal.entries(Alert)
@@ -199,15 +205,13 @@ def measure_feature_drift(
     """
     obs, _, _ = bundle.parity
     layout = bundle.policy.layout
-    assets = market.num_assets
-    width = len(market.feature_names)
+    shape = market.features.shape[1:]
     start = layout.width - getattr(layout, "market_width", 0)
-    before = obs[:, start : start + assets * width].reshape(-1, assets, width).numpy()
+    before = obs[:, start : start + shape.numel()].reshape(-1, *shape).numpy()
     now = market.features[at].numpy()
     found = []
     for number, name in enumerate(market.feature_names):
-        old = before[..., number].ravel()
-        new = now[..., number].ravel()
+        old, new = (rows[..., number].ravel() for rows in (before, now))
         edges = np.unique(np.quantile(old, np.linspace(0, 1, _BINS + 1)[1:-1]))
         p, q = (
             np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1) / len(values)
@@ -219,13 +223,5 @@ def measure_feature_drift(
     return tuple(sorted(found, key=lambda row: -row.psi))
 
 
-def _count_clipped(decisions: list[BarDecision]) -> dict[str, int]:
-    return dict(Counter(name for decision in decisions for name in decision.clipped))
-
-
-def _format_day(minute: int) -> str:
-    return str(np.datetime64(int(minute), "ns").astype("datetime64[D]"))
-
-
 def _format_time(time: int) -> str:
-    return str(np.datetime64(int(time), "ns").astype("datetime64[s]")) + "Z"
+    return f"{np.datetime_as_string(np.datetime64(time, 'ns'), unit='s')}Z"

@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from fintrader.bars.bars import COLUMNS, MINUTE_NS, Bars, bar_length, concat
+from fintrader.bars.bars import MINUTE_NS, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.corporate_actions import Action, load_actions, with_announced
 from fintrader.bars.sources.alpaca import Alpaca
 from fintrader.bars.sources.vendor import Busy, Refused
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, VendorSettings
-from fintrader.deploy.rows import Level
+from fintrader.deploy.rows import Level, join_bars
 from fintrader.errors import DataError, DeployError
 from fintrader.market.bar_source import open_feed
 from fintrader.market.settings import DataSettings
@@ -84,21 +84,16 @@ class ReplayFeed:
         found = self._feed.index(grid)
         return None if found is None else (grid.minutes, found)
 
-    def history(self, first: int, stop: int) -> Bars:
-        return self._select_bars(first, stop)
-
     def poll(self, since: int, now: int) -> Bars:
-        return self._select_bars(since, now - self.bar_ns + 1)
+        return self.history(since, now - self.bar_ns + 1)
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
         return [action for action in self._actions if first <= action.day <= last]
 
-    def _select_bars(self, first: int, stop: int) -> Bars:
-        parts = []
-        for bars in self._bars:
-            start, end = np.searchsorted(bars.ts, [first, stop])
-            parts.append(bars.take(slice(int(start), int(end))))
-        return _join(parts)
+    def history(self, first: int, stop: int) -> Bars:
+        return join_bars(
+            [bars.take(slice(*np.searchsorted(bars.ts, [first, stop]))) for bars in self._bars]
+        )
 
 
 class AlpacaFeed:
@@ -127,7 +122,7 @@ class AlpacaFeed:
         try:
             return self._request_bars(since, now - self._bar_ns + 1)  # closed bars only
         except Busy:  # the next minute asks again
-            return create_empty_bars()
+            return join_bars([])
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
         try:
@@ -148,19 +143,8 @@ class AlpacaFeed:
                 parts += [*self._vendor.between(names, first, stop).values()]
             except Refused as error:
                 raise DataError(f"{error}; the policy was trained on these tickers") from None
-        bars = _join(parts)
+        bars = join_bars(parts)
         return replace(bars, ts=day_starts(self._calendar, "America/New_York", bars.ts))
-
-
-def create_empty_bars() -> Bars:
-    """Create a table without bars."""
-    columns: dict[str, Any] = dict.fromkeys(COLUMNS, np.empty(0))
-    return Bars(ts=np.empty(0, np.int64), symbol=np.empty(0, np.int32), symbols=(), **columns)
-
-
-def _join(parts: Sequence[Bars]) -> Bars:
-    whole = [part for part in parts if len(part)]
-    return replace(concat(whole), row=None) if whole else create_empty_bars()
 
 
 def open_live_feed(

@@ -60,7 +60,7 @@ class Entry(Generic[T]):
     body: T
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """Open for writing (`Journal(path)`, made where it is not there) or for reading alone.
 
     Raises DeployError for a file that is no journal, is damaged, or cannot be written to.
@@ -79,7 +79,7 @@ class Journal:
             else:
                 self._base = sqlite3.connect(self.path, timeout=20.0, isolation_level=None)
                 self._prepare()
-            version = self._base.execute("PRAGMA user_version").fetchone()[0]
+            (version,) = self._base.execute("PRAGMA user_version").fetchone()
         except sqlite3.Error as error:
             raise self._describe_damage(error) from None
         if version != FORMAT:
@@ -89,9 +89,6 @@ class Journal:
 
     def close(self) -> None:
         self._base.close()
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -196,12 +193,12 @@ class Journal:
     def _prepare(self) -> None:
         self._base.execute("PRAGMA journal_mode = WAL")
         self._base.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
-        if self._base.execute("PRAGMA user_version").fetchone()[0] == 0:
-            names = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if names == 0:
-                self._base.executescript(
-                    f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
-                )
+        (version,) = self._base.execute("PRAGMA user_version").fetchone()
+        (names,) = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if version == names == 0:
+            self._base.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
+            )
 
     def _read_entries(self, clause: str, values: Sequence[int | str] = ()) -> list[Entry[Any]]:
         rows = self._select_rows(f"SELECT seq, time, kind, key, body FROM entries {clause}", values)
@@ -224,13 +221,11 @@ class Journal:
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            if "full" in str(error) or "readonly" in str(error) or "I/O" in str(error):
+        except sqlite3.Error as error:
+            if any(word in str(error) for word in ("full", "readonly", "I/O")):
                 raise DeployError(
                     f"{self.path} cannot be written ({error}); free space or rights there"
                 ) from None
-            raise self._describe_damage(error) from None
-        except sqlite3.Error as error:
             raise self._describe_damage(error) from None
 
     def _describe_damage(self, error: Exception) -> DeployError:

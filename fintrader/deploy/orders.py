@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fintrader.deploy.broker import Broker, Order, OrderReport
@@ -221,9 +221,8 @@ class Execution:
         """Send nothing more: unsent orders expire now, and the next steps cancel the rest."""
         for slot in self._slots.values():
             slot.until = min(slot.until, at)
-        unsent = [slot for slot in self._slots.values() if slot.report.state == "intended"]
-        self._note_all(
-            [(slot, replace(slot.report, state="expired", reason=reason)) for slot in unsent], at
+        self._write_off(
+            (slot for slot in self._slots.values() if slot.report.state == "intended"), reason, at
         )
 
     def _take_on(self, report: OrderReport, at: int) -> None:
@@ -271,18 +270,14 @@ class Execution:
     def _expire(self, now: int) -> None:
         """Write off the orders whose time is over and that are at no broker, without asking one."""
         late = [slot for slot in self._slots.values() if now >= slot.until]
-        unsent = [(slot, "not sent in time") for slot in late if slot.report.state == "intended"]
-        lost = [
-            (slot, "the broker never had it")
-            for slot in late
-            if slot.absent and now - slot.sent >= self._settle
-        ]
+        lost = [slot for slot in late if slot.absent and now - slot.sent >= self._settle]
+        unsent = [slot for slot in late if slot.report.state == "intended"]
+        self._write_off(unsent, "not sent in time", now)
+        self._write_off(lost, "the broker never had it", now)
+
+    def _write_off(self, slots: Iterable[_Slot], reason: str, now: int) -> None:
         self._note_all(
-            [
-                (slot, replace(slot.report, state="expired", reason=why))
-                for slot, why in unsent + lost
-            ],
-            now,
+            [(slot, replace(slot.report, state="expired", reason=reason)) for slot in slots], now
         )
 
     def _cancel(self, now: int) -> None:
@@ -298,27 +293,22 @@ class Execution:
     def _select_purchases(self, due: Sequence[_Slot], now: int) -> list[_Slot]:
         """Select the purchases that may leave now: those fitted, and those whose sales are over or
         have had their time."""
-        ready: list[_Slot] = []
-        for stamp in dict.fromkeys(slot.stamp for slot in due if not slot.is_sale):
-            own = [slot for slot in self._slots.values() if slot.stamp == stamp]
-            purchases = [
-                slot for slot in own if not slot.is_sale and slot.report.state == "intended"
-            ]
-            waits = any(slot.is_sale and not slot.report.is_over for slot in own)
+        waiting: set[str] = set()
+        purchases = [slot for slot in due if not slot.is_sale]
+        for stamp in dict.fromkeys(slot.stamp for slot in purchases):
             if stamp not in self._fitted:
+                own = [slot for slot in self._slots.values() if slot.stamp == stamp]
+                waits = any(slot.is_sale and not slot.report.is_over for slot in own)
                 if waits and now < max(own[0].begun, own[0].terms.not_before) + self._sales_wait:
-                    continue
-                self._fit(stamp, purchases, now)
-            ready += [
-                slot
-                for slot in due
-                if slot.stamp == stamp and not slot.is_sale and not slot.report.is_over
-            ]
-        return ready
+                    waiting.add(stamp)
+                else:
+                    self._fit(stamp, own, now)
+        return [slot for slot in purchases if slot.stamp not in waiting and not slot.report.is_over]
 
-    def _fit(self, stamp: str, purchases: Sequence[_Slot], now: int) -> None:
+    def _fit(self, stamp: str, own: Sequence[_Slot], now: int) -> None:
         """Scale a decision's purchases by one factor, once, so that the cash suffices for all of
         them."""
+        purchases = [slot for slot in own if not slot.is_sale and slot.report.state == "intended"]
         cash = self._broker.account().cash_usd - self._bound(stamp)
         room = max(0.0, cash) * (1.0 - self.rules.cushion)
         cost = sum(slot.cost_usd for slot in purchases) * (1.0 + self.rules.fee_rate)
@@ -332,15 +322,15 @@ class Execution:
     def _bound(self, stamp: str) -> float:
         """Sum the USD that purchases of other decisions may still take, those about to leave
         included."""
-        leaving = [
-            slot for slot in self._slots.values() if slot.is_asked or slot.stamp in self._fitted
-        ]
-        others = [
-            slot
-            for slot in leaving
-            if slot.stamp != stamp and not slot.is_sale and not slot.report.is_over
-        ]
-        return sum(slot.cost_usd for slot in others) * (1.0 + self.rules.fee_rate)
+        others = (
+            slot.cost_usd
+            for slot in self._slots.values()
+            if slot.stamp != stamp
+            and not slot.is_sale
+            and not slot.report.is_over
+            and (slot.is_asked or slot.stamp in self._fitted)
+        )
+        return sum(others) * (1.0 + self.rules.fee_rate)
 
     def _scale_order(self, report: OrderReport, factor: float) -> OrderReport:
         if factor == 1.0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fintrader.deploy.broker import Broker, BrokerAccount, OrderReport
@@ -86,27 +86,16 @@ def sum_fills(
     traded = 0.0
     for name in dict.fromkeys(entry.key for entry in journal.entries(OrderReport, after=seq)):
         history = journal.entries(OrderReport, key=name)
-        before = [_sum_order(entry.body) for entry in history if entry.seq <= seq]
+        before = [entry.body for entry in history if entry.seq <= seq]
         if begun_since and before:
             continue
-        last = history[-1].body
-        was = before[-1] if before else _Sums(0.0, 0.0, 0.0)
-        now = _sum_order(last)
-        shares[last.symbol] = shares.get(last.symbol, 0.0) + now.filled - was.filled
-        cash -= now.paid_usd - was.paid_usd + now.cost_usd - was.cost_usd
-        traded += abs(now.paid_usd - was.paid_usd)
+        now = history[-1].body
+        was = before[-1] if before else replace(now, filled=0.0, cost_usd=0.0)
+        shares[now.symbol] = shares.get(now.symbol, 0.0) + now.filled - was.filled
+        paid = now.filled * now.price_usd - was.filled * was.price_usd
+        cash -= paid + now.cost_usd - was.cost_usd
+        traded += abs(paid)
     return cash, traded
-
-
-class _Sums(NamedTuple):
-    filled: float
-    paid_usd: float
-    """Negative: received."""
-    cost_usd: float
-
-
-def _sum_order(report: OrderReport) -> _Sums:
-    return _Sums(report.filled, report.filled * report.price_usd, report.cost_usd)
 
 
 def reconcile(
@@ -208,7 +197,7 @@ def _list_standing(journal: Journal, agreed: Entry[Checkpoint] | None) -> set[st
     standing = set()
     for name in names:
         entry = journal.last(OrderReport, name)
-        if entry is not None and entry.body.state in ("sent", "unknown", "accepted", "partial"):
+        if entry is not None and entry.body.state != "intended" and not entry.body.is_over:
             standing.add(name)
     return standing
 

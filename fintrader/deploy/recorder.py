@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, MINUTE_NS, Bars
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid
@@ -64,16 +65,13 @@ class Recorder:
         calendar = self.data.calendar
         day = session_date(calendar, first)
         back = dt.timedelta(days=int(self.rows.history_sessions * 1.6) + 20)
-        end = (
-            session_date(calendar, max(first, now)) + _AHEAD
-            if last is None
-            else session_date(calendar, last)
-        )
+        if last is None:
+            end = session_date(calendar, max(first, now)) + _AHEAD
+        else:
+            end = session_date(calendar, last)
         wide = session_grid(calendar, day - back, end, self.data.bar_minutes, self.data.hours)
-        session = int(
-            wide.session[min(int(np.searchsorted(wide.minutes, first)), wide.num_bars - 1)]
-        )
-        begins = wide.dates[max(session - self.rows.history_sessions, 0)].item()
+        bar = min(int(np.searchsorted(wide.minutes, first)), wide.num_bars - 1)
+        begins = wide.dates[max(wide.session[bar] - self.rows.history_sessions, 0)].item()
         self.grid = session_grid(calendar, begins, end, self.data.bar_minutes, self.data.hours)
         for symbol, close in self.bundle.record.last_close.items():
             self.rows.history.carry(symbol, int(self.grid.minutes[0]) - MINUTE_NS, close)
@@ -100,10 +98,9 @@ class Recorder:
             return bars
         late = self.rows.history.add(bars)
         names = [bars.symbols[code] for code in bars.symbol.tolist()]
-        more = zip(*(values.tolist() for values in bars.extras.values()), strict=True)
-        extras = [json.dumps(dict(zip(bars.extras, row, strict=True))) for row in more] or [
-            ""
-        ] * len(bars)
+        extras = [""] * len(bars)
+        if bars.extras:
+            extras = list(map(json.dumps, pd.DataFrame(bars.extras).to_dict("records")))
         columns = [getattr(bars, name).tolist() for name in COLUMNS]
         self.journal.keep_bars(
             zip(bars.ts.tolist(), names, *columns, extras, [at] * len(bars), strict=True)

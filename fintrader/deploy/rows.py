@@ -12,16 +12,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
-from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars, concat, wrap_columns
+from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.feed import Feed
 from fintrader.deploy.journal import Bar
-from fintrader.errors import DeployError
+from fintrader.errors import ConfigError, DeployError
 from fintrader.market import features as ft
 from fintrader.market.build import assemble
 from fintrader.market.settings import DataSettings, factor_column, raw_features
@@ -39,16 +41,13 @@ class History:
     def __init__(self, symbols: Sequence[str], extras: Sequence[str] = ()) -> None:
         self.symbols = tuple(symbols)
         self.extras = tuple(extras)
-        self._columns = ("ts", *COLUMNS, *self.extras)
-        self._rows = {symbol: np.empty((len(self._columns), 0)) for symbol in self.symbols}
-        self._ts = {symbol: np.empty(0, np.int64) for symbol in self.symbols}
-        self._used = dict.fromkeys(self.symbols, 0)
+        self._parts: dict[str, list[Bars]] = {symbol: [] for symbol in symbols}
 
     def add(self, bars: Bars) -> Bars:
         """Take in the bars that are newer than the newest of their symbol; return the others."""
         late = np.zeros(len(bars), bool)
         for code, symbol in enumerate(bars.symbols):
-            if symbol not in self._used:
+            if symbol not in self._parts:
                 continue
             at = np.flatnonzero(bars.symbol == code)
             at = at[np.argsort(bars.ts[at], kind="stable")]
@@ -56,74 +55,53 @@ class History:
             fresh = at if newest is None else at[bars.ts[at] > newest]
             fresh = fresh[np.diff(bars.ts[fresh], prepend=-1) > 0]
             late[np.setdiff1d(at, fresh)] = True
-            self._append(symbol, bars, fresh)
+            if len(fresh):
+                columns = {name: getattr(bars, name)[fresh] for name in COLUMNS}
+                extras = {name: bars.extras[name][fresh] for name in self.extras}
+                part = wrap_columns(symbol, bars.ts[fresh], columns, "received bars", extras=extras)
+                self._parts[symbol].append(part)
         return bars.take(late)
-
-    def _append(self, symbol: str, bars: Bars, at: Array) -> None:
-        used = self._used[symbol]
-        room = self._ts[symbol]
-        stop = used + len(at)
-        if stop > len(room):
-            size = max(2 * len(room), stop, 1024)
-            self._ts[symbol] = np.concatenate([room, np.zeros(size - len(room), np.int64)])
-            wide = np.zeros((len(self._columns), size))
-            wide[:, :used] = self._rows[symbol][:, :used]
-            self._rows[symbol] = wide
-        self._ts[symbol][used:stop] = bars.ts[at]
-        for row, name in enumerate(self._columns[1:], start=1):
-            values = getattr(bars, name) if name in COLUMNS else bars.extras[name]
-            self._rows[symbol][row, used:stop] = values[at]
-        self._used[symbol] = stop
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
         """Begin with a last price, for a symbol that may have no bars any more."""
-        price = np.full(1, close)
-        nothing = np.zeros(1)
-        bars = Bars(
-            ts=np.array([ts]),
-            symbol=np.zeros(1, np.int32),
-            symbols=(symbol,),
-            open=price,
-            high=price,
-            low=price,
-            close=price,
-            volume=nothing,
-            extras=dict.fromkeys(self.extras, np.ones(1)),
-        )
-        self.add(bars)
+        columns = {**dict.fromkeys(PRICES, np.full(1, close)), "volume": np.zeros(1)}
+        extras = dict.fromkeys(self.extras, np.ones(1))
+        self.add(wrap_columns(symbol, np.array([ts]), columns, "last close", extras=extras))
 
     def newest(self, symbol: str) -> int | None:
         """Return the start of its newest bar, nanoseconds."""
-        used = self._used[symbol]
-        return int(self._ts[symbol][used - 1]) if used else None
+        parts = self._parts[symbol]
+        return int(parts[-1].ts[-1]) if parts else None
 
     def last_close(self, symbol: str) -> float:
         """Return a symbol's last close, USD; 0 without one, also for an unknown symbol."""
-        used = self._used.get(symbol, 0)
-        return float(self._rows[symbol][4, used - 1]) if used else 0.0
+        parts = self._parts.get(symbol)
+        return float(parts[-1].close[-1]) if parts else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
         """Return the bars that begin in `[first, stop)`; a close carried into the first comes as a
         bar without volume there."""
-        ts = self._ts[symbol][: self._used[symbol]]
-        start, end = np.searchsorted(ts, [first, stop])
-        rows = self._rows[symbol][:, start:end]
-        times = ts[start:end]
-        if start > 0 and not (len(times) and times[0] == first):
-            carried = self._rows[symbol][:, start - 1 : start].copy()
-            carried[1:4] = carried[4]  # open, high and low: the close
-            carried[5] = 0.0
-            rows = np.concatenate([carried, rows], axis=1)
-            times = np.concatenate([[first], times])
-        named = dict(zip(self._columns[1:], rows[1:], strict=True))
-        return Bars(
-            ts=times,
-            symbol=np.zeros(len(times), np.int32),
-            symbols=(symbol,),
-            **{name: named[name] for name in COLUMNS},
-            extras={name: named[name] for name in self.extras},
-            origin="received bars",
-        )
+        parts = self._parts[symbol]
+        if len(parts) > 1:  # once for many parts
+            parts[:] = [join_bars(parts)]
+        bars = join_bars(parts)
+        start, end = np.searchsorted(bars.ts, [first, stop])
+        found = bars.take(slice(start, end))
+        if start > 0 and first not in found.ts[:1]:
+            last = bars.take(slice(start - 1, start))
+            flat: Any = dict.fromkeys(PRICES, last.close)
+            carried = replace(last, ts=np.array([first]), volume=np.zeros(1), **flat)
+            found = join_bars([carried, found])
+        return found
+
+
+def join_bars(parts: Sequence[Bars]) -> Bars:
+    """Join tables of bars, of which some may be empty."""
+    whole = [part for part in parts if len(part)]
+    if whole:
+        return replace(concat(whole), row=None)
+    nothing: Any = dict.fromkeys(COLUMNS, np.empty(0))
+    return Bars(ts=np.empty(0, np.int64), symbol=np.empty(0, np.int32), symbols=(), **nothing)
 
 
 class _Recent(Feed):
@@ -191,15 +169,7 @@ class RecentMarket:
         universe = settings.universe.model_copy(
             update={"symbols": self.symbols, "max_symbols": None, "min_coverage": 0.0}
         )
-        windows = settings.windows.model_copy(
-            update={
-                "fractions": (0.4, 0.3, 0.3),
-                "embargo_sessions": 0,
-                "train": None,
-                "validation": None,
-                "test": None,
-            }
-        )
+        windows = WindowSettings(fractions=(0.4, 0.3, 0.3), embargo_sessions=0)
         # A fault that stops a build is journalled here: half a day with it is better than no
         # market.
         self._asked = settings.model_copy(
@@ -212,8 +182,6 @@ class RecentMarket:
         )
 
     def _count_needed_sessions(self) -> int:
-        from fintrader.errors import ConfigError
-
         try:
             bars, sessions = ft.reach(self.settings.features.names, self.context)
         except ConfigError as error:
@@ -241,24 +209,14 @@ class RecentMarket:
         """Take in a journal's bars; return the start of the newest, 0 without any."""
         if not rows:
             return 0
-        ts, names, *columns, extras, _ = zip(*rows, strict=True)
-        symbols = tuple(sorted(set(names)))
-        code = {name: index for index, name in enumerate(symbols)}
-        more = [json.loads(text) if text else {} for text in extras]
-        open_, high, low, close, volume = (np.array(values, dtype=np.float64) for values in columns)
-        bars = Bars(
-            ts=np.array(ts, np.int64),
-            symbol=np.array([code[name] for name in names], np.int32),
-            symbols=symbols,
-            open=open_,
-            high=high,
-            low=low,
-            close=close,
-            volume=volume,
-            extras={name: np.array([row[name] for row in more]) for name in self.history.extras},
-        )
-        self.history.add(bars)
-        return int(bars.ts.max())
+        table = pd.DataFrame(rows, columns=["ts", "symbol", *COLUMNS, "extras", "received"])
+        codes, symbols = pd.factorize(table["symbol"], sort=True)
+        more = [json.loads(text) if text else {} for text in table["extras"]]
+        columns: Any = {name: table[name].to_numpy(np.float64) for name in COLUMNS}
+        extras = {name: np.array([row[name] for row in more]) for name in self.history.extras}
+        ts = table["ts"].to_numpy(np.int64)
+        self.history.add(Bars(ts, codes.astype(np.int32), tuple(symbols), **columns, extras=extras))
+        return int(ts.max())
 
     def whole(self, grid: SessionGrid, first: int, last: int) -> MarketTensors:
         """Build the market from the bar that begins at `first` to the one in which `last` lies."""
@@ -279,8 +237,7 @@ class RecentMarket:
                 f"the bars received begin {session} sessions before {grid.dates[session]}, and"
                 f" {sessions} are needed; begin later, or give a feed that reaches back further"
             )
-        days = (grid.dates[at].astype(object) for at in (first, session))
-        start, end = days
+        start, end = (grid.dates[at].astype(object) for at in (first, session))
         asked = self._asked.model_copy(update={"start": start, "end": end})
         opened = int(grid.minutes[grid.first_bar[first]])
         stop = int(grid.minutes[bar]) + self.settings.bar_minutes * MINUTE_NS

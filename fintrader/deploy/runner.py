@@ -103,7 +103,6 @@ class Runner:
         self.broker = world.broker
         self.journal = world.journal
         self.folder = self.journal.path.parent
-        self.data = bundle.data
         self.env = bundle.env
         self.window = window
         self.until = until
@@ -231,28 +230,19 @@ class Runner:
         """Count the bars from this one on that closed unseen and are too old to act upon."""
         if not self.clock.live:
             return 0
-        newest = (
-            int(
-                np.searchsorted(self.grid.minutes, self.clock.now() - 2 * self.length, side="right")
-            )
-            - 1
-        )
-        missed = sum(self._is_due(late) for late in range(bar, newest + 1))
+        now = self.clock.now()
+        seen = int(np.searchsorted(self.grid.minutes, now - 2 * self.length, side="right"))
+        missed = sum(self._is_due(late) for late in range(bar, seen))
         if missed:
-            self._record_news(
-                "missed",
-                f"{missed} decision(s) were missed until {_format_time(self.clock.now())}",
-                self.clock.now(),
-            )
-        return max(newest + 1 - bar, 0)
+            text = f"{missed} decision(s) were missed until {_format_time(now)}"
+            self._record_news("missed", text, now)
+        return max(seen - bar, 0)
 
     def _is_due(self, bar: int) -> bool:
         return (bar - self.first) % self.env.decision_interval == 0 and bar != self.last
 
     def _ends_session(self, bar: int) -> bool:
-        return bar == self.grid.num_bars - 1 or bool(
-            self.grid.session[bar + 1] != self.grid.session[bar]
-        )
+        return self.grid.session[bar] not in self.grid.session[bar + 1 : bar + 2]
 
     def _turn(self, bar: int) -> None:
         """Do the work of a bar that has closed."""
@@ -315,19 +305,14 @@ class Runner:
     def _begin(self) -> None:
         now = self.clock.now()
         started = self.journal.last(DeploymentStart)
-        first = (
-            self.window[0]
-            if self.window is not None
-            else started.body.first_bar
-            if started
-            else now
-        )
-        self.first = self.recorder.lay_out(
-            first, None if self.window is None else self.window[1], now
-        )
-        self.last = (
-            -1 if self.window is None else int(np.searchsorted(self.grid.minutes, self.window[1]))
-        )
+        if self.window is not None:
+            first, last = self.window
+            self.first = self.recorder.lay_out(first, last, now)
+            self.last = int(np.searchsorted(self.grid.minutes, last))
+        else:
+            self.first = self.recorder.lay_out(
+                started.body.first_bar if started else now, None, now
+            )
         begins = int(self.grid.minutes[self.first])
         try:
             self._start_session(self.first, now)
@@ -344,17 +329,15 @@ class Runner:
                 initial_cash_usd=self.env.initial_cash_usd,
             )
             self.journal.write(start, at=now)
-            self._next = self.first
-            self._take_over(now)
-            return
-        self.recorder.restore()
+        else:
+            self.recorder.restore()
         newest = max((bar for bar, _ in self.journal.read_curve()), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
         for entry in self.journal.entries(BarDecision):
-            self._recall(entry.body)
-        if self.simulated is not None:
-            self.accounts.restore(self.simulated)
-            self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
+            decision = entry.body
+            self.limits.watch(decision.bar // _DAY_NS, decision.equity)
+            self.limits.traded_usd = decision.traded
+            self.accounts.remember(decision)
         self._take_over(now)
 
     def _take_over(self, now: int) -> None:
@@ -363,14 +346,15 @@ class Runner:
         if halt is not None:
             self.limits.halted = halt.why
         if self.simulated is not None:
-            return
-        self._carry_out_requests(now)
-        try:
-            self.accounts.agreed(now, start=True)
-        except FintraderError as error:
-            self._outlive(error, now)
+            self.accounts.restore(self.simulated)
+        else:
+            self._carry_out_requests(now)
+            try:
+                self.accounts.agreed(now, start=True)
+            except FintraderError as error:
+                self._outlive(error, now)
         self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
-        if self.flattening:
+        if self.flattening and self.simulated is None:
             self.execution.stop(now, "flatten")
             self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
 
@@ -402,60 +386,47 @@ class Runner:
         account: BacktestAccount,
         decision: Decision,
     ) -> None:
-        prices = dict(zip(market.symbols, account.prices.tolist(), strict=True))
-        orders: dict[str, float] = {}
-        if decision.orders is not None:
-            wanted = zip(market.symbols, decision.orders.tolist(), strict=True)
-            orders = {symbol: shares for symbol, shares in wanted if shares and prices[symbol] > 0}
+        names = market.symbols
+        prices = {name: usd for name, usd in _by_symbol(names, account.prices).items() if usd > 0}
+        wanted = _by_symbol(names, decision.orders)
+        orders = {name: count for name, count in wanted.items() if name in prices}
+        weights = _by_symbol(names, decision.weights)
+        rest = _by_symbol(names, decision.rounded)
         peak, first = account.capital
-        rest = np.zeros(len(market.symbols)) if decision.rounded is None else decision.rounded
-        weights = () if decision.weights is None else decision.weights.tolist()
-        closed = int(self.grid.minutes[bar]) + self.length
+        begins = int(self.grid.minutes[bar])
         record = BarDecision(
-            bar=int(self.grid.minutes[bar]),
+            bar=begins,
             cash=account.cash,
             equity=account.equity,
             peak=peak,
             first=first,
-            shares=_select_held(market.symbols, account.held),
+            shares=_by_symbol(names, account.held),
             orders=orders,
             why=decision.why,
             clipped=tuple(decision.clipped_by),
             traded=self.limits.traded_usd,
-            weights={
-                name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w
-            },
-            rounded={
-                name: float(n)
-                for name, n in zip(market.symbols, rest, strict=True)
-                if abs(n) > SAME_SHARES
-            },
-            prices={name: price for name, price in prices.items() if price > 0},
+            weights={name: round(weight, 6) for name, weight in weights.items()},
+            rounded={name: count for name, count in rest.items() if abs(count) > SAME_SHARES},
+            prices=prices,
         )
+        # The orders may stand until the close of the next bar.
+        opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
         with self.journal.together():  # a decision stands there with its orders, or not at all
             self.journal.write(record, at=now)
             if orders:
-                self._record_intent(orders, prices, closed, bar, now)
+                self._open_execution().begin(
+                    decision=begins + self.length,
+                    orders=orders,
+                    prices=prices,
+                    at=now,
+                    until=opens + self.length,
+                    not_before=now if self.broker.takes_baskets else max(opens, now),
+                )
         if decision.halted:
             self._halt(decision.why, now)
         elif decision.why:
             self._record_news("held", decision.why, now)
         self._pursue()
-
-    def _record_intent(
-        self, orders: dict[str, float], prices: dict[str, float], closed: int, bar: int, now: int
-    ) -> None:
-        """Write down the orders of a decision at the close of a bar: they may stand until the next
-        bar's."""
-        opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
-        self._open_execution().begin(
-            decision=closed,
-            orders=orders,
-            prices=prices,
-            at=now,
-            until=opens + self.length,
-            not_before=now if self.broker.takes_baskets else max(opens, now),
-        )
 
     def _open_execution(self) -> Execution:
         """Return the execution of the open orders, a new one where none is open."""
@@ -485,12 +456,6 @@ class Runner:
         why = self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity)
         if why:
             self._halt(why, now)
-
-    def _recall(self, decision: BarDecision) -> None:
-        """Restore limits and account from an earlier decision."""
-        self.limits.watch(decision.bar // _DAY_NS, decision.equity)
-        self.limits.traded_usd = decision.traded
-        self.accounts.remember(decision)
 
     # --- requests, halts, news --------------------------------------------------------------------
 
@@ -546,17 +511,17 @@ class Runner:
             return
         self._sell_at = now + _SELL_AGAIN
         self._obstacles.pop("", None)
+        known = expect_holdings(self.journal)
         try:
             standing = self._list_standing(now)
             account = self.broker.account()
+            if account.number != known.number:
+                raise BrokerError(
+                    f"the keys are of account {account.number}, and the flatten is of"
+                    f" {known.number}"
+                )
         except (BrokerError, BrokerUnsureError) as error:
             self._obstacles[""] = str(error)
-            self._tell_left(now)
-            return
-        known = expect_holdings(self.journal)
-        if account.number != known.number:
-            text = f"the keys are of account {account.number}, and the flatten is of {known.number}"
-            self._obstacles[""] = text
             self._tell_left(now)
             return
         symbols = set(self.bundle.symbols)
@@ -634,7 +599,7 @@ class Runner:
 
     def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:
         """Decide to hold nothing: the embedded broker fills orders of decisions, and no others."""
-        self._left = _select_held(account.market.symbols, account.held)
+        self._left = _by_symbol(account.market.symbols, account.held)
         if not self._left:
             self._end_flatten(now, {})
             return Decision(None)
@@ -726,18 +691,20 @@ class Runner:
     def _is_clock_off(self, now: int) -> bool:
         theirs = self.broker.time()
         off = 0.0 if theirs is None else abs(theirs - self.clock.now()) / SECOND_NS
-        if off > self.settings.limits.clock_seconds:
+        is_off = off > self.settings.limits.clock_seconds
+        if is_off:
             self._record_news(
                 "clock",
                 f"this machine's clock and the broker's are {off:.1f} s apart: nothing is ordered",
                 now,
             )
-            return True
-        return False
+        return is_off
 
 
-def _select_held(symbols: tuple[str, ...], shares: Array) -> dict[str, float]:
-    return {symbol: float(n) for symbol, n in zip(symbols, shares, strict=True) if n}
+def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, float]:
+    """Map symbols to their values `[N]`, zeros left out; empty without any."""
+    found = () if values is None else zip(symbols, values.tolist(), strict=True)
+    return {symbol: value for symbol, value in found if value}
 
 
 def _format_shares(shares: Mapping[str, float]) -> str:

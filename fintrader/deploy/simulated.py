@@ -62,8 +62,8 @@ class SimulatedBroker:
         grows: bool = False,
     ) -> None:
         """market: the bars that are traded; the first decision may be taken at its first. A broker
-        that `grows` knows no bar before the first call of `grow`, where its account begins; `market`
-        is then any of these symbols."""
+        that `grows` knows no bar before the first call of `grow`, where its account begins with the
+        newest bar; `market` is then any of these symbols."""
         self.market = market
         self.env = env
         self._now = now
@@ -83,30 +83,26 @@ class SimulatedBroker:
         """Go on in a newer market, of which `bars` have been received; orders fill there from now
         on."""
         minutes = market.minutes.numpy()
-        if not self._begun:  # the account begins with the newest bar
-            state = AccountState(*4 * [self.env.initial_cash_usd])
-            nothing = np.zeros(market.num_assets)
-            self._account = state.stand(market, self.env, bars - 1, nothing)
-            self.market = market
-            self._minutes = minutes
-            self._known = bars
-            self._begun = True
-            return
-        last = int(self._minutes[self._account.bar])
-        account = self._account
-        bar = int(np.searchsorted(minutes, last))
-        if bar >= len(minutes) or minutes[bar] != last:
-            raise BrokerError(
-                "the bars received no longer hold the account's last one; give the feed a longer"
-                " history"
-            )
-        moved = {bar + old - account.bar: basket for old, basket in self._baskets.items()}
-        state = AccountState(account.cash, account.equity, *account.capital)
-        self._account = state.stand(market, self.env, bar, account.held)
+        bar = bars - 1
+        state = AccountState(*4 * [self.env.initial_cash_usd])
+        held: Array = np.zeros(market.num_assets)
+        if self._begun:
+            account = self._account
+            last = self._minutes[account.bar]
+            bar = int(np.searchsorted(minutes, last))
+            if last not in minutes[bar : bar + 1]:
+                raise BrokerError(
+                    "the bars received no longer hold the account's last one; give the feed a longer"
+                    " history"
+                )
+            state = AccountState(account.cash, account.equity, *account.capital)
+            held = account.held
+            self._baskets = {bar + old - account.bar: own for old, own in self._baskets.items()}
+        self._account = state.stand(market, self.env, bar, held)
         self.market = market
         self._minutes = minutes
-        self._baskets = moved
         self._known = bars
+        self._begun = True
 
     def restore(
         self, minute: int, state: AccountState, shares: Array, orders: Sequence[Order]
@@ -162,11 +158,7 @@ class SimulatedBroker:
             log = self._account.trade_log
             held = log.shares[bar]
             cash = float(log.equity[bar] - held @ np.nan_to_num(log.mark[bar].astype(np.float64)))
-        shares = {
-            symbol: float(held[column])
-            for symbol, column in self._column.items()
-            if held[column] != 0.0
-        }
+        shares = {name: float(n) for name, n in zip(self._column, held, strict=True) if n}
         return BrokerAccount("simulated", cash, shares)
 
     def time(self) -> int | None:
@@ -232,16 +224,14 @@ class SimulatedBroker:
 
     def _report(self, basket: dict[str, Order], bar: int, first: int) -> None:
         """Report the orders by the account's trades from number `first` on."""
-        kind, decided, _, asset, shares, price, cost = self._account.list_trades(first)
-        mine = (kind == 0) & (decided == bar)
+        columns = (column.tolist() for column in self._account.list_trades(first))
         fills = {
-            int(n): (s, p, c)
-            for n, s, p, c in zip(*(x[mine] for x in (asset, shares, price, cost)), strict=True)
+            asset: (shares, price, cost)
+            for kind, decided, _, asset, shares, price, cost in zip(*columns, strict=True)
+            if kind == 0 and decided == bar
         }
         for symbol, order in basket.items():
-            filled, paid, fee = (
-                float(value) for value in fills.get(self._column[symbol], (0.0, 0.0, 0.0))
-            )
+            filled, paid, fee = fills.get(self._column[symbol], (0.0, 0.0, 0.0))
             whole = abs(filled) >= abs(order.shares) * (1 - 1e-12)
             self._reports[order.id] = OrderReport(
                 order.id,

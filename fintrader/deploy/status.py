@@ -125,8 +125,10 @@ class Status:
 
 def list_names(folder: Path) -> list[str]:
     """List the deployments in a folder."""
-    frozen = {path.parent.parent.name for path in folder.glob(f"*/bundle/{BUNDLE}")}
-    return sorted(frozen | {path.parent.name for path in folder.glob(f"*/{JOURNAL}")})
+    files = (f"bundle/{BUNDLE}", JOURNAL)
+    return sorted(
+        home.name for home in folder.glob("*") if any((home / file).exists() for file in files)
+    )
 
 
 def read_status(home: Path) -> Status:
@@ -145,31 +147,27 @@ def read_status(home: Path) -> Status:
     status = Status(home.name, record, "not begun", role=role, report=report)
     if not (home / JOURNAL).is_file():
         return status
+    if beat is not None:
+        status = replace(status, beat=beat.time, next_decision=beat.next_decision)
+    status = replace(status, requests=tuple(kind for _, kind in list_requests(home)))
     with Journal(home / JOURNAL, reading=True) as journal:
         status = _read_journal(status, journal)
+        halt = journal.find_halt()
         has_ended = journal.last(DeploymentEnd) is not None
-        is_halted = journal.find_halt() is not None
+        flatten = f"; {_describe_flatten(journal)}" if status.flattening else ""
     is_running = is_held(ObjectStore(home))
-    why = status.why
     if status.flattening and not is_running:
-        why += "; nothing runs it: start it again to go on"
+        flatten += "; nothing runs it: start it again to go on"
+    is_silent = beat is not None and time.time_ns() - beat.time > SILENT_NS
     if has_ended:
         state = "finished"
-    elif is_halted:
+    elif halt is not None:
         state = "halted"
     elif not is_running:
         state = "stopped"
     else:
-        is_silent = beat is not None and time.time_ns() - beat.time > SILENT_NS
         state = "silent" if is_silent else "running"
-    return replace(
-        status,
-        state=state,
-        why=why if is_halted else "",
-        next_decision=None if beat is None else beat.next_decision,
-        beat=None if beat is None else beat.time,
-        requests=tuple(kind for _, kind in list_requests(home)),
-    )
+    return replace(status, state=state, why="" if halt is None else halt.why + flatten)
 
 
 def _read_files(home: Path) -> tuple[str, Heartbeat | None]:
@@ -192,17 +190,11 @@ def _read_journal(status: Status, journal: Journal) -> Status:
     decision = journal.last(BarDecision)
     orders = journal.orders()
     held, cash = _value_standing(journal, started, decision)
-    halt = journal.find_halt()
-    why = "" if halt is None else halt.why
-    is_flattening = journal.is_flattening()
-    if is_flattening:
-        why += f"; {_describe_flatten(journal)}"
     news = [entry for kind in _NEWS for entry in journal.entries(kind)]
     tail = [entry for entry in journal.tail(400) if not isinstance(entry.body, OrderReport)]
     return replace(
         status,
-        why=why,
-        flattening=is_flattening,
+        flattening=journal.is_flattening(),
         started=None if started is None else started.body,
         decision=None if decision is None else decision.body,
         held=held,
@@ -242,24 +234,18 @@ def _value_standing(
 
 def as_json(status: Status) -> dict[str, Any]:
     """Return a status as plain JSON, for programs."""
-    started = status.started
+    alike = (
+        *("name", "state", "why", "flattening", "role", "held", "cash_usd"),
+        *("next_decision", "beat", "requests"),
+    )
     return {
-        "name": status.name,
-        "state": status.state,
-        "why": status.why,
-        "flattening": status.flattening,
-        "role": status.role,
+        **{name: getattr(status, name) for name in alike},
         "run": status.bundle.run,
-        "feed": None if started is None else started.feed,
-        "broker": None if started is None else started.broker,
+        "feed": getattr(status.started, "feed", None),
+        "broker": getattr(status.started, "broker", None),
         "equity_usd": status.equity,
         "decision": None if status.decision is None else to_json(status.decision),
-        "held": dict(status.held),
-        "cash_usd": status.cash_usd,
-        "next_decision": status.next_decision,
-        "beat": status.beat,
         "orders": dict(status.counts),
-        "requests": list(status.requests),
         "headroom": {
             name: {"used": used, "limit": limit}
             for name, (used, limit) in status.headroom().items()
@@ -275,16 +261,14 @@ def describe(status: Status) -> str:
     decision = status.decision
     if status.started is not None:
         lines.append(f"  {status.started.feed} bars, {status.started.broker} broker")
+    cash = f"cash {status.cash_usd:,.2f} USD"
     if decision is not None:
         lines.append(f"  decided {format_moment(decision.bar)} with {decision.equity:,.2f} USD")
+    elif not status.held:
+        cash = "nothing decided yet"
     if status.started is not None:
-        cash = (
-            f"cash {status.cash_usd:,.2f} USD"
-            if decision is not None or status.held
-            else "nothing decided yet"
-        )
         lines.append(
-            f"  now {len(status.held)} positions, {cash}; orders: {_format_counts(status.counts)}"
+            f"  now {len(status.held)} positions, {cash}; orders: {format_counts(status.counts)}"
         )
     lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():
@@ -292,7 +276,8 @@ def describe(status: Status) -> str:
     return "\n".join(lines)
 
 
-def _format_counts(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Format the orders by state, as `3 filled, 1 rejected`."""
     return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none"
 
 

@@ -181,7 +181,7 @@ def show_orders(status: Status) -> None:
     if not status.orders:
         st.caption("None yet.")
         return
-    st.caption(", ".join(f"{count:,} {state}" for state, count in sorted(status.counts.items())))
+    st.caption(deployments.format_counts(status.counts))
     rows = [
         {
             "Symbol": order.symbol,
