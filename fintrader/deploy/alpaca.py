@@ -134,40 +134,35 @@ class AlpacaBroker:
             client_order_id=order.id,
         )
         answer = self._call(self._client.submit_order, request)
-        if isinstance(answer, _Answer):
-            if (
-                answer.status == 422
-                and "client_order_id" in answer.message
-                and "unique" in answer.message
-            ):
-                raise OrderTakenError(f"an order {order.id} stands at alpaca already")
-            if answer.status in (400, 422) or (
-                answer.status == 403 and 40310000 <= answer.code < 40320000
-            ):
-                return _report_rejection(order, answer.message or f"status {answer.status}")
-            raise self._explain_refusal(answer)
-        return self._read(lambda: _report(answer, order.id))
+        if answer.status == 200:
+            return self._read(lambda: _report(answer.body, order.id))
+        if answer.status == 422 and all(
+            word in answer.message for word in ("client_order_id", "unique")
+        ):
+            raise OrderTakenError(f"an order {order.id} stands at alpaca already")
+        if answer.status in (400, 422) or (answer.status == 403 and answer.code // 10_000 == 4031):
+            return _report_rejection(order, answer.message or f"status {answer.status}")
+        raise self._explain_refusal(answer)
 
     def cancel(self, report: OrderReport) -> None:
         """Cancel an order; one that is over already stays as it is."""
         name = report.broker_id or getattr(self.order(report.id), "broker_id", "")
         if name:
             answer = self._call(self._client.cancel_order_by_id, name)
-            if isinstance(answer, _Answer) and answer.status not in (404, 422):
+            if answer.status not in (200, 404, 422):
                 raise self._explain_refusal(answer)
 
     def order(self, order_id: str) -> OrderReport | None:
         answer = self._call(self._client.get_order_by_client_id, order_id, repeats=True)
-        if isinstance(answer, _Answer):
-            if answer.status == 404:
-                if not answer.message:
-                    raise BrokerUnsureError(
-                        "a server before alpaca answers that there is no such page; it is asked"
-                        " again"
-                    )
-                return None
+        if answer.status == 200:
+            return self._read(lambda: _report(answer.body, order_id))
+        if answer.status != 404:
             raise self._explain_refusal(answer)
-        return self._read(lambda: _report(answer, order_id))
+        if not answer.message:
+            raise BrokerUnsureError(
+                "a server before alpaca answers that there is no such page; it is asked again"
+            )
+        return None
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         """Report the orders sent since then, and those that stand, however old."""
@@ -210,26 +205,23 @@ class AlpacaBroker:
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         answer = self._call(call, *arguments, repeats=True)
-        if isinstance(answer, _Answer):
+        if answer.status != 200:
             raise self._explain_refusal(answer)
-        return answer
+        return answer.body
 
-    def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> Any:
-        """Return a body, or the _Answer of a server that refused. A request that was told to wait has
-        not arrived and is sent again; one that may have arrived, only if it `repeats`. Raises
-        BrokerUnsureError when patience ends."""
+    def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> _Answer:
+        """Return the answer of a server that took the request or refused it. A request that was told
+        to wait has not arrived and is sent again; one that may have arrived, only if it `repeats`.
+        Raises BrokerUnsureError when patience ends."""
         patient_until = self._monotonic() + self._patience_s
         wait_s = 0.25
         for tried in range(1, _TRIES + 1):
             self._wait(patient_until)
             answer = self._call_once(call, arguments)
-            if answer.status == 200:
-                return answer.body
             if answer.status == 429:
-                self._closed_until = self._monotonic() + (
-                    wait_s if answer.wait_s is None else answer.wait_s
-                )
-            elif not (answer.status < 400 or answer.status == 408 or answer.status >= 500):
+                pause_s = wait_s if answer.wait_s is None else answer.wait_s
+                self._closed_until = self._monotonic() + pause_s
+            elif answer.status == 200 or (400 <= answer.status < 500 and answer.status != 408):
                 return answer
             elif not repeats or tried == _TRIES or self._monotonic() + wait_s > patient_until:
                 break
@@ -271,11 +263,10 @@ class AlpacaBroker:
 
     def _explain_refusal(self, answer: _Answer) -> BrokerError:
         if answer.status in (401, 403):
-            text = (
+            return BrokerError(
                 f"alpaca refuses the keys (status {answer.status}); check"
-                f" {' and '.join(self._variables)}"
+                f" {' and '.join(self._variables)}, and whether they are of this kind of account"
             )
-            return BrokerError(f"{text}, and whether they are of this kind of account")
         return BrokerError(
             f"alpaca refuses the request (status {answer.status}: {answer.message}); correct it"
         )
@@ -321,9 +312,9 @@ def _parse_error(text: str) -> tuple[int, str]:
 
 def _parse_seconds(text: str | None) -> float | None:
     try:
-        return max(0.0, float(text)) if text is not None and math.isfinite(float(text)) else None
-    except ValueError:
-        return None  # a date; the doubling wait does as well
+        return max(0.0, _parse_number(text))
+    except (TypeError, ValueError):
+        return None  # nothing or a date; the doubling wait does as well
 
 
 def _parse_number(value: Any) -> float:

@@ -13,7 +13,9 @@ Nothing in it is a pickle. A changed byte changes its name: `Bundle.id` begins w
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -87,7 +89,7 @@ class Bundle:
     @cached_property
     def data(self) -> DataSettings:
         """Settings that make the market, from files in the bundle."""
-        values: Any = json.loads(json.dumps(self.record.data))
+        values: Any = copy.deepcopy(self.record.data)
         for setting, name in self.record.own_files.items():
             *path, last = setting.split(".")
             part = values
@@ -194,10 +196,7 @@ def freeze(
         normalisation_hash=normalisation.digest,
         calendar=market.provenance.calendar,
         window=(int(market.minutes[0]), int(market.minutes[-1])),
-        last_close={
-            symbol: _find_first_close(market, column)
-            for column, symbol in enumerate(market.symbols)
-        },
+        last_close=dict(zip(market.symbols, map(_find_first_close, market.close.T), strict=True)),
     )
     if _is_same(folder, record):
         return Bundle.open(folder)
@@ -209,9 +208,8 @@ def freeze(
     return Bundle.open(folder)
 
 
-def _find_first_close(market: MarketTensors, column: int) -> float:
-    """Find the first close of a symbol, USD; 1 without one, which no decision reads."""
-    close = market.close[:, column]
+def _find_first_close(close: Tensor) -> float:
+    """Find the first of a symbol's closes `[T]`, USD; 1 without one, which no decision reads."""
     listed = close[close.isfinite()]
     return float(listed[0]) if len(listed) else 1.0
 
@@ -274,13 +272,13 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
 
 def _list_files(data: DataSettings) -> list[tuple[str, str]]:
     """List the settings of data that name a file which later rows need, too."""
-    named: list[tuple[str, Any]] = [
-        ("universe.members", data.universe.membership),
-        ("universe.shares_outstanding", data.universe.shares_outstanding),
-        ("actions", data.actions),
-        *((f"features.daily.{name}", path) for name, path in data.features.daily.items()),
-    ]
-    return [(setting, str(path)) for setting, path in named if path is not None]
+    named = {
+        "universe.members": data.universe.membership,
+        "universe.shares_outstanding": data.universe.shares_outstanding,
+        "actions": data.actions,
+        **{f"features.daily.{name}": path for name, path in data.features.daily.items()},
+    }
+    return [(setting, str(path)) for setting, path in named.items() if path is not None]
 
 
 def sample_parity_vectors(
@@ -295,26 +293,17 @@ def sample_parity_vectors(
     )
     count = -(-(market.num_bars - 1) // env.decision_interval)
     chosen = set(np.linspace(0, count - 1, min(PARITY_VECTORS, count)).astype(int).tolist())
-    rows = []
-    actions = []
-    bars = []
-    over = False
-    number = 0
+    samples = []
     with torch.no_grad():
-        while not over:
+        for number in itertools.count():
             obs = account.observe()
             action = policy(obs)
             if number in chosen:
-                rows.append(obs[0].clone())
-                actions.append(action[0].clone())
-                bars.append(account.bar)
-            over = account.act(action)
-            number += 1
-    return {
-        "obs": torch.stack(rows),
-        "action": torch.stack(actions),
-        "minutes": market.minutes[torch.tensor(bars)].clone(),
-    }
+                samples.append((obs[0].clone(), action[0].clone(), market.minutes[account.bar]))
+            if account.act(action):
+                break
+    columns = zip(*samples, strict=True)
+    return dict(zip(("obs", "action", "minutes"), map(torch.stack, columns), strict=True))
 
 
 def _is_clock_read(policy: PolicyModule, obs: Tensor) -> bool:
@@ -338,8 +327,6 @@ def _export_onnx(policy: PolicyModule, path: Path, record: BundleRecord) -> Onnx
         return None
     model = onnx.load(path)
     for name in ("name", "symbols", "normalisation_hash", "env"):
-        entry = model.metadata_props.add()
-        entry.key = name
-        entry.value = json.dumps(getattr(record, name))
+        model.metadata_props.add(key=name, value=json.dumps(getattr(record, name)))
     write_bytes(path, model.SerializeToString())
     return OnnxExport(hash_file(path), worst)

@@ -57,21 +57,15 @@ def promote(folder: Path) -> str:
     """Make the deployment in `folder` the champion; return the name of the challenger, which was the
     champion before."""
     named = list_aliases(folder.parent)
-    before = named.get("champion", "")
-    if before != folder.name:
-        write_json(
-            folder.parent / ALIASES,
-            {"champion": folder.name, **({"challenger": before} if before else {})},
-        )
-    return before if before != folder.name else named.get("challenger", "")
+    if named.get("champion") != folder.name:
+        before = {"challenger": named["champion"]} if "champion" in named else {}
+        named = {"champion": folder.name, **before}
+        write_json(folder.parent / ALIASES, named)
+    return named.get("challenger", "")
 
 
 def list_requests(folder: Path) -> list[tuple[Path, Request]]:
     """List the requests that are not carried out yet, oldest first."""
-    try:
-        found = sorted(path for path in (folder / "requests").iterdir() if "-" in path.name)
-    except FileNotFoundError:
-        return []
     kinds: tuple[Request, ...] = get_args(Request)
-    named = [(path, path.name.rpartition("-")[2]) for path in found]
-    return [(path, kind) for path, name in named for kind in kinds if name == kind]
+    found = sorted((folder / "requests").glob("*-*"))
+    return [(path, kind) for path in found for kind in kinds if path.name.endswith(f"-{kind}")]

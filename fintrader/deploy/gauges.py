@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from fintrader.deploy.broker import State
 from fintrader.errors import ConfigError, install_command
 
 HOST = "127.0.0.1"
@@ -20,8 +21,8 @@ MEANING = {
     "missed": "News of missed or skipped decisions",
     "beat_timestamp_seconds": "Last sign of life of the loop, Unix time",
 }
-Read = Callable[[], Mapping[str, float]]
-"""Name -> value: those of `MEANING`, and `orders:STATE`."""
+Read = Callable[[], tuple[Mapping[str, float], Mapping[State, int]]]
+"""Name in `MEANING` -> value, and orders by state."""
 
 
 class Gauges:
@@ -40,7 +41,7 @@ class Gauges:
 
         class Collector(prometheus_client.registry.Collector):
             def collect(self) -> Iterator[Any]:
-                values = read()
+                values, orders = read()
                 for key, meaning in MEANING.items():
                     family = GaugeMetricFamily(
                         f"fintrader_deployment_{key}", meaning, labels=["deployment"]
@@ -48,13 +49,12 @@ class Gauges:
                     if key in values:
                         family.add_metric([name], values[key])
                     yield family
-                orders = GaugeMetricFamily(
+                family = GaugeMetricFamily(
                     "fintrader_deployment_orders", "Orders by state", labels=["deployment", "state"]
                 )
-                for key, value in values.items():
-                    if key.startswith("orders:"):
-                        orders.add_metric([name, key.removeprefix("orders:")], value)
-                yield orders
+                for state, count in orders.items():
+                    family.add_metric([name, state], count)
+                yield family
 
         registry = prometheus_client.CollectorRegistry()
         registry.register(Collector())

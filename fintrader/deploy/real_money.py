@@ -197,12 +197,10 @@ def require_consent(
         f"  limits: it halts after {settings.limits.day_loss:.1%} a day,"
         f" {settings.limits.drawdown:.1%} from its peak"
     )
+    cap = f"{settings.cap_usd:.0f}"
     if ask(f"Type the number of the account that will trade ({number}): ").strip() != number:
         raise DeployError("that is not the account's number; nothing was begun")
-    if (
-        ask(f"Type the amount it may hold in USD ({settings.cap_usd:.0f}): ").strip()
-        != f"{settings.cap_usd:.0f}"
-    ):
+    if ask(f"Type the amount it may hold in USD ({cap}): ").strip() != cap:
         raise DeployError("that is not the amount; nothing was begun")
     until = now + dt.timedelta(days=DAYS)
     times = (moment.isoformat(timespec="seconds") for moment in (now, until))

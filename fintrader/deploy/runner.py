@@ -27,7 +27,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
+from fintrader.deploy.broker import Broker, OrderReport, State, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
@@ -176,7 +176,7 @@ class Runner:
                     self._tell_end(error)
                 raise
 
-    def _read_gauges(self) -> dict[str, float]:
+    def _read_gauges(self) -> tuple[dict[str, float], Counter[State]]:
         """Read the gauges through another connection, since a scrape runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
             last = journal.last(BarDecision)
@@ -191,7 +191,7 @@ class Runner:
         }
         if last is not None:
             values |= {"equity_usd": last.body.equity, "cash_usd": last.body.cash}
-        return values | {f"orders:{state}": count for state, count in states.items()}
+        return values, states
 
     def _run(self) -> None:
         self._begin()

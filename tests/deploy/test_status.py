@@ -116,7 +116,7 @@ def test_the_champion_and_the_one_before(tmp_path):
 
 def test_gauges_are_served_on_this_machine_only():
     pytest.importorskip("prometheus_client")
-    gauges = Gauges("mine", 0, lambda: {"equity_usd": 5.0, "halted": 1.0, "orders:filled": 7})
+    gauges = Gauges("mine", 0, lambda: ({"equity_usd": 5.0, "halted": 1.0}, {"filled": 7}))
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{gauges.port}/metrics", timeout=20
