@@ -135,12 +135,11 @@ class Accounts:
         """
         held = expect_holdings(self.journal).shares
         newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
-        recent = (
-            action
+        due = sum(
+            action.dividend_usd * held.get(action.symbol, 0.0)
             for action in self.recorder.rows.actions
             if (newest - action.day).days <= _PAID_AFTER_DAYS
         )
-        due = sum(action.dividend_usd * held.get(action.symbol, 0.0) for action in recent)
         wrong = reconcile(
             self.journal,
             self.broker,
@@ -161,8 +160,8 @@ class Accounts:
             return
         held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
-        is_known = any(entry.body.reason == reason for entry in self.journal.entries(Adjustment))
-        if held and not is_known:
+        known = {entry.body.reason for entry in self.journal.entries(Adjustment)}
+        if held and reason not in known:
             more = {action.symbol: held * (action.split - 1)}
             self.journal.write(Adjustment(reason, more), at=now)
 

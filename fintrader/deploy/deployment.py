@@ -13,7 +13,7 @@ from fintrader.deploy.bundle import Bundle, freeze
 from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import Clock, ReplayClock, WallClock
 from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT, list_aliases
-from fintrader.deploy.drift_page import write_drift
+from fintrader.deploy.drift_page import render_drift
 from fintrader.deploy.drift_report import DriftReport
 from fintrader.deploy.entries import BarDecision, DeploymentEnd, DeploymentStart
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
@@ -23,7 +23,7 @@ from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError, RunError
-from fintrader.files import write_json
+from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
@@ -159,9 +159,9 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
         recorded = Recorder(bundle, journal, level=level).recorded()
         report = drift.measure(journal, bundle, recorded, started.body.limits)
     write_json(home / REPORT, to_json(report))
-    page = write_drift(home / "drift.html", report)
-    print(report.summarise())
-    print(f"  {page}")
+    page = home / "drift.html"
+    write_text(page, render_drift(report))
+    print(f"{report.summarise()}\n  {page}")
     return report
 
 
@@ -210,7 +210,7 @@ def _describe_run(
         stored = read_backtest(run.folder.backtest)
         strategy = policy if policy in stored.strategies else "ensemble"
         verdict = None if stored.verdict is None else stored.verdict.text
-        returns = tuple(float(value) for value in stored.daily_returns()[strategy])
+        returns = tuple(stored.daily_returns()[strategy].tolist())
     return BundleOrigin(
         run=config.name,
         policy=policy,

@@ -46,7 +46,7 @@ _FEWEST = 8
 
 
 def measure(
-    journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings, *, seed: int = 0
+    journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings
 ) -> DriftReport:
     """Measure the drift; `market` are the recorded bars from the first that was decided upon.
 
@@ -99,7 +99,7 @@ def measure(
             twin_usd=tuple(theirs[ends].tolist()),
             account_return=tuple(ours_daily.tolist()),
             twin_return=tuple(twin_daily.tolist()),
-            band=simulate_fan(expected, len(ends), float(equity[0]), seed=seed),
+            band=simulate_fan(expected, len(ends), float(equity[0]), seed=0),
         ),
         surprise=measure_surprise(ours_daily, expected),
         shortfall=measure_shortfall(journal, market, bundle),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 
 from fintrader.deploy.drift_report import ALARM, PSI_NOTABLE, DriftReport
-from fintrader.files import write_text
 from fintrader.report.page import Page
 from fintrader.results.figures.shortfall import (
     SHORTFALL,
@@ -22,12 +20,6 @@ from fintrader.results.sections.section import Tone
 from fintrader.results.table import Table, list_facts
 
 _SHOWN = 20
-
-
-def write_drift(path: Path, report: DriftReport) -> Path:
-    """Write the report as one HTML page that needs nothing else; return its path."""
-    write_text(path, render_drift(report))
-    return path
 
 
 def find_heading(report: DriftReport) -> tuple[str, Tone]:
@@ -46,29 +38,27 @@ def find_heading(report: DriftReport) -> tuple[str, Tone]:
 
 
 def render_drift(report: DriftReport) -> str:
-    """Render the page. Equal reports give equal bytes."""
+    """Render the report as one HTML page that needs nothing else. Equal reports give equal
+    bytes."""
     page = Page(f"Drift of {report.deployment}")
     finding, tone = find_heading(report)
     about = (
         f"Bundle {report.bundle} of the run {report.run}; {report.first_day} to {report.last_day}."
     )
     origin = list_facts({"The backtest it comes from": report.verdict or ""})
+    tables = (origin,) if origin.rows else ()
     page.add_header(
         "From backtest to paper",
-        Section(
-            key="finding",
-            title=finding,
-            headline=report.summarise(),
-            tables=(origin,) if origin.rows else (),
-            notes=(about,),
-            tone=tone,
-        ),
+        Section("finding", finding, report.summarise(), tables=tables, notes=(about,), tone=tone),
     )
-    page.add(present_account(report))
-    page.add(_present_alarm(report))
-    page.add(present_shortfall(report))
-    page.add(_present_features(report))
-    page.add(_present_news(report))
+    for present in (
+        present_account,
+        _present_alarm,
+        present_shortfall,
+        _present_features,
+        _present_news,
+    ):
+        page.add(present(report))
     return page.render()
 
 

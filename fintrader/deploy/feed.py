@@ -21,7 +21,6 @@ from fintrader.deploy.rows import Level, join_bars
 from fintrader.errors import DataError, DeployError
 from fintrader.market.bar_source import open_feed
 from fintrader.market.settings import DataSettings
-from fintrader.progress import Progress
 
 LIMIT_SECONDS = 10.0
 """Limit of a live request: the next bar is not far, and a halt waits for it."""
@@ -60,7 +59,6 @@ class ReplayFeed:
         *,
         cache: Path | None = None,
         until: dt.date | None = None,
-        progress: Progress | None = None,
     ) -> None:
         """cache: of markets, in whose folder a vendor's bars are stored, too; until: the last day
         that is played.
@@ -70,7 +68,7 @@ class ReplayFeed:
         if isinstance(settings.source, VendorSettings) and settings.end is None:
             settings = settings.model_copy(update={"end": until})  # no newer day is asked for
         self._feed = open_feed(settings, cache)
-        self._feed.prepare(progress)
+        self._feed.prepare(None)
         self.companies = dict(self._feed.companies)
         known = set(self._feed.symbols)
         self._bars = [self._feed.bars(symbol).sorted() for symbol in symbols if symbol in known]

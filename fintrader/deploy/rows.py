@@ -9,7 +9,7 @@ build of all bars has there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ Level = tuple[Array, Array]
 class History:
     """Bars by symbol as they were received, in order of time."""
 
-    def __init__(self, symbols: Sequence[str], extras: Sequence[str] = ()) -> None:
+    def __init__(self, symbols: Sequence[str], extras: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
         self.extras = tuple(extras)
         self._parts: dict[str, list[Bars]] = {symbol: [] for symbol in symbols}
@@ -141,9 +141,9 @@ class RecentMarket:
         symbols: Sequence[str],
         normalisation: Path,
         *,
-        companies: Mapping[str, str] | None = None,
-        warm_up_sessions: int | None = None,
-        lookback: int = 1,
+        companies: Mapping[str, str],
+        warm_up_sessions: int | None,
+        lookback: int,
     ) -> None:
         """settings, symbols, normalisation: of the market that was trained on, the last a file of its
         statistics. warm_up_sessions: in place of the features' reach.
@@ -152,10 +152,9 @@ class RecentMarket:
         """
         self.settings = settings
         self.symbols = tuple(symbols)
-        self.companies = dict(companies or {})
-        extras = (*settings.features.extra, *raw_features(settings))
-        factor = factor_column(settings)
-        self.history = History(symbols, [*dict.fromkeys((*extras, *((factor,) if factor else ())))])
+        self.companies = dict(companies)
+        extras = (*settings.features.extra, *raw_features(settings), factor_column(settings))
+        self.history = History(symbols, dict.fromkeys(filter(None, extras)))
         self.level: Level | None = None
         self.actions: tuple[Action, ...] = ()
         self.lookback = lookback

@@ -92,8 +92,8 @@ class SimulatedBroker:
             bar = int(np.searchsorted(minutes, last))
             if last not in minutes[bar : bar + 1]:
                 raise BrokerError(
-                    "the bars received no longer hold the account's last one; give the feed a longer"
-                    " history"
+                    "the bars received no longer hold the account's last one; give the feed a"
+                    " longer history"
                 )
             state = AccountState(account.cash, account.equity, *account.capital)
             held = account.held

@@ -19,6 +19,16 @@ from tests.engines import fakes
 
 SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market", "new_run")
+PARTS = {
+    "backtest": {
+        "part": (
+            *("curves", "risk", "calendar", "weights"),
+            *("profit", "trades", "decisions", "metrics"),
+        )
+    },
+    "market": {"view": ("bars", "features", "coverage", "quality", "ties")},
+}
+"""Page -> what its address calls a part, and the parts."""
 Open = Callable[..., AppTest]
 RENDER_SECONDS = 300.0
 """What a page may take on a machine that is busy with other things; well under one second on an

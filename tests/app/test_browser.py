@@ -10,6 +10,7 @@ import pytest
 from fintrader.runs import RunFolder
 from fintrader_app import launch
 from fintrader_app.shell import PAGES
+from tests.app.conftest import PARTS
 from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -34,21 +35,11 @@ OWN = "/_stcore/"
 first, it gets a 404."""
 TOKEN = "a-token-of-the-tests-0123456789"
 PATIENCE_MS = 1000 * PATIENCE_SECONDS
-PARTS = {
-    "backtest": [
-        f"part={part}"
-        for part in (
-            "curves",
-            "risk",
-            "calendar",
-            "weights",
-            "profit",
-            "trades",
-            "decisions",
-            "metrics",
-        )
-    ],
-    "market": [f"view={view}" for view in ("bars", "features", "coverage", "quality", "ties")],
+QUERIES = {
+    **{
+        page: [f"{key}={part}" for key, parts in choices.items() for part in parts]
+        for page, choices in PARTS.items()
+    },
     "new": [f"section={section}" for section in ("run", "data", "agent", "yaml")],
     "compare": ["runs=demo,second"],
 }
@@ -107,7 +98,7 @@ def links():
     found = [
         (f"{page.path} {part}".strip(), "small", f"{page.path}?run=demo&{part}".rstrip("&"))
         for page in PAGES
-        for part in PARTS.get(page.path, [""])
+        for part in QUERIES.get(page.path, [""])
     ]
     found += [(f"live {path}", "small", f"{path}?run=racing") for path in ("tournament", "pod")]
     found += [

@@ -196,23 +196,11 @@ def test_whatever_is_not_the_cookie_is_403(guarded):
         assert guarded.get("/", Authorization=header)[0] == 403
     assert guarded.get("/", Cookie=f"a=b; {name}={value}; c=d")[0] == 200
     assert guarded.get("/", Authorization=f"Bearer {guarded.token}")[0] == 200
+    # The server itself answers: there is no such download.
+    assert guarded.get("/media/absent.csv", Cookie=f"{name}={value}")[0] == 404
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert guarded.get("/_stcore/upload_file/a/b", method=method)[0] == 403
         assert guarded.get("/_stcore/health", method=method)[0] == 403
-
-
-def test_downloads_and_uploads_pass_with_the_cookie(guarded):
-    """The server itself answers: there is no such download, and no session to upload to."""
-    cookie = guarded.cookie()
-    assert guarded.get("/media/absent.csv", Cookie=cookie, Origin=guarded.origin)[0] == 404
-    upload = "/_stcore/upload_file/session/file"
-    refused = guarded.get(upload, method="PUT", Cookie=cookie, Origin=guarded.origin)[2]
-    assert refused == "XSRF token missing or invalid"
-    streamlits = str(guarded.get("/_stcore/health")[1]["set-cookie"]).partition(";")[0]
-    sent = {"Cookie": f"{cookie}; {streamlits}", "X-Xsrftoken": streamlits.partition("=")[2]}
-    status, _, body = guarded.get(upload, method="PUT", Origin=guarded.origin, **sent)
-    assert status == 400
-    assert body.startswith("Invalid session_id")
 
 
 def test_health_is_open_to_probes_by_any_address(guarded):
@@ -247,19 +235,6 @@ def test_a_foreign_host_is_refused(guarded, host):
     assert status in (400, 403)  # some of these the server itself calls no request
     assert "set-cookie" not in guarded.get(f"/?token={guarded.token}", host=host)[1]
     assert status == 400 or "--allow-host" in body
-
-
-def test_two_hosts_or_none_are_refused(guarded):
-    cookie = guarded.cookie()
-    for lines in (
-        "Host: 127.0.0.1\r\nHost: 127.0.0.1\r\n",
-        "Host: localhost\r\nHost: evil.example\r\n",
-        "",
-    ):
-        for version in ("1.0", "1.1"):
-            with socket.create_connection(("127.0.0.1", guarded.port)) as link:
-                link.sendall(f"GET / HTTP/{version}\r\n{lines}Cookie: {cookie}\r\n\r\n".encode())
-                assert link.recv(100).split()[1] in (b"400", b"403")
 
 
 OWN = ("localhost", "LocalHost", "localhost.", "127.0.0.1", "[::1]", "[0:0:0:0:0:0:0:1]")
@@ -304,14 +279,10 @@ def test_a_foreign_origin_is_refused(guarded):
     assert guarded.get("/", **behind_a_proxy, Origin="https://lab.example:8443")[0] == 403
 
 
-def test_a_rebound_name_opens_no_websocket(guarded):
-    evil = {"host": f"evil.example:{guarded.port}", "Origin": f"http://evil.example:{guarded.port}"}
-    assert guarded.status_of_socket(**evil) == 403
-    assert guarded.status_of_socket(**evil, Cookie=guarded.cookie()) == 403
-    assert guarded.status_of_socket(**evil, path=f"{STREAM}?token={guarded.token}") == 403
-
-
 def test_a_websocket_needs_the_cookie_or_the_token(guarded):
+    evil = f"evil.example:{guarded.port}"  # a name that was made to lead here
+    with_token = f"{STREAM}?token={guarded.token}"
+    assert guarded.status_of_socket(evil, with_token, Origin=f"http://{evil}") == 403
     origin = guarded.origin
     assert guarded.status_of_socket(Origin=origin) == 403
     assert guarded.status_of_socket() == 403

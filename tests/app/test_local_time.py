@@ -75,12 +75,6 @@ def test_a_market_in_utc_has_no_switch(open_page, site):
     assert "Times are UTC, the market's own" in said(test)
 
 
-def test_an_unknown_clock_is_said_and_the_markets_taken(open_page, template):
-    test = open_page(template, "backtest", run="demo", clock="<b>moon")
-    assert any("clock" in str(one.value) for one in test.warning)
-    assert "Times are New York" in said(test)
-
-
 def test_profit_and_round_trips_are_the_reports(open_page, template):
     stored = read_backtest(template / "runs" / "demo" / "backtest")
     test = open_page(template, "backtest", run="demo", part="profit")
@@ -96,6 +90,8 @@ def test_profit_and_round_trips_are_the_reports(open_page, template):
     assert months["All"] == by_symbol.loc["All", "Profit, net"] == pytest.approx(change, abs=0.5)
     assert months.drop("All").sum() == pytest.approx(change, abs=0.5 * len(months))
     assert OTHER.capitalize() in by_symbol.index
+    fills = (mine["kind"] != "split").sum()
+    assert by_symbol["Fills"].drop("All").sum() == by_symbol.loc["All", "Fills"] == fills
     trips = table_with(test, "Median").set_index("Lots")
     metrics = stored.metrics["ensemble"]
     assert trips.loc["All", "Number"] == metrics["round_trips"]

@@ -15,7 +15,6 @@ import pytest
 from streamlit.proto.Metric_pb2 import Metric
 
 from fintrader.market.tensors import MarketTensors
-from fintrader.results.backtest_files import read_backtest
 from fintrader.results.formatting import (
     DASH,
     PAPER_COLUMNS,
@@ -237,24 +236,6 @@ def test_choices_come_from_the_address_and_stay_in_it(open_page, template, page)
     if page == "pod":
         test.multiselect[0].set_value(["p0004"]).run()
         assert test.query_params["pods"] in ("p0004", ["p0004"])
-
-
-def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(open_page, template):
-    found = read_backtest(template / "runs" / "demo" / "backtest")
-    wealth = found.curve()["ensemble"].to_numpy()
-    page = open_page(template, "backtest", run="demo", part="profit")
-    by_symbol = table_with(page, "Fills").set_index("Symbol")
-    change = pytest.approx(wealth[-1] - wealth[0], abs=0.5)
-    assert by_symbol.loc["All", "Profit, net"] == change
-    fills = found.trades[
-        (found.trades["strategy"] == "ensemble") & (found.trades["kind"] != "split")
-    ]
-    assert by_symbol["Fills"].drop("All").sum() == by_symbol.loc["All", "Fills"] == len(fills)
-    years = table_with(
-        open_page(template, "backtest", run="demo", part="calendar"), "Year", texts_of
-    )
-    assert len(years) == 1
-    assert years["Ensemble"].item() == statistic("cumulative_return", wealth[-1] / wealth[0] - 1)
 
 
 @pytest.mark.parametrize(

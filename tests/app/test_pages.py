@@ -10,26 +10,10 @@ from fintrader.stages import Stage
 from fintrader.system import try_lock
 from fintrader_app import artifacts, markets
 from fintrader_app.shell import render_stages
-from tests.app.conftest import PAGES, box, healthy, said
+from tests.app.conftest import PAGES, PARTS, box, healthy, said
 from tests.engines import fakes
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
-PARTS = [
-    *(
-        ("backtest", {"part": part})
-        for part in (
-            "curves",
-            "risk",
-            "calendar",
-            "weights",
-            "profit",
-            "trades",
-            "decisions",
-            "metrics",
-        )
-    ),
-    *(("market", {"view": view}) for view in ("bars", "features", "coverage", "quality", "ties")),
-]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -61,10 +45,10 @@ def test_every_page_of_a_finished_run_is_drawn(open_page, template, page):
 
 
 def test_every_part_of_a_page_is_there(open_page, template):
-    for page, query in PARTS:
-        test = open_page(template, page, run="demo", **query)
+    for page, key, part in [(p, k, part) for p in PARTS for k in PARTS[p] for part in PARTS[p][k]]:
+        test = open_page(template, page, run="demo", **{key: part})
         healthy(test)
-        assert not test.error, query
+        assert not test.error, part
     text = said(open_page(template, "backtest", run="demo"))
     assert text.count("Net of costs, ") == 1
     assert "pays 2 basis points a trade" in text

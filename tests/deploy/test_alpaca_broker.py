@@ -47,12 +47,6 @@ class Time:
         self.now += seconds
 
 
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch):
-    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
-    monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
-
-
 @pytest.fixture
 def server():
     with LoopbackAlpaca(

@@ -17,6 +17,8 @@ from fintrader.market.build import make_market
 from fintrader.market.settings import read_settings
 from tests.engines.deployments import frozen, replayed, settings
 
+ORIGIN = BundleOrigin("x", "ensemble", "", {}, 1, None, (), {})
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
@@ -120,7 +122,7 @@ def test_a_planted_signal_is_refused(home, tmp_path):
             data=data,
             env=bundle.env,
             market=market,
-            origin=BundleOrigin("x", "ensemble", "", {}, 1, None, (), {}),
+            origin=ORIGIN,
         )
 
 
@@ -149,7 +151,7 @@ def test_the_model_for_other_programs_says_what_it_is(home, tmp_path):
         data=settings(),
         env=old.env,
         market=market,
-        about={"companies": {}},
+        origin=ORIGIN,
     )
     model = onnx.load(bundle.folder / "policy.onnx")
     told = {entry.key: entry.value for entry in model.metadata_props}

@@ -32,7 +32,6 @@ from tests.engines.deployments import MINUTE, LiveClock
 pytestmark = pytest.mark.slow
 
 DAY = 86_400_000_000_000
-KEYS = {"APCA_API_KEY_ID": KEY, "APCA_API_SECRET_KEY": SECRET}
 LIVE_KEYS = {"APCA_LIVE_API_KEY_ID": KEY, "APCA_LIVE_API_SECRET_KEY": SECRET}
 
 
@@ -66,8 +65,6 @@ class Stepping(LiveClock):
 
 @pytest.fixture
 def market(monkeypatch, tmp_path):
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     with LoopbackMarket(now=Travelling()) as server:
         monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)

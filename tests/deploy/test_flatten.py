@@ -14,17 +14,11 @@ from fintrader.deploy.entries import Alert, FlattenEnd, Halt, Resumption
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError
-from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
+from tests.engines.alpaca_loopback import LoopbackAlpaca
 from tests.engines.alpaca_paper import ConstantPolicy, Killed, trade
 from tests.engines.deployments import MINUTE, frozen, run_live
 
 HELD = {"S000": 64.0, "S001": 374.0, "S002": 673.0, "S003": 438.0}
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch):
-    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
-    monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@ itself."""
 
 import datetime as dt
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,8 +15,6 @@ from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.entries import BarDecision, Halt
 from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
-from fintrader.storage.lease import hold
-from fintrader.storage.objects import ObjectStore
 from tests.engines.deployments import (
     MINUTE,
     alerts,
@@ -233,20 +229,6 @@ def test_a_split_over_night(tmp_path):
     journal = run_live(tmp_path, bundle, market, bars=first + 30)
     assert max(equities(journal)) > int(market.minutes[first])
     assert backtested(bundle, market, journal) == len(equities(journal))
-
-
-def test_only_one_may_run_it(deployed):
-    home, _, _ = deployed
-    code = (
-        "import sys; from fintrader.storage.lease import hold; from fintrader.storage.objects"
-        " import ObjectStore\nfrom fintrader.errors import RunError\ntry:\n   "
-        " hold(ObjectStore(sys.argv[1])).__enter__()\nexcept RunError as error:\n    print(error)"
-    )
-    with hold(ObjectStore(home)):
-        second = subprocess.run(
-            [sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True
-        )
-    assert "in use by process" in second.stdout
 
 
 def test_a_full_disk_is_one_sentence(deployed):

@@ -5,7 +5,6 @@ import pytest
 
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.entries import Cancellation, PurchaseFit
-from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution, OrderRules, order_id
 from fintrader.errors import BrokerError, DeployError
 from tests.engines.alpaca_loopback import LoopbackAlpaca
@@ -33,12 +32,6 @@ def server():
 
 
 @pytest.fixture
-def journal(tmp_path):
-    with Journal(tmp_path / "journal.sqlite") as journal:
-        yield journal
-
-
-@pytest.fixture
 def broker(server):
     return connect(server.endpoint, limit_s=1.0)
 
@@ -49,8 +42,8 @@ def execution(broker, journal):
 
 
 def begin(execution, orders, at=OPENED, **terms):
-    terms = {"decision": at, "not_before": at, "until": at + MINUTE} | terms
-    execution.begin(orders=orders, prices=PRICES, at=at, **terms)
+    usual = {"decision": at, "not_before": at, "until": at + MINUTE, "prices": PRICES}
+    execution.begin(orders=orders, at=at, **usual | terms)
 
 
 def finish(execution, now):
@@ -69,6 +62,14 @@ def states(journal, symbol, at=OPENED):
 
 def posted(server):
     return [row["symbol"] for row in server.orders.values()]
+
+
+def methods(server):
+    return [method for method, _ in server.seen]
+
+
+def row_of(server, symbol, at=OPENED):
+    return server.by_client_id()[order_id(BUNDLE, at, symbol)]
 
 
 def test_an_id_names_bundle_decision_and_symbol():
@@ -130,9 +131,7 @@ def test_sales_that_stand_are_waited_for_twenty_seconds(server, execution):
         assert posted(server) == ["STUCK"]
     execution.step(OPENED + 20 * SECOND)
     assert posted(server) == ["STUCK", "BBB"]
-    assert (
-        server.by_client_id()[order_id(BUNDLE, OPENED, "BBB")]["qty"] == "50"
-    )  # no cash of the sale
+    assert row_of(server, "BBB")["qty"] == "50"  # no cash of the sale
 
 
 def test_no_cash_leaves_a_purchase_unsent(server, execution, journal):
@@ -147,7 +146,7 @@ def test_what_stands_at_the_end_is_cancelled(server, execution, journal):
     begin(execution, {"HALF": 100.0, "RACE": 100.0, "CCC": 20.0})
     for second in range(60):
         assert not execution.step(OPENED + second * SECOND)
-    assert "DELETE" not in [method for method, _ in server.seen]
+    assert "DELETE" not in methods(server)
     finish(execution, OPENED + MINUTE)
     assert states(journal, "HALF")[-3:] == ["accepted", "partial", "cancelled"]
     assert states(journal, "RACE")[-1] == "filled"  # its fill came before the cancellation
@@ -194,10 +193,9 @@ def test_an_order_that_nobody_knows_of_is_asked_and_stands_once(fault, server, e
     assert execution.trouble == ""
     assert len(server.orders) == 1
     assert server.positions["AAA"] == 40.0
-    assert [method for method, _ in server.seen].count("POST") == (
-        1 if fault.endswith("_after") else 2
-    )
-    assert states(journal, "AAA")[3:4] == (["accepted"] if fault.endswith("_after") else ["sent"])
+    arrived = fault.endswith("_after")
+    assert methods(server).count("POST") == (1 if arrived else 2)
+    assert states(journal, "AAA")[3] == ("accepted" if arrived else "sent")
 
 
 def test_an_unknown_order_is_asked_before_it_is_sent_again(server, execution):
@@ -205,7 +203,7 @@ def test_an_unknown_order_is_asked_before_it_is_sent_again(server, execution):
     begin(execution, {"AAA": -10.0})
     for turn in range(6):
         execution.step(OPENED + turn * SECOND)
-    assert [method for method, _ in server.seen] == ["POST"] + 5 * ["GET"]
+    assert methods(server) == ["POST"] + 5 * ["GET"]
 
 
 def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(server, execution, journal):
@@ -218,7 +216,7 @@ def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(server, e
     assert states(journal, "AAA") == ["intended", "sent", "unknown"]
     assert execution.step(late)
     assert states(journal, "AAA")[-1] == "expired"
-    assert [method for method, _ in server.seen].count("POST") == 1
+    assert methods(server).count("POST") == 1
 
 
 def test_an_order_that_arrives_when_it_was_sent_again_stands_once(server, execution):
@@ -227,7 +225,7 @@ def test_an_order_that_arrives_when_it_was_sent_again_stands_once(server, execut
     finish(execution, OPENED)
     for _ in range(9):
         execution._broker.time()
-    assert [method for method, _ in server.seen].count("POST") == 2
+    assert methods(server).count("POST") == 2
     assert len(server.orders) == 1
     assert server.positions["AAA"] == 40.0
 
@@ -239,20 +237,14 @@ def test_an_order_that_arrives_after_its_time_is_waited_for(server, execution):
     for now in range(OPENED, until + 10 * SECOND, SECOND):
         execution.step(now)
     assert [report.state for report in execution.reports.values()] == ["cancelled"]
-    assert [method for method, _ in server.seen].count("POST") == 1
+    assert methods(server).count("POST") == 1
 
 
 def test_faults_in_a_basket_of_many_leave_each_order_once(server, execution, journal):
     server.prices |= {f"S{number:02}": 1.0 for number in range(35)}
     server.faults = {4: "reset_after", 15: "500", 37: "hang_after"}
-    execution.begin(
-        decision=OPENED,
-        orders=dict.fromkeys(server.prices.keys() - PRICES.keys(), 2.0),
-        prices=server.prices,
-        at=OPENED,
-        not_before=OPENED,
-        until=OPENED + MINUTE,
-    )
+    wanted = dict.fromkeys(server.prices.keys() - PRICES.keys(), 2.0)
+    begin(execution, wanted, prices=server.prices)
     finish(execution, OPENED)
     assert all(server.positions[f"S{number:02}"] == 2.0 for number in range(35))
     assert len(server.orders) == 35
@@ -264,7 +256,7 @@ def test_brokers_that_fit_baskets_themselves_get_all_at_once(server, execution, 
     begin(execution, {"CCC": 500.0, "STUCK": -10.0})
     execution.step(OPENED)
     assert posted(server) == ["STUCK", "CCC"]
-    assert server.by_client_id()[order_id(BUNDLE, OPENED, "CCC")]["qty"] == "500"
+    assert row_of(server, "CCC")["qty"] == "500"
 
 
 def test_a_decision_is_begun_once(server, execution, journal):
@@ -307,8 +299,7 @@ def test_purchases_are_fitted_once_also_by_who_resumes(server, broker, journal):
         return submit(order)
 
     broker.submit = die_after_ten
-    terms = {"prices": server.prices, "at": OPENED, "not_before": OPENED, "until": OPENED + MINUTE}
-    first.begin(decision=OPENED, orders=dict.fromkeys(names, 100.0), **terms)
+    begin(first, dict.fromkeys(names, 100.0), prices=server.prices)
     with pytest.raises(Crash):
         first.step(OPENED)
     broker.submit = submit
@@ -323,7 +314,7 @@ def test_an_older_answer_takes_nothing_back(server, execution, journal):
     begin(execution, {"HALF": 100.0})
     for second in range(4):
         execution.step(OPENED + second * SECOND)
-    row = server.by_client_id()[order_id(BUNDLE, OPENED, "HALF")]
+    row = row_of(server, "HALF")
     assert row["filled_qty"] == "50"
     server.tick = lambda: None
     row["filled_qty"] = "20"
@@ -367,9 +358,7 @@ def test_purchases_of_an_earlier_decision_bind_their_cash(server, execution, jou
     later = OPENED + 4 * SECOND
     begin(execution, {"BBB": 60.0}, at=later, until=later + MINUTE)
     finish(execution, later)
-    assert (
-        server.by_client_id()[order_id(BUNDLE, later, "BBB")]["qty"] == "10"
-    )  # 1,000 - 400 - 400 USD
+    assert row_of(server, "BBB", later)["qty"] == "10"  # 1,000 - 400 - 400 USD
     assert states(journal, "HALF")[-1] == "cancelled"
 
 

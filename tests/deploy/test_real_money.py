@@ -174,23 +174,15 @@ def ready(home, bundle, monkeypatch):
     return home
 
 
-def test_the_pipeline_refuses_real_money_and_does_nothing(ready):
-    settings = LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
+def test_the_command_refuses_real_money_says_why_and_does_nothing(ready, capsys):
     before = sorted(ready.rglob("*"))
-    with pytest.raises(
-        DeployError, match="closed until a market-life simulator has passed on this same code"
-    ):
-        real_money.run_live(ready.name, settings, ask=never)
-    assert sorted(ready.rglob("*")) == before
-
-
-def test_the_command_refuses_real_money_and_says_why(ready, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["live", ready.name, "--deployments-dir", str(ready.parent), "--cap-usd", "5000"])
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "real-money trading is closed until a market-life simulator has passed" in told
+    assert sorted(ready.rglob("*")) == before
     assert "`fintrader paper RUN --feed alpaca --broker alpaca`" in told
 
 

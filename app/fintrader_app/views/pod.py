@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from fintrader.config import flatten_values
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, count, duration, format_metric, score
+from fintrader.results.formatting import DASH, count, duration, format_metric, number, score
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (
@@ -139,29 +140,27 @@ def show_curves(folder: Folder, names: list[str]) -> None:
     )
     axis = axis or axes[0]
     share = right.slider("Smoothing", 0.0, 0.98, 0.6, 0.02, key="pod_smoothing")
-    for row in range(0, len(shown), 2):
-        for place, metric in zip(st.columns(2), shown[row : row + 2], strict=False):
-            with place:
-                st.caption(plain(human(metric)))
-                raw = {
-                    name: (t[axis], t[metric].to_numpy(float))
-                    for name, t in found.items()
-                    if metric in t
-                }
-                lines = {name: (x, smooth_values(y, share)) for name, (x, y) in raw.items()}
-                figure = charts.plot_lines(
-                    lines, faint=raw if share > 0 else None, x_title=AXES[axis], height=260
-                )
-                charts.show(figure, f"pod_{metric}")
+    for position, metric in enumerate(shown):
+        if position % 2 == 0:
+            places = st.columns(2)
+        with places[position % 2]:
+            st.caption(plain(human(metric)))
+            raw = {
+                name: (table[axis], table[metric].to_numpy(float))
+                for name, table in found.items()
+                if metric in table
+            }
+            lines = {name: (x, smooth_values(y, share)) for name, (x, y) in raw.items()}
+            faint = raw if share > 0 else None
+            figure = charts.plot_lines(lines, faint=faint, x_title=AXES[axis], height=260)
+            charts.show(figure, f"pod_{metric}")
 
 
 def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     """All settings of the agent; where the parent had another value, both."""
-    mine = flatten(pod["agent"])
-    parent = (
-        pod["parent"] if isinstance(pod["parent"], str) and pod["parent"] in by_name.index else None
-    )
-    theirs = flatten(by_name.loc[parent, "agent"]) if parent else {}
+    mine = flatten_values(pod["agent"])
+    parent = pod["parent"] if pod["parent"] in by_name.index else None
+    theirs = flatten_values(by_name.loc[parent, "agent"]) if parent else {}
     searched = set(pod["hyper"] or {})
     rows = []
     for key, value in mine.items():
@@ -183,17 +182,6 @@ def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     table(rows, "pod_settings", height=360)
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    if isinstance(value, dict) and value:
-        return {
-            k: v
-            for name, below in value.items()
-            for k, v in flatten(below, f"{prefix}{name}.").items()
-        }
-    return {prefix.removesuffix("."): value} if prefix else {}
-
-
 def format_value(value: Any) -> str:
     if value is None:
         return DASH
@@ -203,10 +191,9 @@ def format_value(value: Any) -> str:
 def change(now: Any, before: Any) -> str:
     if now == before:
         return ""
-    numeric = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in (now, before)
-    )
-    return f"× {now / before:.3g}" if numeric and before else "other"
+    if number(now) is None or not number(before):
+        return "other"
+    return f"× {now / before:.3g}"
 
 
 def show_validation(rows: pd.DataFrame) -> None:
