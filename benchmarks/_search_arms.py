@@ -27,7 +27,7 @@ from fintrader.runs import RunFolder
 from fintrader.seeding import derive
 from fintrader.tournament.evaluator import evaluate
 from fintrader.tournament.run_tournament import run_tournament
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 
 BARS = "daily_n100_20151001_20180215.parquet"
 MEMBERS = "n100_membership_20151012_20210601.csv"
@@ -144,6 +144,7 @@ def run_race(
         folder=folder,
         market=market.path,
         env=market.config.trading,
+        operations=OperationsSettings(),
         data_hash=MarketTensors.stored_hash(market.path),
         agents=market.config.agents,
         seed=market.config.seed,

@@ -35,7 +35,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.pod_context import PodContext
-from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.thread_launcher import ThreadLauncher
@@ -127,6 +127,7 @@ def race(run: RunFolder, settings: TournamentSettings, launcher: Any, watch: Any
         settings,
         folder=run,
         market=stubs.market(run.root.parent),
+        operations=OperationsSettings(),
         data_hash="data",
         env=Settings(),  # type: ignore[arg-type]
         agents=(stubs.StubAgent(),),
@@ -249,6 +250,7 @@ def train_pods(
             folder=run,
             market=market,
             env=EnvSettings(num_envs=num_envs, episode_bars=390, decision_interval=5),
+            operations=OperationsSettings(),
             data_hash=MarketTensors.stored_hash(market),
             agents=(PPO(),),
             seed=0,

@@ -40,7 +40,7 @@ from fintrader.results.sections import BacktestView, present_baselines, present_
 from fintrader.results.tournament_events import FinishEvent
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
-from fintrader.storage.mirror import Mirror, find_mirror
+from fintrader.storage.mirror import Mirror
 from fintrader.tournament.run_tournament import CHANGEABLE
 from fintrader.tournament.run_tournament import run_tournament as run_race
 from fintrader.tournament.store import RunStore
@@ -417,13 +417,12 @@ def search(
     its progress.
     """
     trained = {"env": config.trading, "agents": config.agents, "seed": config.seed}
-    where: dict[str, Any] = {
-        "folder": folder,
-        "mirror": find_mirror(folder.root),
-        "market": market,
-        "data_hash": data_hash,
+    where: dict[str, Any] = {"folder": folder, "market": market, "data_hash": data_hash}
+    machines = {
+        "device": config.resolved_device(),
+        "launcher": config.make_launcher(),
+        "operations": config.operations,
     }
-    machines = {"device": config.resolved_device(), "launcher": config.make_launcher()}
     if start is not None:
         heirs = WarmStartTarget(config.tournament, config.agents, config.trading, market)
         where["inherit"] = partial(_inherit, start, heirs)

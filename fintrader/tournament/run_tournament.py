@@ -33,7 +33,7 @@ from fintrader.results.tournament_events import (
     select_events,
 )
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror
+from fintrader.storage.mirror import find_mirror
 from fintrader.storage.outages import OutageReporter, allow_outages
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import StoredEnsemble, build_ensemble, check_tilts
@@ -65,9 +65,8 @@ EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], StoredE
 def run_tournament(
     settings: TournamentSettings,
     *,
-    operations: OperationsSettings = OperationsSettings(),  # noqa: B008 (frozen)
+    operations: OperationsSettings,
     folder: RunFolder,
-    mirror: Mirror | None = None,
     market: Path,
     data_hash: str,
     env: EnvSettings,
@@ -87,8 +86,7 @@ def run_tournament(
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to
     resume or extend. Returns the event that the log ends with.
 
-    `mirror` is the run's side in an object store; without one the run lies in `folder` alone.
-    `agents` gives the base settings of each algorithm that takes part. `device` narrows
+    `operations` are the waits and retries of pods. `agents` gives the base settings of each algorithm that takes part. `device` narrows
     `settings.devices` when that is `auto`. `body` and `launcher` set the work of a pod and its
     place (a `launcher` instance, such as Ray's, brings a body). `watch` is called at every
     reconcile. `clock` is real time, or that of a simulated cluster. `inherit` copies pods of an
@@ -99,6 +97,7 @@ def run_tournament(
     one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible
     search space. None of them loses stored results.
     """
+    mirror = find_mirror(folder.root)
     generator = Generator(settings, tuple(agents), env.model_dump(mode="json"), seed, data_hash)
     with _explain_full_disk(folder), leases.acquire(folder, mirror) as lease:
         _check_market(settings, market, env, agents)

@@ -12,7 +12,6 @@ from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod_context import PodContext
@@ -52,7 +51,6 @@ def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> SimpleN
     """A tournament of stub pods; their market lies beside the run."""
     usual: dict[str, Any] = {
         "operations": OPERATIONS,
-        "mirror": find_mirror(run.root),
         "data_hash": "data",
         "env": Settings(),
         "agents": (stubs.StubAgent(),),
@@ -102,7 +100,7 @@ def real_race(run: RunFolder, wanted: TournamentSettings = SETTINGS, **how: Any)
     lies beside the run."""
     market = market_file(run.root.parent)
     usual: dict[str, Any] = {"env": ENV, "agents": (AGENT,), "seed": 3, "operations": OPERATIONS}
-    usual |= {"mirror": find_mirror(run.root), "data_hash": MarketTensors.stored_hash(market)}
+    usual["data_hash"] = MarketTensors.stored_hash(market)
     return raced(run, wanted, market, **{**usual, **how})
 
 

@@ -8,6 +8,7 @@ from fintrader.config import list_models, refuse_secret, validate
 from fintrader.market.settings import DataSettings
 from fintrader.pipeline import RunConfig, estimate, missing_inputs, record_of
 from fintrader.pipeline.inputs import named_files
+from fintrader.pipeline.run_stages import search
 from fintrader.runs import Manifest
 from tests.engines.runs import TINY, fintrader, write_config
 
@@ -152,3 +153,13 @@ def test_a_run_without_its_bars_fails_by_name_and_status_says_so(tmp_path):
     assert "made with other settings" not in again.err
     manifest = Manifest.load(tmp_path / "runs" / "tiny" / "manifest.json")
     assert "still-none.csv" in manifest.values["failure"]["sentence"]
+
+
+def test_pods_wait_and_retry_as_the_configuration_says(tmp_path):
+    asked = config(tmp_path, operations={"retries": 7})
+
+    def race(_, **how):
+        return how["operations"]
+
+    found = search(asked, asked.folder, tmp_path / "market.safetensors", "hash", race=race)
+    assert found == asked.operations

@@ -21,7 +21,7 @@ from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines import emptied, stubs
 from tests.engines.chaos import DONE, REFUSED, events_of, everything, fork
-from tests.engines.races import ORDER, settings, stub_race
+from tests.engines.races import OPERATIONS, ORDER, settings, stub_race
 from tests.engines.thread_launcher import ThreadLauncher
 
 PODS = 12
@@ -122,7 +122,7 @@ def test_a_head_that_slept_between_lease_and_spec(tmp_path, machines, race):
     )  # what the sleeper made is part of what a replay is given
     wanted = settings(pods=PODS, order=ORDER, founders=FOUNDERS, fresh=0.0)
     threads = ThreadLauncher(again, tmp_path, stubs.body, workers=2)
-    how = {"agents": (stubs.StubAgent(),), "env": Settings(), "seed": 5}
+    how = {"agents": (stubs.StubAgent(),), "env": Settings(), "seed": 5, "operations": OPERATIONS}
     how |= {"ensemble": stubs.ensemble, "data_hash": "data"}
     replay(three, wanted, folder=again, market=stubs.market(tmp_path), launcher=threads, **how)
     assert compare(three, again) == []

@@ -45,7 +45,7 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import describe
 from tests.engines import stubs
 from tests.engines.chaos import events_of
-from tests.engines.races import ORDER, settings
+from tests.engines.races import OPERATIONS, ORDER, settings
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS
@@ -123,6 +123,7 @@ def test_replay_is_byte_equal(race, tmp_path, changes):
         settings(pods=12, **changes),
         folder=target,
         market=tmp_path / "market.safetensors",
+        operations=OPERATIONS,
         data_hash="data",
         env=Settings(),
         agents=(stubs.StubAgent(),),
