@@ -26,7 +26,7 @@ from fintrader.files import (
     write_json,
 )
 from fintrader.progress import reporter
-from fintrader.system import try_lock
+from fintrader.system import wait_for_lock
 
 MANIFEST_FORMAT = "fintrader-run-1"
 PACKAGES = (
@@ -161,14 +161,11 @@ class RunFolder:
                 " (--runs-dir)"
             ) from None
         with file:
-            attempts = 5  # a process that only asks whether it is held holds it for microseconds
-            while not try_lock(file):
-                attempts -= 1
-                if not attempts:
-                    raise RunError(
-                        f"{self.root} is in use by another process; wait for it or stop it first"
-                    )
-                time.sleep(0.05)
+            # A process that only asks whether it is held holds it for microseconds.
+            if not wait_for_lock(file, 0.2):
+                raise RunError(
+                    f"{self.root} is in use by another process; wait for it or stop it first"
+                )
             yield
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import platform
 import signal
@@ -62,10 +63,14 @@ def try_lock(file: IO[Any]) -> bool:
         return True
 
 
-def wait_for_lock(file: IO[Any]) -> None:
-    """Take a file's lock as soon as no other process has it."""
+def wait_for_lock(file: IO[Any], patience_seconds: float = math.inf) -> bool:
+    """Take a file's lock as soon as no other process has it; False if none is free in time."""
+    deadline = time.monotonic() + patience_seconds
     while not try_lock(file):
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(_POLL_SECONDS)
+    return True
 
 
 def is_locked(file: IO[Any]) -> bool:

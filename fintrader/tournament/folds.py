@@ -36,6 +36,7 @@ from fintrader.tournament.fusion.learners import (
     State,
     read_agent_settings,
     read_env_settings,
+    split_budget,
 )
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import PodSpec
@@ -137,13 +138,7 @@ class FoldLearners:
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Train until each learner has used up `share` of its part of the `budget`."""
         count = len(self.names)
-        steps = budget.env_steps
-        seconds = budget.seconds
-        part = (
-            Budget(env_steps=max(1, steps // count))
-            if steps
-            else Budget(seconds=(seconds or 0.0) / count)
-        )
+        part = split_budget(budget, count, rounds=1, devices=1)
         totals: list[TrainResult] = []
         policies = []
         for number in range(count):

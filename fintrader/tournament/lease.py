@@ -16,7 +16,6 @@ earlier one stops.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,7 +26,7 @@ from fintrader.storage.lease import StoreLease, claim, find_newest_token, hold, 
 from fintrader.storage.lease import is_held as is_held_remotely
 from fintrader.storage.mirror import Mirror
 from fintrader.storage.objects import ObjectStore
-from fintrader.system import is_locked, try_lock
+from fintrader.system import is_locked, try_lock, wait_for_lock
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,10 @@ def acquire(
     make_folder(run.root)
     path = run.root / ".tournament.lock"
     with open_file(path, "ab") as file:
-        deadline = time.monotonic() + patience_seconds
-        while not try_lock(file):
-            if time.monotonic() >= deadline:
-                raise TournamentError(
-                    f"{run.root}: another process runs this tournament; wait for it or stop it"
-                    " first"
-                )
-            time.sleep(0.05)
+        if not wait_for_lock(file, patience_seconds):
+            raise TournamentError(
+                f"{run.root}: another process runs this tournament; wait for it or stop it first"
+            )
         if mirror is None:
             with open_file(path, "ab") as other:
                 if try_lock(other):
@@ -79,11 +74,9 @@ def acquire(
                         " two orchestrators would spoil one run; choose a local disk (--runs-dir),"
                         " or a store (`store: s3://...`)"
                     )
-        with contextlib.ExitStack() as stack:
-            if mirror is None:
-                yield Lease(run, claim(_open_folder(run)))
-                return
-            remote = stack.enter_context(hold(mirror.objects, above=read_token(run)))
+            yield Lease(run, claim(_open_folder(run)))
+            return
+        with hold(mirror.objects, above=read_token(run)) as remote:
             record_token(_open_folder(run), remote.token)
             yield Lease(run, remote.token, remote)
 

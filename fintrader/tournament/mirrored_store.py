@@ -7,7 +7,6 @@ Everything is written to the object store first, and fetched from there when it 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,8 +20,6 @@ from fintrader.tournament.lease import read_token
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.state_sync import clear, synchronise
 from fintrader.tournament.store import POD_FILES, RunStore, is_whole, move_aside
-
-_STATE = re.compile(r"(?P<pod>(?:[^/]+/)*pods/p\d+)/state(?:\.json|/.*)")
 
 
 def open_store(run: RunFolder, mirror: Mirror | None) -> RunStore:
@@ -48,8 +45,10 @@ class MirroredStore(RunStore):
         ]
         self.mirror.objects.map(self._push, new)
         over = {name.rpartition("/")[0] for name in listing if name.endswith("/result.json")}
-        states = filter(None, map(_STATE.fullmatch, listing))
-        self.mirror.objects.remove(*(state[0] for state in states if state["pod"] in over))
+        states = (name for name in listing if "/state" in name)
+        self.mirror.objects.remove(
+            *(name for name in states if name.partition("/state")[0] in over)
+        )
 
     def _push(self, path: Path) -> None:
         """Push a spec or result that was written before the run had a store, or just before a
@@ -160,11 +159,10 @@ class MirroredStore(RunStore):
         return result
 
     def has_result(self, pod: str) -> bool:
-        return super().has_result(pod) or self._fetch_result(pod)
-
-    def _fetch_result(self, pod: str) -> bool:
         """Fetch a pod's result from the object store, if it has one; a damaged one is set aside
         there."""
+        if super().has_result(pod):
+            return True
         try:
             text = self.mirror.read_pod_file(pod, "result.json")
         except StorageDamagedError:

@@ -160,10 +160,6 @@ class StoredTournament:
         return list_applied(self.events)
 
     @property
-    def settings(self) -> TournamentSettings:
-        return read_settings(self.store)
-
-    @property
     def trials(self) -> int:
         """Looks at the validation window, of all results that have a score."""
         return sum(result.looks for result in self.results.values() if result.score is not None)
@@ -215,7 +211,7 @@ class StoredTournament:
             return False
         derived = self.derive_specs_if_possible()
         certain = set(derived)
-        if make_scheduler(self.settings).count_needed(0) is None:
+        if make_scheduler(read_settings(self.store)).count_needed(0) is None:
             certain &= {"p0000"}
         return all(self.specs.get(pod, derived[pod]) == derived[pod] for pod in certain)
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fintrader.results.leaderboard_reader import BENCHMARK
+from fintrader.results.table import Table
 from fintrader.results.tournament_events import (
     CapacityEvent,
     DamageEvent,
@@ -38,24 +38,17 @@ def render(
     records: Sequence[TournamentEvent],
 ) -> RenderableType:
     """Render the leaderboard, the pods at work and their origins, and the latest events."""
+    tables = present_leaderboard(leaderboard, metric), present_pods(progress, origins)
     return Group(
-        build_leaderboard_table(leaderboard, metric),
-        build_pods_table(progress, origins),
+        *[Text(str(table), no_wrap=True) for table in tables],
         *[Text(line, style="dim") for line in list_recent(records)],
     )
 
 
-def build_leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
-    """Build a table of the first rows and of the benchmark portfolio among or below them."""
-    table = Table(
-        title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False
-    )
-    for name in ("rank", "pod", "score", "algorithm", "parent", "generation", "hyper-parameters"):
-        table.add_column(
-            name,
-            justify="right" if name in ("rank", "score", "generation") else "left",
-            no_wrap=True,
-        )
+def present_leaderboard(leaderboard: Leaderboard, metric: str) -> Table:
+    """Present the first rows and the benchmark portfolio among or below them."""
+    words = ("pod", "algorithm", "parent", "hyper-parameters")
+    columns = ("rank", "pod", "score", "algorithm", "parent", "generation", "hyper-parameters")
     shown = leaderboard.rows[:ROWS]
     lines = list[tuple[str, ...]]()
     for rank, row in enumerate(shown, 1):
@@ -69,29 +62,18 @@ def build_leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
     if benchmark is not None:
         place = sum(row.score > benchmark for row in shown)
         lines.insert(place, ("", BENCHMARK, f"{benchmark:.3f}"))
-    for line in lines:
-        table.add_row(*line)
-    return table
+    return Table.of(columns, lines, f"leaderboard: validation {metric}", words=words)
 
 
-def build_pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) -> Table:
-    """Build a table of the pods at work: how far they are, and since when."""
-    table = Table(title="at work", title_justify="left", box=None, pad_edge=False)
-    for name in ("pod", "origin", "device", "done", "env-steps", "for", ""):
-        table.add_column(name, no_wrap=True)
-    now = time.time()
+def present_pods(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) -> Table:
+    """Present the pods at work: how far they are, and since when."""
+    lines = []
     for pod, at in sorted(progress.items())[:ROWS]:
-        elapsed = f"{now - at.since:.0f} s" if at.since else ""
-        table.add_row(
-            pod,
-            origins.get(pod, ""),
-            at.device,
-            f"{at.share:.0%}",
-            f"{at.env_steps:,}",
-            elapsed,
-            at.note,
-        )
-    return table
+        elapsed = f"{time.time() - at.since:.0f} s" if at.since else ""
+        numbers = f"{at.share:.0%}", f"{at.env_steps:,}", elapsed
+        lines.append((pod, origins.get(pod, ""), at.device, *numbers, at.note))
+    columns = ("pod", "origin", "device", "done", "env-steps", "for", "note")
+    return Table.of(columns, lines, "at work", words=("origin", "device", "note"))
 
 
 def list_recent(records: Sequence[TournamentEvent]) -> list[str]:

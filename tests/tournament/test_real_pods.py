@@ -1,11 +1,9 @@
-import io
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load
 
 from fintrader.agents import A2C, PPO, SAC, Budget, NetworkSettings, load_policy
@@ -25,7 +23,7 @@ from fintrader.tournament.fusion import learners
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.status import read_status
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.terminal import build_leaderboard_table
+from fintrader.tournament.terminal import present_leaderboard
 from fintrader.tournament.updater import submit
 from tests.engines.killing import Killed, dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, first_spec, market_file, real_race, train_pod
@@ -113,9 +111,7 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
     specs = RunStore(finished.folder).read_specs()
     for result in results:
         submit(board, FinishedPod(specs[result.pod], result))
-    shown = Console(width=160, record=True, file=io.StringIO())
-    shown.print(build_leaderboard_table(board, "sharpe"))
-    lines = [line.split() for line in shown.export_text().splitlines()[2:]]
+    lines = [line.split() for line in str(present_leaderboard(board, "sharpe")).splitlines()[2:]]
     assert [line[0] if line[0] == "benchmark" else line[1] for line in lines] == list(rows["pod"])
 
 
