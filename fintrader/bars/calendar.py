@@ -311,10 +311,10 @@ def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
     """Turn dates or fractions into ranges of bars. Raises DataError when a window is empty after
     the embargo."""
     if settings.train is not None and settings.validation is not None and settings.test is not None:
-        ranges = [
-            _sessions(grid, window)
-            for window in (settings.train, settings.validation, settings.test)
-        ]
+        given = np.array([settings.train, settings.validation, settings.test], "datetime64[D]")
+        starts = np.searchsorted(grid.dates, given[:, 0]).tolist()
+        stops = np.searchsorted(grid.dates, given[:, 1], side="right").tolist()
+        ranges = list(zip(starts, stops, strict=True))
     else:
         cuts = np.cumsum((0.0, *settings.fractions)) * grid.num_sessions
         edges = [round(float(cut)) for cut in cuts]
@@ -331,10 +331,3 @@ def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
             )
         bars.append((int(grid.first_bar[start]), int(grid.first_bar[stop])))
     return Windows(*bars)
-
-
-def _sessions(grid: SessionGrid, window: DateRange) -> tuple[int, int]:
-    first, last = (np.datetime64(day) for day in window)
-    return int(np.searchsorted(grid.dates, first)), int(
-        np.searchsorted(grid.dates, last, side="right")
-    )

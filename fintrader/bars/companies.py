@@ -16,8 +16,6 @@ import csv
 import datetime as dt
 import functools
 import hashlib
-import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple
@@ -93,9 +91,9 @@ def index_digest(index: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _table(name: str) -> Iterator[dict[str, str]]:
+def _table(name: str) -> csv.DictReader[str]:
     text = (files("fintrader.bars") / "tables" / name).read_text(encoding="utf-8")
-    return iter(csv.DictReader(io.StringIO(text)))
+    return csv.DictReader(text.splitlines())
 
 
 def _after(last: str) -> dt.date:

@@ -63,20 +63,19 @@ def load_actions(
     `symbol_of` returns the symbol of the bars that a ticker stood for on a day, None for a ticker
     without bars. Raises DataError naming the file and line that cannot be used: no action, a second split or dividend of one symbol and day, a symbol without bars.
     """
-    rows = []
-    if path is not None:
-        for line, row in read_csv(path, "data.actions"):
-            where = f"{strip_folders(path)}, line {line}"
-            try:
-                rows.append((where, Action.model_validate(_fields(row))))
-            except (ValueError, KeyError):
-                raise DataError(
-                    f"{where}: expected symbol, day (2020-08-31), split, dividend_usd; or ticker,"
-                    " ex_date, kind (split or dividend), value"
-                ) from None
+    if path is None:
+        return ()
     known = []
     seen = dict[tuple[str, dt.date, str], str]()
-    for where, action in rows:
+    for line, row in read_csv(path, "data.actions"):
+        where = f"{strip_folders(path)}, line {line}"
+        try:
+            action = Action.model_validate(_fields(row))
+        except (ValueError, KeyError):
+            raise DataError(
+                f"{where}: expected symbol, day (2020-08-31), split, dividend_usd; or ticker,"
+                " ex_date, kind (split or dividend), value"
+            ) from None
         symbol = action.symbol if symbol_of is None else symbol_of(action.symbol, action.day)
         if symbol is None:
             raise DataError(

@@ -42,15 +42,17 @@ _FILES = 24
 _ROWS = 1_500_000
 _SYMBOLS = 12
 _ZONES = (
-    *(
-        "UTC",
-        "Etc/GMT+5",
-        "America/Chicago",
-        "America/Denver",
-        "America/Los_Angeles",
-        "Europe/London",
-    ),
-    *("Europe/Berlin", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
+    "UTC",
+    "Etc/GMT+5",
+    "America/Chicago",
+    "America/Denver",
+    "America/Los_Angeles",
+    "Europe/London",
+    "Europe/Berlin",
+    "Asia/Kolkata",
+    "Asia/Shanghai",
+    "Asia/Tokyo",
+    "Australia/Sydney",
 )
 
 
@@ -179,19 +181,12 @@ def _by_layout(found: Detection, files: list[BarFile]) -> Layout:
     return layout
 
 
-def _spread(files: list[BarFile]) -> list[BarFile]:
-    if len(files) <= _FILES:
-        return files
-    return [
-        files[at] for at in np.unique(np.linspace(0, len(files) - 1, _FILES).round().astype(int))
-    ]
-
-
 def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, tuple[int, int]]:
     """Read rows unchanged, times without a zone taken for UTC, and their first and last time; note
     their symbols."""
     reading = found.settings().model_copy(update={"timezone": "UTC", "label": "start"})
-    chosen = _spread(files)
+    places = np.linspace(0, len(files) - 1, min(len(files), _FILES)).round().astype(int)
+    chosen = [files[place] for place in places]
     parts: list[Bars] = []
     symbols: set[str] = set()
     rows = 0

@@ -10,7 +10,7 @@ certain: a pattern must hold on nearly all days. Thin symbols, daily bars and od
 from __future__ import annotations
 
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -257,7 +257,7 @@ class SessionEvidence:
         _, self._season = np.unique(grid.open % (24 * _HOUR), return_inverse=True)
         self._whole = int(grid.session_minutes.max())
         self._votes = Votes()
-        self._moved: dict[int, Counter[int]] = {}
+        self._moved = defaultdict[int, Counter[int]](Counter)
         self._whole_days = self._others = 0
 
     def look(self, bars: Bars) -> BarsByDay:
@@ -272,13 +272,12 @@ class SessionEvidence:
         votes = label_votes(days)
         self._refuse_label(votes, days.step, of)
         moved = displacements(days)
-        found: dict[int, Counter[int]] = {}
+        found = defaultdict[int, Counter[int]](Counter)
         for season, by in zip(self._season[days.session].tolist(), moved.tolist(), strict=True):
-            found.setdefault(season, Counter())[by] += 1
+            found[season][by] += 1
+            self._moved[season][by] += 1
         self._refuse_zone(found, of)
         self._votes += votes
-        for season, counts in found.items():
-            self._moved.setdefault(season, Counter()).update(counts)
         return days
 
     def judge(self) -> None:

@@ -42,6 +42,8 @@ _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I
 class Layout:
     """Layout of a file as settings of a `files` source, and the reasons for them."""
 
+    name: str
+    """The file's, for messages."""
     values: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from the defaults."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -62,11 +64,11 @@ class Layout:
 def sniff(file: BarFile, date_in_name: bool) -> Layout:
     """The layout of one file. `date_in_name`: the file's name says a date. Raises BarError when it
     cannot be read."""
-    layout = Layout()
+    layout = Layout(file.name)
     table = _parquet_head(file) if file.kind == "parquet" else _csv_head(file, layout)
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
-    columns = _wide_roles(table, layout) or _roles(table, layout, file.name)
+    columns = _wide_roles(table, layout) or _roles(table, layout)
     if "header" in layout.values:
         named = {column: role for role, column in columns.items()}
         layout.values["header"] = [
@@ -76,7 +78,7 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
         table = table.set_axis(layout.values["header"], axis=1)
     layout.single = "symbol" not in columns and "wide" not in layout.values
     layout.values["columns"] = {role: str(column) for role, column in columns.items()}
-    _times(table, columns, layout, file.name, date_in_name)
+    _times(table, columns, layout, date_in_name)
     return layout
 
 
@@ -157,10 +159,10 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     return {}
 
 
-def _roles(table: pd.DataFrame, layout: Layout, name: str) -> dict[str, Any]:
+def _roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     """Our name -> column."""
     if "header" in layout.values:
-        return _roles_of_content(table, layout, name)
+        return _roles_of_content(table, layout)
     found: dict[str, Any] = {}
     for role in SPELLINGS:
         spelt = [column for column in table.columns if plain(column) in SPELLINGS[role]]
@@ -176,14 +178,14 @@ def _roles(table: pd.DataFrame, layout: Layout, name: str) -> dict[str, Any]:
     missing = [role for role in ("ts", *COLUMNS) if role not in found]
     if missing:
         raise BarError(
-            f"{name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It has "
+            f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It has "
             f"{', '.join(map(str, table.columns))}; name it under data.source.columns"
         )
     layout.notes["columns"] = "by their names"
     return found
 
 
-def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[str, Any]:
+def _roles_of_content(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     """Roles of columns without names: the four prices hold each other, times and dates look like
     such."""
     comma = layout.values.get("decimal") == ","
@@ -198,7 +200,7 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[st
     prices = _find_prices({column: numbers[column].to_numpy() for column in numeric})
     if not prices:
         raise BarError(
-            f"{name}: no four columns next to each other look like prices; name the columns"
+            f"{layout.name}: no four columns next to each other look like prices; name the columns"
             " (source.header)"
         )
     found = _order_prices(
@@ -206,13 +208,13 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[st
     )
     after = [column for column in numeric if column not in prices and column > prices[-1]]
     if not after:
-        raise BarError(f"{name}: no column of numbers after the prices could be the volume")
+        raise BarError(f"{layout.name}: no column of numbers after the prices could be the volume")
     found["volume"] = after[0]
     others = {column: cells for column, cells in text.items() if column not in found.values()}
     found |= _find_times_and_symbols(others, numeric, table.columns[0])
     if "ts" not in found:
         raise BarError(
-            f"{name}: no column looks like a time; name the columns (data.source.header)"
+            f"{layout.name}: no column looks like a time; name the columns (data.source.header)"
         )
     layout.notes["columns"] = "by their content"
     return found
@@ -264,7 +266,7 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout) -> dict[str, 
 
 
 def _times(
-    table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: str, date_in_name: bool
+    table: pd.DataFrame, columns: dict[str, Any], layout: Layout, date_in_name: bool
 ) -> None:
     """Set `time_format`, `zoned` and `whole_days`."""
     column = table[columns["ts"]]
@@ -289,57 +291,44 @@ def _times(
         parts = cells.str.extract(r"^(\S+?)(?:[ T](.*))?$")
         first = parts[0]
         second = None if parts[1].isna().any() else parts[1]
-    _set_formats(first, second, cells.iloc[0], layout, name, is_one_column="date" not in columns)
+    _set_formats(first, second, layout, cells)
 
 
 def _set_formats(
-    first: pd.Series[Any],
-    second: pd.Series[Any] | None,
-    example: str,
-    layout: Layout,
-    name: str,
-    *,
-    is_one_column: bool,
+    first: pd.Series[Any], second: pd.Series[Any] | None, layout: Layout, cells: pd.Series[Any]
 ) -> None:
-    """Set `time_format` and `whole_days` by the dates (`first`) and the times of day (`second`)."""
+    """Set `time_format` and `whole_days` by the dates (`first`) and the times of day (`second`) in
+    the `cells` of the times."""
+    example = cells.iloc[0]
     date_format, sure = _fitting(first, _DATES)
     clock_format = None if second is None else _fitting(second, _CLOCKS)[0]
     if date_format is None or (second is not None and clock_format is None):
         raise BarError(
-            f"{name}: times like {example!r} are unknown; say how they are written"
+            f"{layout.name}: times like {example!r} are unknown; say how they are written"
             " (source.time_format)"
         )
     layout.whole_days = second is None
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
     if not iso:
-        joint = "T" if is_one_column and "T" in example else " "
-        layout.note(
-            "time_format",
-            (date_format if clock_format is None else f"{date_format}{joint}{clock_format}"),
-            f"{'' if sure else 'guess: month before day, '}like {example}",
-        )
+        joint = "T" if second is not cells and "T" in example else " "
+        written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
+        guess = "" if sure else "guess: month before day, "
+        layout.note("time_format", written, f"{guess}like {example}")
 
 
 def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> tuple[str | None, bool]:
     """The first format that all cells have, and whether no other one does; of two, the one with
     fewer weekends."""
-    found = []
+    weekends: dict[str, int] = {}
     distinct = pd.Series(cells.unique())
     for written in formats:
         parsed = pd.to_datetime(distinct, format=written, errors="coerce")
-        if parsed.notna().all() and (
-            written in _CLOCKS or parsed.dt.year.between(1970, 2100).all()
-        ):
-            found.append(
-                (int((parsed.dt.day_of_week >= 5).sum()) if written in _DATES else 0, written)
-            )
-    if not found:
-        return None, True
-    weekends = [count for count, _ in found]
-    return (
-        min(found, key=lambda one: one[0])[1],
-        len(found) == 1 or weekends.count(min(weekends)) == 1,
-    )
+        is_clock = written in _CLOCKS
+        if parsed.notna().all() and (is_clock or parsed.dt.year.between(1970, 2100).all()):
+            weekends[written] = 0 if is_clock else int((parsed.dt.day_of_week >= 5).sum())
+    best = min(weekends, key=lambda written: weekends[written], default=None)
+    alike = [count for count in weekends.values() if count == weekends.get(best or "")]
+    return best, len(alike) <= 1
 
 
 def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:

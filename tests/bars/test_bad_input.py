@@ -143,17 +143,6 @@ def test_a_file_that_kept_its_size_and_time_is_read_again(tmp_path, monkeypatch)
     assert build_market(file_settings(path), cache=tmp_path / "cache") != before
 
 
-def test_a_date_that_is_none_is_told_in_one_line(tmp_path, capsys):
-    path = tmp_path / "own.yaml"
-    path.write_text("name: own\ndata:\n  start: 2016-02-31\n")
-    with pytest.raises(ConfigError, match=r"own.yaml, line 3: .*2016-02-31.* is no date"):
-        read_yaml(path)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["data", "build", str(path)])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_what_may_not_be_read_is_told(tmp_path, monkeypatch):
     """Whoever runs the tests may read everything, so the system's refusal is played."""
     folder = tmp_path / "bars"

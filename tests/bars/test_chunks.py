@@ -24,7 +24,7 @@ from fintrader.market.inspect import check_stored_files
 from fintrader.market.settings import read_settings
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.verify import list_problems
-from tests.bars.tables import assert_same_market, file_settings, minute_table, write_csv
+from tests.bars.tables import assert_same_market, minute_table, write_csv
 from tests.bars.tables import file_settings as settings
 from tests.engines.killing import killed_at, writes_of
 
@@ -189,31 +189,8 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path, share):
     assert list(cache.rglob("*.tmp")) == []
 
 
-def test_bars_and_store_may_lie_in_memory(tmp_path):
-    import fsspec
-
-    table = minute_table(2, 3)
-    fs = fsspec.filesystem("memory")
-    fs.pipe_file("/bars-here/bars.csv", table.to_csv(index=False).encode())
-    wanted = settings("memory://bars-here/bars.csv", store="memory://store-here")
-    path = build_market(wanted, cache=tmp_path / "cache")
-    local = make_market(settings(write_csv(tmp_path, table)))
-    built = MarketTensors.load(path)
-    np.testing.assert_array_equal(built.close.numpy(), local.close.numpy())
-    assert build_market(wanted, cache=tmp_path / "cache") == path
-    store = bar_store(wanted, tmp_path / "cache")
-    parquet = [name for name in store.list_names() if name.endswith(".parquet")]
-    assert len(parquet) == 2
-    assert verify_store(store) == []
-    store.put(parquet[0], b"x")
-    assert "is damaged" in verify_store(store)[0]
-    assert not list(tmp_path.glob("memory*"))
-    fs.rm("/bars-here", recursive=True)
-    fs.rm("/store-here", recursive=True)
-
-
-def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
-    """Everything that is a path in the settings is read from a URL just the same."""
+def test_bars_side_files_and_the_store_may_lie_at_a_url(tmp_path):
+    """Everything that is a path in the settings may be a URL just the same."""
     import fsspec
 
     table = minute_table(2, 5)
@@ -236,6 +213,7 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
         fs.pipe_file(f"/side/{name}", data)
     built = []
     for home in (str(tmp_path), "memory://side"):
+        cache = tmp_path / f"cache{len(built)}"
         values = {
             "waive": ["split"],  # the prices show none
             "benchmark": f"{home}/index.csv",
@@ -247,9 +225,19 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
                 "daily": {"vix": f"{home}/index.csv"},
             },
         }
-        built.append(build_market(settings(f"{home}/bars.zip", **values), cache=tmp_path / "cache"))
-    assert built[0] == built[1]  # the address holds contents and no path
+        wanted = settings(f"{home}/bars.zip", store=f"{home}/store", **values)
+        built.append(build_market(wanted, cache=cache))
+        assert build_market(wanted, cache=cache) == built[-1]
+    assert built[0].parent.name == built[1].parent.name  # the address holds contents and no path
+    assert_same_market(*map(MarketTensors.load, built))
     assert MarketTensors.load(built[0]).benchmark_name == "index"
+    store = bar_store(wanted, cache)
+    parquet = [name for name in store.list_names() if name.endswith(".parquet")]
+    assert len(parquet) == 2
+    assert verify_store(store) == []
+    store.put(parquet[0], b"x")
+    assert "is damaged" in verify_store(store)[0]
+    assert not list(tmp_path.glob("memory*"))
     with pytest.raises(
         DataError, match=r"memory://side/none.csv does not exist; see data.benchmark"
     ):
@@ -274,10 +262,8 @@ def bars(tmp_path_factory):
     """Five symbols over two months: later ones trade in fewer minutes, but not with less volume."""
     table = minute_table(5, 24)
     chance = np.random.default_rng(1)
-    number = table.ticker.map(
-        {name: index for index, name in enumerate(sorted(table.ticker.unique()))}
-    )
-    table["volume"] *= number.map({0: 1.0, 1: 5.0, 2: 2.0, 3: 9.0, 4: 4.0})
+    number, _ = pd.factorize(table.ticker)
+    table["volume"] *= np.array([1.0, 5.0, 2.0, 9.0, 4.0])[number]
     return write_csv(
         tmp_path_factory.mktemp("bars"), table[chance.random(len(table)) > 0.18 * number]
     )
@@ -285,7 +271,7 @@ def bars(tmp_path_factory):
 
 def choosing(bars, values):
     features = {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]}
-    return file_settings(bars, features=features, **values)
+    return settings(bars, features=features, **values)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fintrader
-from fintrader.bars.calendar import day_starts, session_grid, sessions_a_year
+from fintrader.bars.calendar import sessions_a_year
 from fintrader.bars.sources.crypto import Ccxt, convert_rows, fetch_pages
 from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
 from fintrader.bars.sources.vendor_settings import CcxtSettings
@@ -199,16 +199,6 @@ def test_pairs_need_a_calendar_and_a_first_day(values, said):
 
 
 # --- a calendar that never rests ------------------------------------------------------------------
-
-
-def test_every_day_is_a_session_of_all_its_minutes():
-    grid = session_grid("24/7", dt.date(2024, 2, 24), dt.date(2024, 3, 1))
-    assert (grid.session_minutes == 1440).all()
-    midnights = pd.date_range("2024-02-24", periods=7, tz="UTC").as_unit("ns").asi8
-    np.testing.assert_array_equal(grid.minutes[grid.first_bar[:-1]], midnights)
-    np.testing.assert_array_equal(day_starts("24/7", "UTC", midnights), midnights)
-    hours = session_grid("24/7", dt.date(2024, 2, 24), dt.date(2024, 3, 1), 60)
-    assert np.diff(hours.first_bar).tolist() == [24] * 7
 
 
 @pytest.mark.parametrize(

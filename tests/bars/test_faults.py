@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.calendar import session_grid
-from fintrader.bars.checks import KINDS, STOPPING, find_faults
+from fintrader.bars.checks import KINDS, find_faults
 from fintrader.bars.corporate_actions import Action
 from fintrader.config import validate
 from fintrader.files import read_json
@@ -225,13 +225,6 @@ def test_an_injected_fault_is_found(name, healthy):
 
 def test_every_kind_is_tested_and_explained():
     assert {kind for kind, _, _ in FAULTS.values()} | {"market_halt"} == set(KINDS)
-    assert {
-        "shifted_day",
-        "excursion_day",
-        "scale_jump",
-        "bar_length",
-        "conflicting_duplicate",
-    } < set(STOPPING)
 
 
 def test_clean_bars_raise_no_alarm(healthy):

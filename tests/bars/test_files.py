@@ -12,7 +12,7 @@ from fintrader.errors import BarError, DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import dry_run
 from fintrader.market.settings import DataSettings
-from tests.bars.tables import SHORT_WINDOWS, minute_table, write_csv
+from tests.bars.tables import file_settings, minute_table, write_csv
 
 
 def read(path, **values):
@@ -45,7 +45,7 @@ def spoil(folder, row, column, value):
 def test_a_bad_cell_is_named(tmp_path, column, value, message):
     path = spoil(tmp_path, 17, column, value)  # line 19: a header, and lines count from 1
     with pytest.raises(BarError, match=message):
-        build_market(validate(DataSettings, {"path": str(path)}, "test"), cache=tmp_path / "cache")
+        build_market(file_settings(path), cache=tmp_path / "cache")
     left = {file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()}
     assert left <= {"fingerprints.json", ".lock"}
 
@@ -67,8 +67,7 @@ def test_order_and_repetition_are_repaired_and_counted(tmp_path, caplog):
     assert counts["shuffled_rows"] > 100
     for name in ("ts", "symbol", "open", "high", "low", "close", "volume"):
         np.testing.assert_array_equal(getattr(straight, name), getattr(repaired, name))
-    settings = validate(DataSettings, {"path": str(tmp_path / "bars.csv"), **SHORT_WINDOWS}, "test")
-    market = make_market(settings)
+    market = make_market(file_settings(tmp_path / "bars.csv"))
     assert market.provenance.repairs["exact_duplicates"] == 2
     assert "2 rows that repeat another exactly were dropped" in caplog.text
 
@@ -162,7 +161,7 @@ def test_a_dry_run_reads_no_bars(tmp_path, monkeypatch):
     table = minute_table(2, 3)
     write_csv(tmp_path / "in", table, "a.csv")
     table.to_parquet(tmp_path / "in" / "b.parquet", index=False)
-    settings = validate(DataSettings, {"path": str(tmp_path / "in"), **SHORT_WINDOWS}, "test")
+    settings = file_settings(tmp_path / "in")
     plan = dry_run(settings, cache=tmp_path / "cache")
     assert [(file.name, file.kind, file.rows) for file in plan.files] == [
         ("a.csv", "csv", None),

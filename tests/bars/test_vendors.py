@@ -84,11 +84,11 @@ def feed_of(
     start="2016-01-04",
     end="2016-01-22",
     retries=2,
+    batch=None,
+    today=TODAY,
+    listed=True,
     **values,
 ):
-    how = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
-    how["listed"] = values.pop("listed", True)
-    batch = values.pop("batch", None)
     vendor: Any
     if kind == "yahoo":
         vendor = Yahoo(validate(YahooSettings, values, "test"), requests.Session())
@@ -96,6 +96,7 @@ def feed_of(
         vendor = Alpaca(validate(AlpacaSettings, values, "test"))
     vendor.batch = batch or vendor.batch
     days = CalendarDays("XNAS", dt.date.fromisoformat(start), dt.date.fromisoformat(end))
+    how = {"today": today, "sleep": lambda _: None, "listed": listed}
     feed = VendorFeed(vendor, symbols, days, ObjectStore(store), **how)
     feed.retries = retries
     return feed

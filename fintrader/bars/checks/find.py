@@ -38,7 +38,13 @@ def find_faults(
     found = list(find_row_faults(bars, exchange_days(grid.calendar, bars.ts), now))
     bars = bars.take(mask_valid_rows(bars, now)).sorted()
     bars = bars.take(~bars.repeats())
-    certain = _find_day_faults(bars, grid, declared)
+    certain = list[Fault]()
+    summaries: list[Days] = []
+    for one in bars.by_symbol().values():
+        summary, faults = check_days(one, grid)
+        certain += faults
+        summaries += [] if summary is None else [summary]
+    certain += compare_days(summaries, grid.num_sessions, declared)
     shifted = {(fault.symbol, fault.day) for fault in certain if fault.kind == "shifted_day"}
     found += certain
     days = exchange_days(grid.calendar, bars.ts)
@@ -47,16 +53,3 @@ def find_faults(
     found += find_price_faults(bars, grid)
     found += find_coverage_faults(bars, grid)
     return sorted(found)
-
-
-def _find_day_faults(
-    bars: Bars, grid: SessionGrid, declared: Mapping[str, Events] | None
-) -> list[Fault]:
-    """Find faults of whole days and of nights in sorted bars."""
-    found = list[Fault]()
-    days: list[Days] = []
-    for one in bars.by_symbol().values():
-        summary, faults = check_days(one, grid)
-        found += faults
-        days += [] if summary is None else [summary]
-    return found + compare_days(days, grid.num_sessions, declared)

@@ -38,10 +38,6 @@ class Waiver:
     symbol: str = ""
     day: str = ""
 
-    def covers(self, kind: str, symbol: str, day: str) -> bool:
-        """True where a fault of this kind, symbol and day may pass."""
-        return self.kind == kind and self.symbol in ("", symbol) and self.day in ("", day)
-
 
 def read_waiver(text: str) -> Waiver:
     """Read `kind`, `kind:SYMBOL` or `kind:SYMBOL:2016-01-04`. Raises ValueError for a kind that
@@ -141,7 +137,12 @@ class Gate:
         return tuple(waived), tuple(doubtful)
 
     def _may_pass(self, fault: Fault) -> bool:
-        return any(waiver.covers(fault.kind, fault.symbol, fault.day) for waiver in self.waivers)
+        return any(
+            waiver.kind == fault.kind
+            and waiver.symbol in ("", fault.symbol)
+            and waiver.day in ("", fault.day)
+            for waiver in self.waivers
+        )
 
     def _name_day(self, ts: int) -> str:
         """The session's date at or next to this moment, as text."""

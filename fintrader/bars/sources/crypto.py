@@ -59,7 +59,8 @@ class Ccxt(Vendor):
             )
 
     def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
-        page = self._page_size()
+        spot = (getattr(self._client, "features", None) or {}).get("spot") or {}
+        page = int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
         rows = fetch_pages(
             lambda since: self._request(symbol, since, page),
             (_midnight(first), _midnight(last + dt.timedelta(days=1))),
@@ -67,10 +68,6 @@ class Ccxt(Vendor):
             page,
         )
         return convert_rows(rows, symbol, f"ccxt {self.settings.exchange}") if rows else None
-
-    def _page_size(self) -> int:
-        spot = (getattr(self._client, "features", None) or {}).get("spot") or {}
-        return int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
 
     def _request(self, symbol: str, since: int, page: int) -> list[Any]:
         errors = self._ccxt

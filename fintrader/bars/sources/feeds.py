@@ -35,6 +35,9 @@ from fintrader.storage.objects import ObjectStore
 
 _AT_ONCE = 4
 """Manifests that are saved at the same time."""
+_Save = Callable[[Collection, Collection | None, contextlib.ExitStack], None]
+"""Saves a collection in the background, then forgets the one that it replaces and releases the
+locks that are held for it."""
 
 
 class _Part(NamedTuple):
@@ -66,9 +69,9 @@ class FilesFeed(Feed):
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store lacks into chunks. Raises BarError for a bad row."""
-        with _Saving() as saving:
+        with _saving() as save:
             self._collections = [
-                self._complete(part, saving, progress) for part in self._plan_parts()
+                self._complete(part, save, progress) for part in self._plan_parts()
             ]
         self.symbols = sorted(
             {symbol for collection in self._collections for symbol in collection.symbols}
@@ -127,7 +130,7 @@ class FilesFeed(Feed):
         ingest(batches, collection, progress, name, before=None if grown else before)
         return before if grown else None
 
-    def _complete(self, part: _Part, saving: _Saving, progress: Progress | None) -> Collection:
+    def _complete(self, part: _Part, save: _Save, progress: Progress | None) -> Collection:
         """Open a collection and complete its chunks."""
         collection = self._open(part.name, part.sha256)
         if collection.complete:
@@ -142,7 +145,7 @@ class FilesFeed(Feed):
                 except DataError:  # the chunks of a refused file are useless
                     collection.tidy()
                     raise
-                saving.submit(collection, replaced, held.pop_all())
+                save(collection, replaced, held.pop_all())
         return collection
 
     def span(self) -> tuple[int, int]:
@@ -156,38 +159,31 @@ class FilesFeed(Feed):
         return replace(bars, ts=day_starts(self.calendar, self.settings.timezone, bars.ts))
 
 
-class _Saving:
-    """Saves collections while the next file is read: a disk flushes several in the time of one."""
+@contextlib.contextmanager
+def _saving() -> Iterator[_Save]:
+    """Save collections while the next file is read: a disk flushes several in the time of one.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_AT_ONCE)
-        self._pending: deque[Future[None]] = deque()
-
-    def __enter__(self) -> _Saving:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._pool.shutdown()  # once all are saved
-        for saved in self._pending if kind is None else ():
-            saved.result()
+    Raises the error of a save at a later one, or at the end.
+    """
+    pending: deque[Future[None]] = deque()
 
     def submit(
-        self, collection: Collection, replaced: Collection | None, held: contextlib.ExitStack
-    ) -> None:
-        """Save a collection in the background, then forget the one that it replaces and release the
-        locks `held` for it. Raises the error of an earlier save."""
-        self._pending.append(self._pool.submit(self._save, collection, replaced, held))
-        if len(self._pending) > 4 * _AT_ONCE:  # each holds a file open
-            self._pending.popleft().result()
-
-    @staticmethod
-    def _save(
         collection: Collection, replaced: Collection | None, held: contextlib.ExitStack
     ) -> None:
-        with held:
-            collection.save()
-            if replaced is not None:
-                replaced.forget()
+        def save() -> None:
+            with held:
+                collection.save()
+                if replaced is not None:
+                    replaced.forget()
+
+        pending.append(pool.submit(save))
+        if len(pending) > 4 * _AT_ONCE:  # each holds a file open
+            pending.popleft().result()
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield submit
+    for saved in pending:
+        saved.result()
 
 
 def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
