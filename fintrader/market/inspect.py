@@ -26,7 +26,6 @@ from fintrader.bars.corporate_actions import (
     Action,
     as_traded,
     load_actions,
-    place_actions,
     with_announced,
 )
 from fintrader.bars.sources.bar_files import read_columns, read_files
@@ -262,8 +261,7 @@ def examine(
     grid = _lay_grid(bars, settings, now)
     bars = as_traded(bars, factor_column(settings))
     actions, _ = with_announced(load_actions(settings.actions), announced)
-    declared = place_actions(actions, bars.symbols, grid)
-    faults = find_faults(bars, grid, declared=declared, now=now)
+    faults = find_faults(bars, grid, actions=actions, now=now)
     dates = tuple(str(day) for day in grid.dates)
     minutes = grid.session_minutes
     early = np.flatnonzero(minutes < minutes.max())

@@ -32,7 +32,7 @@ def find_coverage_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
     dead = _find_dead_minutes(traded, counts, grid)
     for number in np.unique(grid.session[dead]):
         silent = np.flatnonzero(dead & (grid.session == number))
-        clock = [str(grid.minutes[row].astype("datetime64[ns]"))[11:16] for row in silent[[0, -1]]]
+        clock = [_name_clock(grid, row) for row in silent[[0, -1]]]
         kind = "market_halt" if day_of[number] in MARKET_HALTS else "market_hole"
         yield Fault(kind, "", day_of[number], len(silent), f"between {clock[0]} and {clock[1]} UTC")
     for code, name in enumerate(bars.symbols):
@@ -70,9 +70,13 @@ def _find_absences(
     live = live[~dead[live] & (share[grid.session[live]] > 0)]
     for start, stop in runs(~traded[live], grid.session[live]):
         if stop - start >= 5 and (stop - start) * _log_silence(usual) < _UNLIKELY:
-            clock = str(grid.minutes[live[start]].astype("datetime64[ns]"))[11:16]
             day = str(grid.dates[grid.session[live[start]]])
+            clock = _name_clock(grid, live[start])
             yield Fault("gap", name, day, stop - start, f"from {clock} UTC")
+
+
+def _name_clock(grid: SessionGrid, bar: int) -> str:
+    return str(grid.minutes[bar].astype("datetime64[ns]"))[11:16]
 
 
 def _usual_share(share: Array) -> float:

@@ -6,7 +6,7 @@ next bar.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid, exchange_days
@@ -16,10 +16,9 @@ from fintrader.bars.checks.bad_rows import (
     mask_valid_rows,
 )
 from fintrader.bars.checks.coverage import find_coverage_faults
-from fintrader.bars.checks.days import Days, check_days
-from fintrader.bars.checks.nights import compare_days
+from fintrader.bars.checks.gates import Gate
 from fintrader.bars.checks.prices import find_price_faults
-from fintrader.bars.corporate_actions import Events
+from fintrader.bars.corporate_actions import Action
 from fintrader.results.market_description import Fault
 
 
@@ -27,24 +26,20 @@ def find_faults(
     bars: Bars,
     grid: SessionGrid,
     *,
-    declared: Mapping[str, Events] | None = None,
+    actions: Sequence[Action] = (),
     now: float | None = None,
 ) -> list[Fault]:
     """Find all faults of raw bars, sorted by kind, symbol and day.
 
-    grid: spans the bars, in bars as long as theirs; declared: known splits and dividends, see
-    `nights`; now: seconds since 1970, for tests.
+    grid: spans the bars, in bars as long as theirs; actions: known splits and dividends; now: seconds since 1970, for tests.
     """
     found = list(find_row_faults(bars, exchange_days(grid.calendar, bars.ts), now))
     bars = bars.take(mask_valid_rows(bars, now)).sorted()
     bars = bars.take(~bars.repeats())
-    certain = list[Fault]()
-    summaries: list[Days] = []
+    gate = Gate(grid, (), actions)
     for one in bars.by_symbol().values():
-        summary, faults = check_days(one, grid)
-        certain += faults
-        summaries += [] if summary is None else [summary]
-    certain += compare_days(summaries, grid.num_sessions, declared)
+        gate.see(one)
+    certain = gate.faults(bars.symbols)
     shifted = {(fault.symbol, fault.day) for fault in certain if fault.kind == "shifted_day"}
     found += certain
     days = exchange_days(grid.calendar, bars.ts)

@@ -26,13 +26,13 @@ _FEWEST = 5
 
 
 def compare_days(
-    days: Sequence[Days], sessions: int, declared: Mapping[str, Events] | None = None
+    days: Sequence[Days], sessions: int, declared: Mapping[str, Events]
 ) -> list[Fault]:
-    """Find faults that show only across days or symbols. sessions: S of the grid."""
-    known = declared or {}
+    """Find faults that show only across days or symbols. sessions: S of the grid; declared: of each
+    symbol."""
     moves = np.full((len(days), sessions), np.nan, dtype=np.float32)
     for row, one in enumerate(days):
-        moves[row, one.session] = _measure_nights(one, known.get(one.symbol, {}))
+        moves[row, one.session] = _measure_nights(one, declared[one.symbol])
     market = np.zeros(sessions)
     common = np.isfinite(moves).sum(axis=0) >= _FEWEST
     market[common] = np.nanmedian(moves[:, common], axis=0)
@@ -40,7 +40,7 @@ def compare_days(
     explained = {(fault.symbol, fault.day) for fault in found}
     for row, one in enumerate(days):
         night = moves[row, one.session] - market[one.session]
-        faults = _find_night_faults(one, night, known.get(one.symbol, {}))
+        faults = _find_night_faults(one, night, declared[one.symbol])
         found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
         found += _find_volume_scales(one)
     return found
