@@ -21,7 +21,7 @@ import json
 import re
 import urllib.parse
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import pyarrow as pa
@@ -168,9 +168,8 @@ class Collection(ChunkManifest):
 
     def save(self) -> None:
         """Write the manifest: all added chunks count from now on."""
-        body = {"format": FORMAT, "identity": dict(self.identity), "complete": self.complete}
-        body |= {"through": self.through, "unconfirmed": self.unconfirmed}
-        body |= {"next_row": self.next_row} | ({"files": self.files} if self.files else {})
+        body = {one.name: getattr(self, one.name) for one in fields(ChunkManifest)}
+        body["format"] = FORMAT
         # plain `vars`: a manifest may hold ten thousand chunks, and is saved after each request
         body["chunks"] = {
             symbol: {month: [vars(chunk) for chunk in chunks] for month, chunks in months.items()}

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
-from fintrader.bars.chunks import Collection, encode
+from fintrader.bars.chunks import Chunk, Collection, encode
 from fintrader.bars.clean import refuse_bad_rows
 from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate
 from fintrader.bars.sources.layout import FilesSettings
@@ -60,14 +60,19 @@ def ingest(
     time they are then complete. When too many wait, all are stored, and a month consists of several
     chunks.
     """
-    known = _Known(before)
+    known = before.chunks if before is not None and before.complete else {}
+    earlier = {
+        (symbol, month): [*chunks]
+        for symbol, months in known.items()
+        for month, chunks in months.items()
+    }
     collection.objects.remove_temporaries()
     waiting: dict[tuple[str, str], list[Bars]] = {}
     held = 0
 
     def store(key: tuple[str, str]) -> int:
         bars = concat(waiting.pop(key))
-        left = known.keep(collection, *key, bars)
+        left = _keep(collection, *key, bars, earlier.get(key, []))
         if len(left):
             collection.add(*key, left, {"file": bars.origin})
         return len(bars)
@@ -147,35 +152,25 @@ def continue_from(collection: Collection, before: Collection) -> None:
     collection.next_row = before.next_row
 
 
-class _Known:
-    """The chunks of a file's earlier content, month by month; each can be kept once.
+def _keep(
+    collection: Collection, symbol: str, month: str, bars: Bars, earlier: list[Chunk]
+) -> Bars:
+    """Count the `earlier` chunks with which these rows begin as chunks of the month, each once;
+    returns the rows after them.
 
     Rows are compared by the hash of their encoded form, so that no chunk has to be fetched.
     """
-
-    def __init__(self, before: Collection | None) -> None:
-        known = before.chunks if before is not None and before.complete else {}
-        self._left = {
-            (name, month): [*chunks]
-            for name, months in known.items()
-            for month, chunks in months.items()
-        }
-
-    def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
-        """Count the chunks with which these rows begin as chunks of the month; returns the rows
-        after them."""
-        chunks = self._left.get((symbol, month), [])
-        done = 0
-        while chunks and done + chunks[0].rows <= len(bars):
-            stop = done + chunks[0].rows
-            part = bars.take(slice(done, stop))
-            if hashlib.sha256(encode(part)).hexdigest() != chunks[0].sha256:
-                chunks.clear()
-                break
-            row = None if part.row is None else int(part.row[0])
-            collection.keep(symbol, month, replace(chunks.pop(0), row=row))
-            done = stop
-        return bars.take(slice(done, len(bars)))
+    done = 0
+    while earlier and done + earlier[0].rows <= len(bars):
+        stop = done + earlier[0].rows
+        part = bars.take(slice(done, stop))
+        if hashlib.sha256(encode(part)).hexdigest() != earlier[0].sha256:
+            earlier.clear()
+            break
+        row = None if part.row is None else int(part.row[0])
+        collection.keep(symbol, month, replace(earlier.pop(0), row=row))
+        done = stop
+    return bars.take(slice(done, len(bars)))
 
 
 def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
