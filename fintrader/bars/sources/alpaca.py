@@ -37,6 +37,7 @@ from fintrader.errors import DataError, FintraderError, install_command
 DATA_HOST = "data.alpaca.markets"
 REAL_MONEY_HOST = "api.alpaca.markets"
 _NEW_YORK = ZoneInfo("America/New_York")
+_SECOND = 1_000_000_000
 _RETRY = {408, 429, 500, 502, 503, 504}
 _DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
 """Characters that browsers and resolvers read as the dot between two parts of a name."""
@@ -63,28 +64,26 @@ class Alpaca(Vendor):
         return dt.date(2016, 1, 1)
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        midnight = dt.time(tzinfo=_NEW_YORK)
-        end = dt.datetime.combine(last + dt.timedelta(days=1), midnight) - dt.timedelta(seconds=1)
-        return self._request(symbols, dt.datetime.combine(first, midnight), end)
+        midnights = (
+            dt.datetime.combine(day, dt.time(tzinfo=_NEW_YORK))
+            for day in (first, last + dt.timedelta(days=1))
+        )
+        return self.between(symbols, *(int(one.timestamp()) * _SECOND for one in midnights))
 
     def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
         """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC: also of a day that is not
         over. Raises as `fetch`."""
-        # Whole seconds: Alpaca's end is included, and a bar that begins there has not closed.
-        start, end = (
-            dt.datetime.fromtimestamp(moment // 1_000_000_000, dt.UTC)
-            for moment in (first, stop - 1)
-        )
-        return self._request(symbols, start, end) if stop > first else {}
-
-    def _request(
-        self, symbols: Sequence[str], start: dt.datetime, end: dt.datetime
-    ) -> dict[str, Bars]:
+        if stop <= first:
+            return {}
         client = self._stocks
         from alpaca.data.enums import Adjustment, DataFeed
         from alpaca.data.requests import StockBarsRequest
         from alpaca.data.timeframe import TimeFrame, TimeFrameUnit
 
+        # Whole seconds: Alpaca's end is included, and a bar that begins there has not closed.
+        start, end = (
+            dt.datetime.fromtimestamp(moment // _SECOND, dt.UTC) for moment in (first, stop - 1)
+        )
         interval = self.settings.interval
         unit = TimeFrameUnit.Day if interval == "1d" else TimeFrameUnit.Minute
         request = StockBarsRequest(

@@ -13,7 +13,6 @@ import numpy as np
 from fintrader.bars.bars import Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, exchange_days, session_date
 from fintrader.bars.companies import EVER, NEVER, Company, Name, index_companies, overlaps
-from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.progress import Progress
@@ -84,7 +83,12 @@ class CompanyFeed(Feed):
         if self._as_of is None:
             self._warn_of_members(others, spans)
         self.symbols = sorted(self._by_symbol)
-        self.actions = tuple(self._rename(action) for action in self.feed.actions)
+        self.actions = tuple(
+            action.model_copy(
+                update={"symbol": self.holder(action.symbol, action.day) or action.symbol}
+            )
+            for action in self.feed.actions
+        )
 
     def span(self) -> tuple[int, int]:
         return self.feed.span()
@@ -199,10 +203,6 @@ class CompanyFeed(Feed):
                         " data.universe.tickers_as_of to it)",
                         *(ticker, *self._days, one.key, one.ticker(self._days[1])),
                     )
-
-    def _rename(self, action: Action) -> Action:
-        symbol = self.holder(action.symbol, action.day)
-        return action if symbol is None else action.model_copy(update={"symbol": symbol})
 
 
 def join_by_company(feed: Feed, index: str | None, calendar: str, **how: Any) -> Feed:

@@ -114,10 +114,8 @@ class FilesSettings(Settings):
             return None
         groups = found.groupdict()
         symbol = groups.get("symbol") or ""
-        date = groups.get("date")
-        return symbol.upper() if self.uppercase else symbol, None if date is None else date.replace(
-            "-", ""
-        )
+        date = (groups.get("date") or "").replace("-", "")
+        return symbol.upper() if self.uppercase else symbol, date or None
 
     @field_validator("timezone")
     @classmethod

@@ -216,13 +216,6 @@ class BarFile:
 
 def kind_of(name: str, text: bool = False) -> str | None:
     """parquet, csv or zip by a file's name, None for anything else; with `text`, .txt is csv."""
-    if text and name.lower().endswith((".txt", ".txt.gz")):
-        return "csv"
-    for kind, endings in (
-        ("parquet", (".parquet", ".pq")),
-        ("csv", (".csv", ".csv.gz")),
-        ("zip", (".zip",)),
-    ):
-        if name.lower().endswith(endings):
-            return kind
-    return None
+    plain = (".csv", ".csv.gz", *((".txt", ".txt.gz") if text else ()))
+    kinds = {"parquet": (".parquet", ".pq"), "csv": plain, "zip": (".zip",)}
+    return next((kind for kind, ends in kinds.items() if name.lower().endswith(ends)), None)
