@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fintrader.bars.bars import COLUMNS, Bars
+from fintrader.bars.bars import Bars
 from fintrader.config import validate
 from fintrader.market.settings import DataSettings
 
+PRICES = ["open", "high", "low", "close"]
+COLUMNS = [*PRICES, "volume"]
 REAL_FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 REAL_2016 = REAL_FOLDER / "minute_n100_20151012_20160401.parquet"
 REAL_2019 = REAL_FOLDER / "minute_us14_20190102_20201231.parquet"
@@ -38,7 +40,7 @@ def minute_table(symbols=2, sessions=5, *, seed=0, missing=0.0):
                 "close": close,
                 "volume": random.integers(100, 10_000, len(ts)),
             }
-        ).round(dict.fromkeys(("open", "high", "low", "close"), 4))
+        ).round(dict.fromkeys(PRICES, 4))
         keep = random.random(len(part)) >= missing
         keep[0] = True
         parts.append(part[keep])

@@ -15,7 +15,7 @@ from fintrader.errors import DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
-from tests.bars.tables import file_settings, minute_table, write_actions, write_csv
+from tests.bars.tables import COLUMNS, PRICES, file_settings, minute_table, write_actions, write_csv
 from tests.bars.test_vendors import (  # noqa: F401  (fixtures)
     _own_yfinance,
     bars,
@@ -30,7 +30,6 @@ from tests.bars.test_vendors import (  # noqa: F401  (fixtures)
 )
 
 EX = "2016-01-14"
-PRICES = ("open", "high", "low", "close")
 
 
 def splitting(fake):
@@ -68,7 +67,7 @@ def test_a_store_that_grew_across_a_split_has_one_scale(kind, fake, tmp_path):
     )  # what was stored is not asked for again
     at_once = prepared(kind, tmp_path / "fresh", **adjusting(kind))
     for name in ("AAA", "BBB"):
-        for column in (*PRICES, "volume"):
+        for column in COLUMNS:
             mine, theirs = (getattr(feed.bars(name), column) for feed in (grown, at_once))
             np.testing.assert_allclose(mine, theirs, rtol=1e-12)
     first = slice(len(old))
@@ -223,7 +222,7 @@ def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(tmp_path, row
     else."""
     other = TABLE.copy()
     at = other.index[other.ticker == "AAA"][row]
-    other.loc[at, list(PRICES)] *= round(factor, 3)
+    other.loc[at, PRICES] *= round(factor, 3)
     found = []
     for number, table in enumerate((TABLE, other)):
         actions = [{"symbol": "AAA", "day": "2016-01-07", "split": split, "dividend_usd": 2.0}]

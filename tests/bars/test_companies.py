@@ -10,7 +10,7 @@ from fintrader.bars.calendar import session_grid
 from fintrader.errors import DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.index_level import equal_weight
-from tests.bars.tables import file_settings, write_csv
+from tests.bars.tables import PRICES, file_settings, write_csv
 
 
 def daily(*spans):
@@ -19,7 +19,7 @@ def daily(*spans):
     for ticker, first, last, price in spans:
         grid = session_grid("XNAS", pd.Timestamp(first).date(), pd.Timestamp(last).date(), 390)
         close = price + 0.01 * np.arange(grid.num_sessions)
-        columns = dict.fromkeys(("open", "high", "low", "close"), close)
+        columns = dict.fromkeys(PRICES, close)
         parts.append(
             pd.DataFrame(
                 {
@@ -200,7 +200,7 @@ def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path):
     wild = table.copy()
     before = (wild.ticker == "AMD") & (wild.ts < "2018-12-21")
     noise = np.exp(np.random.default_rng(0).normal(0, 0.1, before.sum()))
-    for name in ("open", "high", "low", "close"):
+    for name in PRICES:
         wild.loc[before, name] = (wild.loc[before, name] * noise).round(4)
     features = {
         "names": ["return_1"],

@@ -18,6 +18,7 @@ from fintrader.market.build import build_market, make_market
 from fintrader.market.load import load_market
 from fintrader.market.tensors import Events, MarketTensors
 from tests.bars.tables import (
+    PRICES,
     REAL_2019,
     REAL_FOLDER,
     SHORT_WINDOWS,
@@ -29,7 +30,10 @@ from tests.bars.tables import (
 
 EX_DAY = dt.date(2016, 1, 7)
 EX_BAR = 3 * 390
-PRICES = ["open", "high", "low", "close"]
+
+
+def event(symbol="AAA", day=EX_DAY, **what):
+    return {"symbol": symbol, "day": day, **what}
 
 
 def market_of(path, columns=(), actions=None):
@@ -63,9 +67,7 @@ def split_table(ratio):
 def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(tmp_path, ratio):
     table, raw = split_table(ratio)
     plain = market_of(write_csv(tmp_path / "plain", table))
-    market = market_of(
-        write_csv(tmp_path / "raw", raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": ratio}]
-    )
+    market = market_of(write_csv(tmp_path / "raw", raw), actions=[event(split=ratio)])
     assert torch.equal(market.close, market_of(tmp_path / "raw" / "bars.csv").close)
     assert [value.tolist() for value in market.events] == [[EX_BAR], [0], [ratio], [0.0]]
     assert float(market.close[EX_BAR, 0] / market.close[EX_BAR - 1, 0]) == pytest.approx(
@@ -83,8 +85,8 @@ def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(tmp_p
 def test_nothing_before_an_ex_date_depends_on_it(tmp_path):
     path = write_csv(tmp_path, minute_table(2, 6))
     actions = [
-        {"symbol": "AAA", "day": dt.date(2016, 1, 5), "split": 2.0},
-        {"symbol": "AAA", "day": EX_DAY, "split": 3.0, "dividend_usd": 1.5},
+        event(day=dt.date(2016, 1, 5), split=2.0),
+        event(split=3.0, dividend_usd=1.5),
     ]
     one, both = (market_of(path, actions=actions[:count]) for count in (1, 2))
     for name in ("open", "close", "features", "context"):
@@ -101,7 +103,7 @@ def test_a_price_carried_over_an_ex_date_is_what_the_share_is_then_worth(tmp_pat
         & (table.ts < pd.Timestamp("2016-01-07 10:00"))
     )
     close = float(table[(table.ticker == "AAA") & (table.ts < pd.Timestamp(EX_DAY))].close.iloc[-1])
-    action = {"symbol": "AAA", "day": EX_DAY, "split": 2.0, "dividend_usd": 1.0}
+    action = event(split=2.0, dividend_usd=1.0)
     market = market_of(write_csv(tmp_path, table[~silent]), actions=[action])
     expected = np.full(30, np.float32((close - 1.0) / 2.0))
     np.testing.assert_array_equal(market.close[EX_BAR : EX_BAR + 30, 0].numpy(), expected)
@@ -148,8 +150,8 @@ def test_actions_are_read_in_two_forms(tmp_path):
 def test_what_cannot_have_happened_is_refused(tmp_path):
     path = write_csv(tmp_path, minute_table(1, 6))
     with pytest.raises(DataError, match="2016-01-09 is no session of XNAS"):
-        market_of(path, actions=[{"symbol": "AAA", "day": dt.date(2016, 1, 9), "split": 2.0}])
-    market = market_of(path, actions=[{"symbol": "AAA", "day": dt.date(2020, 1, 9), "split": 2.0}])
+        market_of(path, actions=[event(day=dt.date(2016, 1, 9), split=2.0)])
+    market = market_of(path, actions=[event(day=dt.date(2020, 1, 9), split=2.0)])
     assert not len(market.events.bar)
     for rows, message in (
         ([(len(market), 0, 2.0, 0.0)], "lies outside the market's"),
@@ -221,12 +223,7 @@ def test_a_dividend_that_the_share_was_not_worth_is_refused_by_every_door(tmp_pa
         rf"^AAA, {EX_DAY}: a dividend of {dividend} USD is no less than the close of 0\.05 USD"
         r" before it; correct"
     )
-    action = {
-        "symbol": "AAA",
-        "day": EX_DAY,
-        "split": 0.1,
-        "dividend_usd": dividend,
-    }  # no help: it is paid before
+    action = event(split=0.1, dividend_usd=dividend)  # no help: it is paid before
     features = {"names": ["return_1"], "context": []}
     values = {
         "features": features,
@@ -263,9 +260,7 @@ def test_events_are_of_their_kinds(penny, name, kind):
 
 def test_events_are_stored_and_a_window_has_its_own(tmp_path):
     path = write_csv(tmp_path, minute_table(2, 6))
-    market = market_of(
-        path, actions=[{"symbol": "BBB", "day": EX_DAY, "split": 2.0, "dividend_usd": 0.5}]
-    )
+    market = market_of(path, actions=[event(symbol="BBB", split=2.0, dividend_usd=0.5)])
     market.save(tmp_path / "market.safetensors")
     again = MarketTensors.load(tmp_path / "market.safetensors", verify=True)
     assert [value.tolist() for value in again.events] == [[EX_BAR], [1], [2.0], [0.5]]
@@ -281,9 +276,7 @@ def test_events_are_stored_and_a_window_has_its_own(tmp_path):
 @pytest.mark.parametrize(("held", "left"), [(5.0, 0.0), (25.0, 2.0)])
 def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path, held, left):
     _, raw = split_table(0.1)
-    market = market_of(
-        write_csv(tmp_path, raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": 0.1}]
-    )
+    market = market_of(write_csv(tmp_path, raw), actions=[event(split=0.1)])
     account = BacktestAccount(market, EnvSettings())
     result = trade(
         lambda one: Holdings(np.array([held, 0.0])) if one.bar == 0 else None, account, name="few"

@@ -21,7 +21,7 @@ from fintrader.errors import ConfigError, DataError
 from fintrader.market.inspect import examine
 from fintrader.market.settings import DataSettings
 from fintrader.storage.objects import ObjectStore
-from tests.bars.tables import as_bars, minute_table
+from tests.bars.tables import COLUMNS, as_bars, minute_table
 
 DAY = pd.Timedelta("1D")
 FIRST = pd.Timestamp("2024-02-28", tz="UTC")
@@ -67,10 +67,7 @@ class Bitstamp:
         page = mine[(second >= query["start"]) & (second <= query["end"])].head(query["limit"])
         rows = [
             {"timestamp": str(int(row.ts.timestamp()))}
-            | {
-                name: repr(getattr(row, name))
-                for name in ("open", "high", "low", "close", "volume")
-            }
+            | {name: repr(getattr(row, name)) for name in COLUMNS}
             for row in page.itertuples()
         ]
         return 200, {}, json.dumps({"data": {"pair": pair.group(1), "ohlc": rows}})
@@ -123,7 +120,7 @@ def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path):
         for symbol in ("BTC/USD", "ETH/USD"):
             mine = table[table.ticker == symbol]
             got = feed.bars(symbol)
-            for name in ("open", "high", "low", "close", "volume"):
+            for name in COLUMNS:
                 np.testing.assert_array_equal(getattr(got, name), mine[name])
             np.testing.assert_array_equal(
                 got.ts, mine.ts.astype("datetime64[ns, UTC]").astype("int64")

@@ -17,9 +17,7 @@ from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.starter import config_path, render_yaml, write_config
 from fintrader.pipeline.config import RunConfig
-from tests.bars.tables import assert_same_market, minute_table, write_csv
-
-FIELDS = ["open", "high", "low", "close", "volume"]
+from tests.bars.tables import COLUMNS, PRICES, assert_same_market, minute_table, write_csv
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def lean(folder, table):
         home = folder / "lean" / ticker.lower()
         home.mkdir(parents=True, exist_ok=True)
         milliseconds = (rows.ts - rows.ts.dt.normalize()) // pd.Timedelta("1ms")
-        prices = (rows[FIELDS[:4]] * 10_000).round().astype(int)
+        prices = (rows[PRICES] * 10_000).round().astype(int)
         text = pd.concat([milliseconds, prices, rows.volume], axis=1).to_csv(
             index=False, header=False
         )
@@ -73,7 +71,7 @@ def polygon(folder, table):
 def databento(folder, table):
     stamps = utc(table).dt.strftime("%Y-%m-%dT%H:%M:%S.000000000Z")
     table = table.assign(ts_event=stamps, rtype=33, publisher_id=2, instrument_id=7)
-    columns = ["ts_event", "rtype", "publisher_id", "instrument_id", *FIELDS, "symbol"]
+    columns = ["ts_event", "rtype", "publisher_id", "instrument_id", *COLUMNS, "symbol"]
     return write_csv(folder, table.rename(columns={"ticker": "symbol"})[columns], "databento.csv")
 
 
@@ -81,7 +79,7 @@ def firstrate(folder, table):
     (folder / "firstrate").mkdir()
     for ticker, rows in around(table).groupby("ticker"):
         path = folder / "firstrate" / f"{ticker}_full_1min_UNADJ.txt"
-        rows[["ts", *FIELDS]].to_csv(path, index=False, header=False)
+        rows[["ts", *COLUMNS]].to_csv(path, index=False, header=False)
     return folder / "firstrate"
 
 
@@ -89,7 +87,7 @@ def kibot(folder, table):
     (folder / "kibot").mkdir()
     table = table.assign(day=table.ts.dt.strftime("%m/%d/%Y"), clock=table.ts.dt.strftime("%H:%M"))
     for ticker, rows in table.groupby("ticker"):
-        rows[["day", "clock", *FIELDS]].to_csv(
+        rows[["day", "clock", *COLUMNS]].to_csv(
             folder / "kibot" / f"{ticker}.txt", index=False, header=False
         )
     return folder / "kibot"
@@ -97,23 +95,23 @@ def kibot(folder, table):
 
 def alpaca(folder, table):
     table = table.assign(timestamp=utc(table), trade_count=3, vwap=table.close)
-    columns = ["symbol", "timestamp", *FIELDS, "trade_count", "vwap"]
+    columns = ["symbol", "timestamp", *COLUMNS, "trade_count", "vwap"]
     return write_csv(folder, table.rename(columns={"ticker": "symbol"})[columns], "alpaca.csv")
 
 
 def yahoo(folder, table):
     table = table.assign(Datetime=table.ts.dt.tz_localize("America/New_York"))
-    for ticker, rows in table.rename(columns={name: name.title() for name in FIELDS}).groupby(
+    for ticker, rows in table.rename(columns={name: name.title() for name in COLUMNS}).groupby(
         "ticker"
     ):
-        write_csv(folder / "yahoo", rows[["Datetime", *map(str.title, FIELDS)]], f"{ticker}.csv")
+        write_csv(folder / "yahoo", rows[["Datetime", *map(str.title, COLUMNS)]], f"{ticker}.csv")
     return folder / "yahoo"
 
 
 def german(folder, table):
-    words = dict(zip(FIELDS, ("Eröffnung", "Hoch", "Tief", "Schluss", "Volumen"), strict=True))
+    words = dict(zip(COLUMNS, ("Eröffnung", "Hoch", "Tief", "Schluss", "Volumen"), strict=True))
     parts = [
-        rows.set_index("ts")[FIELDS].rename(columns=words).add_prefix(f"{ticker} ")
+        rows.set_index("ts")[COLUMNS].rename(columns=words).add_prefix(f"{ticker} ")
         for ticker, rows in table.groupby("ticker")
     ]
     wide = pd.concat(parts, axis=1)
@@ -132,7 +130,7 @@ def epoch(folder, table):
 def many(folder, table):
     ends = table.assign(time=table.ts + pd.Timedelta("1min"))
     for ticker, rows in ends.groupby("ticker"):
-        write_csv(folder / "many", rows[["time", *FIELDS]], f"{ticker}.csv")
+        write_csv(folder / "many", rows[["time", *COLUMNS]], f"{ticker}.csv")
     return folder / "many"
 
 
@@ -141,7 +139,7 @@ def chicago(folder, table):
 
 
 def polygon_api(folder, table):
-    short = {name: name[0] for name in FIELDS}
+    short = {name: name[0] for name in COLUMNS}
     milliseconds = utc(table).astype("datetime64[ns, UTC]").astype("int64") // 10**6
     rows = table.rename(columns={**short, "ts": "t"}).assign(t=milliseconds, vw=1.5, n=3)
     for ticker, own in rows.groupby("ticker"):
@@ -153,7 +151,7 @@ def fixed_point(folder, table):
     """Databento's prices as whole billionths, its moments as nanoseconds."""
     rows = table.rename(columns={"ts": "ts_event", "ticker": "symbol"})
     rows["ts_event"] = utc(table).astype("datetime64[ns, UTC]").astype("int64")
-    rows[FIELDS[:4]] = (rows[FIELDS[:4]] * 1e9).round().astype("int64")
+    rows[PRICES] = (rows[PRICES] * 1e9).round().astype("int64")
     rows.insert(1, "rtype", 33)
     return write_csv(folder, rows, "fixed_point.csv")
 
@@ -164,7 +162,7 @@ def naive_utc(folder, table):
 
 
 def single(folder, table):
-    table.astype(dict.fromkeys(FIELDS[:4], "float32")).to_parquet(folder / "single.parquet")
+    table.astype(dict.fromkeys(PRICES, "float32")).to_parquet(folder / "single.parquet")
     return folder / "single.parquet"
 
 
@@ -242,7 +240,7 @@ def test_what_was_found_is_told_with_how_sure_it_is(bars, tmp_path):
     assert winter.sure == "likely"  # no change of clocks in January
     assert "Etc/GMT+5" in winter.why
     split = minute_table(1, 10)
-    split.loc[split.ts >= "2016-01-11", FIELDS[:4]] /= 4
+    split.loc[split.ts >= "2016-01-11", PRICES] /= 4
     told = findings(write_csv(tmp_path, split, "split.csv"))["adjustment"]
     assert "AAA 4 to 1 on 2016-01-11" in told.why
 
@@ -310,7 +308,7 @@ def test_daily_bars_are_sessions(tmp_path):
 def scaled(table):
     """One day of one symbol in cents."""
     day = (table.ticker == "AAA") & (table.ts.dt.normalize() == "2016-01-07")
-    table.loc[day, FIELDS[:4]] *= 100
+    table.loc[day, PRICES] *= 100
     return table
 
 

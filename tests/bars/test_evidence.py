@@ -13,6 +13,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import make_market
 from tests.bars.tables import (
+    COLUMNS,
     PLAIN,
     REAL_2016,
     REAL_2019,
@@ -219,7 +220,7 @@ def test_raw_lean_bars_equal_those_filtered_outside():
     inside = bars.take(np.isin(bars.ts, grid.minutes))
     stamps = pd.DatetimeIndex(inside.ts.astype("datetime64[ns]"), tz="UTC")
     frame = pd.DataFrame(
-        {name: getattr(inside, name) for name in ("open", "high", "low", "close", "volume")}
+        {name: getattr(inside, name) for name in COLUMNS}
         | {"ts": stamps, "ticker": np.array(inside.symbols)[inside.symbol]}
     )
     from fintrader import load_market

@@ -22,6 +22,8 @@ from fintrader.market.inspect import (
 from fintrader.market.settings import DataSettings
 from fintrader.records import from_json
 from tests.bars.tables import (
+    COLUMNS,
+    PRICES,
     REAL_2016,
     REAL_2019,
     as_bars,
@@ -33,8 +35,6 @@ from tests.bars.tables import (
 
 DAY = "2016-01-06"
 NOW = dt.datetime(2016, 3, 1, tzinfo=dt.UTC).timestamp()
-PRICES = ["open", "high", "low", "close"]
-ALL = [*PRICES, "volume"]
 WHOLE_DAY = ("00:00", "23:59")
 Change = Callable[[pd.DataFrame], pd.DataFrame]
 
@@ -172,7 +172,11 @@ FAULTS = {
     "close that jumps and returns": ("price_spike", spike, DAY),
     "high far away": ("wick", put("high", lambda old: old * 1.3), DAY),
     "low far away": ("wick", put("low", lambda old: old * 0.7), DAY),
-    "frozen feed": ("stale_run", put(ALL, lambda old: old.to_numpy()[0], "11:00", "11:19"), DAY),
+    "frozen feed": (
+        "stale_run",
+        put(COLUMNS, lambda old: old.to_numpy()[0], "11:00", "11:19"),
+        DAY,
+    ),
     "day delivered twice": ("repeated_day", repeat_day, DAY),
     "unadjusted split": ("split", split, DAY),
     "unadjusted split of 5 for 4": ("small_split", lambda table: moved(table, 0.8), DAY),
@@ -192,7 +196,7 @@ FAULTS = {
     "a day in five-minute bars": ("bar_length", every(5), DAY),
     "a day backwards": (
         "reversed_day",
-        put(ALL, lambda old: old.to_numpy()[::-1], *WHOLE_DAY),
+        put(COLUMNS, lambda old: old.to_numpy()[::-1], *WHOLE_DAY),
         DAY,
     ),
     "cents for dollars": ("scale_jump", put(PRICES, lambda old: old * 100, "11:00", "11:30"), DAY),

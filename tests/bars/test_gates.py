@@ -17,6 +17,7 @@ from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import to_json
 from tests.bars.tables import (
+    PRICES,
     REAL_2016,
     REAL_FOLDER,
     file_settings,
@@ -25,7 +26,7 @@ from tests.bars.tables import (
     write_actions,
     write_csv,
 )
-from tests.bars.test_faults import DAY, FAULTS, PRICES, moved
+from tests.bars.test_faults import DAY, FAULTS, moved
 
 DAILY = "daily_n100_20151001_20180215.parquet"
 PLANTED = {name: fault for name, fault in FAULTS.items() if fault[0] in STOPPING}

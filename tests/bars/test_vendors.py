@@ -22,7 +22,7 @@ from fintrader.market.inspect import dry_run, quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import ObjectStore
-from tests.bars.tables import assert_same_market, minute_table, write_csv
+from tests.bars.tables import COLUMNS, assert_same_market, minute_table, write_csv
 from tests.engines.servers import Fake, alpaca, serve, yahoo
 
 TODAY = dt.date(2016, 1, 29)
@@ -134,7 +134,7 @@ def test_bars_come_as_they_are_and_once(kind, fake, tmp_path, bars):
     for symbol in ("AAA", "BBB"):
         mine = expected(bars, symbol, "2016-01-22")
         got = feed.bars(symbol).sorted()
-        for name in ("open", "high", "low", "close", "volume"):
+        for name in COLUMNS:
             np.testing.assert_allclose(getattr(got, name), mine[name], rtol=1e-12)
         stamps = (
             mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
