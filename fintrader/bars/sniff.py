@@ -164,9 +164,8 @@ def _roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     if "header" in layout.values:
         return _roles_of_content(table, layout)
     found: dict[str, Any] = {}
-    for role in SPELLINGS:
-        spelt = [column for column in table.columns if plain(column) in SPELLINGS[role]]
-        spelt.sort(key=lambda column: SPELLINGS[role].index(plain(column)))
+    for role, words in SPELLINGS.items():
+        spelt = [column for word in words for column in table.columns if plain(column) == word]
         if spelt:
             found[role] = spelt[0]
     dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
@@ -188,30 +187,22 @@ def _roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
 def _roles_of_content(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     """Roles of columns without names: the four prices hold each other, times and dates look like
     such."""
-    comma = layout.values.get("decimal") == ","
-    text = {column: table[column].astype(str).str.strip() for column in table.columns}
-    numbers: dict[Any, Any] = {
-        column: pd.to_numeric(
-            cells.str.replace(",", ".", regex=False) if comma else cells, errors="coerce"
-        )
-        for column, cells in text.items()
-    }
-    numeric = [column for column in table.columns if numbers[column].notna().all()]
-    prices = _find_prices({column: numbers[column].to_numpy() for column in numeric})
+    text = table.astype(str).map(str.strip)
+    points = text.replace(",", ".", regex=True) if "decimal" in layout.values else text
+    numbers = points.apply(pd.to_numeric, errors="coerce").dropna(axis=1)
+    prices = _find_prices(numbers)
     if not prices:
         raise BarError(
             f"{layout.name}: no four columns next to each other look like prices; name the columns"
             " (source.header)"
         )
-    found = _order_prices(
-        prices, np.stack([numbers[column].to_numpy() for column in prices]), layout
-    )
-    after = [column for column in numeric if column not in prices and column > prices[-1]]
+    found = _order_prices(prices, numbers[prices].to_numpy().T, layout)
+    after = [column for column in numbers if column > prices[-1]]
     if not after:
         raise BarError(f"{layout.name}: no column of numbers after the prices could be the volume")
     found["volume"] = after[0]
-    others = {column: cells for column, cells in text.items() if column not in found.values()}
-    found |= _find_times_and_symbols(others, numeric, table.columns[0])
+    others = text.drop(columns=[*found.values()])
+    found |= _find_times_and_symbols(others, numbers, table.columns[0])
     if "ts" not in found:
         raise BarError(
             f"{layout.name}: no column looks like a time; name the columns (data.source.header)"
@@ -220,18 +211,19 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     return found
 
 
-def _find_prices(numbers: dict[Any, Any]) -> list[Any]:
+def _find_prices(numbers: pd.DataFrame) -> list[Any]:
     """Find the first four columns of numbers next to each other that lie close together; empty
     without such."""
-    columns = list(numbers)
-    for start in range(len(columns) - 3):
-        four = np.stack([numbers[column] for column in columns[start : start + 4]])
-        if (four > 0).all() and np.ptp(np.log(np.median(four, axis=1))) < 0.05:
-            return columns[start : start + 4]
+    for start in range(numbers.shape[1] - 3):
+        four = numbers.iloc[:, start : start + 4]
+        if (four > 0).all(axis=None) and np.ptp(np.log(four.median())) < 0.05:
+            return list(four)
     return []
 
 
-def _find_times_and_symbols(text: dict[Any, Any], numeric: list[Any], first: Any) -> dict[str, Any]:
+def _find_times_and_symbols(
+    text: pd.DataFrame, numeric: pd.DataFrame, first: Any
+) -> dict[str, Any]:
     """Find the columns of time, date and symbol among those that are neither prices nor volume."""
     found: dict[str, Any] = {}
     for column, cells in text.items():

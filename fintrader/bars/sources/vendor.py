@@ -79,7 +79,8 @@ class Vendor:
     @property
     def identity(self) -> dict[str, str]:
         """Everything but ticker and day that decides the bars: interval, feed, adjustment."""
-        return self.settings.model_dump(exclude={"kind", "actions"})
+        others = self.settings.model_dump(exclude={"kind", "actions", "bar_minutes"})
+        return {"interval": self.settings.interval, **others}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         """First day that the vendor still has, None where it is unknown."""
@@ -389,7 +390,7 @@ class VendorFeed(Feed):
     def _keep_sessions(self, bars: Bars) -> Bars:
         """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
         minute."""
-        if self.vendor.identity["interval"] == "1d":
+        if self.vendor.settings.interval == "1d":
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         return bars.take(self._grid.locate(bars.ts) >= 0)
 
