@@ -22,7 +22,6 @@ from fintrader.bars.sources.vendor import Busy, Vendor
 from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.errors import DataError, install_command
 
-_MILLISECONDS = {"1m": 60_000, "5m": 300_000, "15m": 900_000, "1h": 3_600_000, "1d": 86_400_000}
 _NS = 1_000_000
 _PAGE = 500
 """Bars a request where ccxt does not know an exchange's own limit."""
@@ -64,7 +63,7 @@ class Ccxt(Vendor):
         rows = fetch_pages(
             lambda since: self._request(symbol, since, page),
             (_midnight(first), _midnight(last + dt.timedelta(days=1))),
-            _MILLISECONDS[self.settings.interval],
+            self.settings.bar_minutes * 60_000,
             page,
         )
         return convert_rows(rows, symbol, f"ccxt {self.settings.exchange}") if rows else None
