@@ -35,7 +35,7 @@ from fintrader.system import keep_freed_memory, measure_peak_memory
 FORMAT = "fintrader-training-1"
 
 SAVING_SHARE = 10
-"""Saving may take one part in this many of the time."""
+"""At most one part in this many of the time is spent on saving."""
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,8 @@ class TrainingRun:
         self.clock = LoopClock()  # the time since the update counts to no part
 
     def _report(self, on_progress: Callable[[TrainProgress], None], fraction: float) -> None:
-        """Report progress; the time that takes (a look at validation, say) is none of the
-        budget's."""
+        """Report progress; time for this, such as that of a validation, does not count to the
+        budget."""
         rate = self.metrics["steps_per_second"]
         progress = TrainProgress(
             fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics

@@ -180,8 +180,8 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
 
 _SMALLEST = 1e-12
 _LARGEST = 1e15
-"""Prices below and above are mistakes, and so are volumes above; float32, in which a market holds
-them, spans the range between."""
+"""Prices outside [_SMALLEST, _LARGEST] are mistakes, as are volumes above _LARGEST; a market's
+float32 holds all prices between."""
 
 
 def refuse_bad_rows(bars: Bars) -> None:

@@ -115,7 +115,7 @@ def build_market(
     if built:
         return _shared(path, markets)
     with folder.lock():
-        if path.is_file():  # somebody else built it while this process waited
+        if path.is_file():  # another process built it meanwhile
             return _shared(path, markets)
         folder.remove_temporaries()
         if markets is not None and markets.fetch(path.parent.name, path.parent):

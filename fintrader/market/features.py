@@ -359,8 +359,8 @@ _SESSIONS = frozenset({"gap", "intraday"})
 
 
 def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
-    """Bars and whole sessions before a bar that features and context look back on, the daily series
-    and turbulence apart. Raises ConfigError for a function of one's own, of which nobody knows."""
+    """Count the bars and whole sessions that features and context look back on, without the daily
+    series and turbulence. Raises ConfigError for a user's own function, whose reach is unknown."""
     bars = 1
     sessions = 0
     for name in names:

@@ -74,8 +74,8 @@ def read_all(
     """Fill the columns; the chosen symbols, and why other candidates were left out.
 
     The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is
-    read once: what has too few bars gets no column, and what a later symbol surpasses in turnover
-    cedes its own to it.
+    read once. A symbol with too few bars gets no column. Once `max_symbols` columns are taken, a
+    symbol with more turnover replaces the one with the least.
     """
     universe = settings.universe
     grid = reader.grid

@@ -179,8 +179,8 @@ class MarketTensors:
     events: Events = field(default_factory=Events.of)
     """Splits and dividends; prices before and after them are as traded."""
     shares_outstanding: Tensor | None = None
-    """`[T, N]` float32, shares that exist as known on the bar's day, NaN where unknown; None when
-    nobody gave any."""
+    """`[T, N]` float32, shares that exist as known on the bar's day, NaN where unknown; None
+    without any."""
     normalisation: Normalisation | None = None
     """Statistics by which features and context were scaled; None where unknown."""
     provenance: Provenance = field(default_factory=Provenance)

@@ -290,9 +290,9 @@ def survivorship(
     """Judge whether a universe holds survivors only, and by how much that flatters it.
 
     close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each
-    session's end. Suspect is a universe of ten names or more over a quarter or more that nobody
-    leaves (entries say nothing), and one of any size of whose member-days more than a twentieth has
-    no bars.
+    session's end. A universe is suspect if it has ten names or more and none leaves it in a
+    quarter or longer (entries prove nothing), or if more than a twentieth of its member-days has no
+    bars.
 
     `bias_per_year` is the yearly log growth of the names that are still members at the end, in
     equal weights, less that of the index, or else of the members of each day. None where neither is

@@ -65,8 +65,8 @@ class BacktestSettings(Settings):
     """Windows and controls of the backtest. Its costs are those of `env`."""
 
     window: tuple[Window, ...] = Field(("test",), min_length=1)
-    """Windows of the market to trade, each into a folder of its own; nobody has looked at the test
-    window before."""
+    """Windows of the market to trade, each into a folder of its own. No earlier stage reads the
+    test window."""
     null_model: bool = True
     """Repeat the whole search on features that hold no information (doubles the time; tells luck
     from skill)."""

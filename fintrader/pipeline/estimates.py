@@ -59,7 +59,7 @@ class Estimate:
     """Seconds of the null model, those of the tournament again; 0 where it is left out."""
     other_seconds: float
     memory_bytes: int | None
-    """At its peak, on this machine; None where nobody knows how large the market will be."""
+    """Peak memory on this machine; None while the size of the market is unknown."""
     sure: Sure
     why: str
     """Evidence for the estimate."""

@@ -1,5 +1,5 @@
-"""The last stage: what was chosen, on the window nobody has looked at, beside all that could have
-been luck."""
+"""Final stage: backtest the selected policies on the untouched test window, with baselines and
+null models."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def watching(
 PATIENCE_SECONDS = 30.0
 """Seconds that a reader waits for other readers."""
 HELD = ".held"
-"""In a copy: somebody was at work on the run when it was looked at, which is this file's time."""
+"""Empty file in a copy of a run: another machine held the run at the time of this file."""
 
 
 @contextlib.contextmanager

@@ -63,8 +63,8 @@ def backtest(
     it was trained under one: `PPO.load(path, env=VecNormalize.load(statistics, env))` gives it its.
 
     With `runs_dir` the result is noted as a look at these bars on the ledger of that folder's runs
-    (`fintrader looks`), as a backtest of a run is; without it nobody counts it. `.looks` is which
-    look it was.
+    (`fintrader looks`), as a backtest of a run is; without it no look is counted. `.looks` is the
+    number of the look.
 
     Raises BacktestError for arguments of another kind or in another order, a policy made for
     another market, a window of fewer than two bars, and an output that cannot be traded; EnvError

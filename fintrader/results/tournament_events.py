@@ -1,7 +1,7 @@
 """Events of a tournament: the lines of `events.jsonl`.
 
-`tournament/events.py` writes them, sealed and numbered. `read_events` reads a log whoever wrote it, and
-leaves out lines that are no event of this version.
+`tournament/events.py` writes them, sealed and numbered. `read_events` reads a log and leaves
+out lines that are no event of this version.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LaunchEvent(_PodEvent):
 
 @dataclass(frozen=True)
 class LossEvent(_PodEvent):
-    """An attempt at a pod came to nothing."""
+    """An attempt at a pod failed."""
 
     attempt: int
     reason: str

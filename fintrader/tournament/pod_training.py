@@ -211,9 +211,8 @@ def _store_scored(
     split: Split,
 ) -> PodResult:
     """Store the policy, and return the result with its score."""
-    seen_until = int(
-        split.validation.minutes[-1]
-    )  # for whoever goes on from here: it was chosen by these bars
+    # A later search must not test on bars that chose its parents.
+    seen_until = int(split.validation.minutes[-1])
     meta = {
         "pod": spec.pod,
         "seed": spec.seed,

@@ -243,8 +243,7 @@ class TournamentSettings(Settings):
 
     @field_serializer("replicas")
     def _learners(self, _: int | None) -> int:
-        """A run keeps the number it began with: whoever resumes it may change `devices`, and no pod
-        by that."""
+        """Store the number of learners, so that a resumed run keeps it on other devices."""
         return self.learners
 
     @model_validator(mode="after")

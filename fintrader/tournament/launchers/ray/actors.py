@@ -111,7 +111,7 @@ class PodActor:
             time.sleep(1.0)
             if self._over.is_set() and self._measure_silence() > ALONE_SECONDS:
                 os._exit(0)
-        with suppress(Exception):  # whatever is wrong here, nobody else ends this process
+        with suppress(Exception):  # this process ends in any case
             wait_for_checkpoint(find_run(self.task)[0].pod(self.task.spec.pod))
         os._exit(1)
 

@@ -114,9 +114,9 @@ def connect(settings: RaySettings) -> bool:
     loopback = bool(addresses) and all(is_loopback(one) for one in addresses)
     if manner == "open" and not loopback and not settings.allow_insecure:
         raise TournamentError(
-            f"the cluster at {address} runs whatever anybody sends it; start it with"
+            f"the cluster at {address} runs any code that it is sent; start it with"
             " RAY_AUTH_MODE=token (see `ray get-auth-token`), or say --launcher.allow-insecure True"
-            " when nobody else can reach it"
+            " if only you can reach it"
         )
     if loopback:
         _keep_on_loopback()

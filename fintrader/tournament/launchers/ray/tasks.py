@@ -172,7 +172,7 @@ class Streams:
                     ready, _ = ray.wait(
                         list(streams), num_returns=len(streams), timeout=0, fetch_local=False
                     )
-            except Exception:  # disconnected: whoever closed us knows
+            except Exception:  # disconnected, as `close` does
                 self._closing.wait(WAIT_SECONDS)
                 continue
             for one in ready:
