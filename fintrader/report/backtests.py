@@ -178,8 +178,7 @@ class Backtests(Mapping[str, BacktestResult]):
         return figures.equity_figure(self.tables.curve(), main=self.name)
 
     def honesty(self, trials: int | None = None) -> PrintedVerdict:
-        """How far the result can be believed, given that it was chosen from `trials` strategies
-        (None: unknown).
+        """Judge the result, which was chosen from `trials` strategies (None: unknown).
 
         The market says which window it is: training and validation windows get no verdict, and
         neither do bars that the policy was trained on. Of a market that was never split no verdict

@@ -1,5 +1,5 @@
-"""What a report carries inside so that somebody else can run it again: plain JSON, read back
-without running anything.
+"""The recipe inside a report, by which others can run it again: plain JSON, read back without
+running anything.
 
 `recipe` of a backtest's context says how its result was made: `verb` and `window`, the whole
 configuration (`config`; of a backtest made again with other settings also `backtest`), `commit` and

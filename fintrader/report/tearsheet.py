@@ -25,7 +25,7 @@ LEAST_SESSIONS = 22
 
 
 def tear_sheet_inputs(stored: StoredBacktest, strategy: str) -> dict[str, Any]:
-    """What pyfolio asks for: daily returns, positions (USD, cash included), transactions and
+    """Prepare pyfolio's inputs: daily returns, positions (USD, cash included), transactions and
     benchmark returns."""
     returns = stored.daily_returns()
     days = pd.DatetimeIndex(returns.index).normalize()

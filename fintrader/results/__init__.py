@@ -1,2 +1,1 @@
-"""What a run left behind, read without torch: for the app, the report, notebooks and the command
-line."""
+"""Readers of stored runs, without torch: for the app, the report, notebooks and the command line."""

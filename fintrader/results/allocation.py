@@ -1,5 +1,4 @@
-"""What was made with which symbol, trip by trip, and how far the holdings were from the benchmark
-portfolio's."""
+"""Profit by symbol and round trip, and the distance of the holdings from the benchmark portfolio."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.history import round_trips
 
 OTHER = "dividends and interest"
-"""What the account got or paid for no trade: the trade list does not say for which symbol."""
+"""Payments without a trade, whose symbol the trade list does not name."""
 
 
 def symbol_pnl(stored: StoredBacktest, strategy: str) -> pd.DataFrame:

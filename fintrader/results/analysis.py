@@ -79,7 +79,7 @@ class FactorBeta:
     beta: float
     t: float
     about: str
-    """How the factor is built."""
+    """Construction of the factor."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class FactorFit:
 
     sessions: int
     alpha: float
-    """Of a year."""
+    """A year's alpha."""
     alpha_t: float
     r_squared: float
     betas: tuple[FactorBeta, ...]

@@ -114,7 +114,7 @@ class StoredBacktest:
     context: BacktestContext
     """Origin of the backtest: window, trials, seed, hashes, command."""
     verdict: Verdict | None
-    """How far the result can be told from luck; None where it was not assessed."""
+    """Verdict on skill or luck; None where it was not assessed."""
     sensitivity: tuple[Variation, ...]
     """The result with one choice changed at a time; empty where not run."""
     changed: str
@@ -154,7 +154,7 @@ class StoredBacktest:
         return part
 
     def on_clock(self, timezone: str) -> StoredBacktest:
-        """The same with its times written in `timezone`, an IANA name; nothing is read again."""
+        """Copy the backtest with its times written in `timezone`, an IANA name; reads no file."""
         shown = copy(self)
         vars(shown).pop("minutes", None)
         shown.timezone = timezone
@@ -267,8 +267,8 @@ class StoredBacktest:
 
 
 def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
-    """What changes when any file of the backtest in `folder` does. Raises NotThereError before it
-    is whole."""
+    """Return values that change with any file of the backtest in `folder`. Raises NotThereError
+    before it is complete."""
     try:
         whole = folder.signature("metrics.json")
     except NotThereError:

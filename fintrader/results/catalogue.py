@@ -56,8 +56,8 @@ def measure(history: AccountHistory) -> StrategyMetrics:
 
 
 def of_a_year(key: str) -> bool:
-    """Whether a metric is a rate of a year: no page, table or terminal shows it below a quarter of
-    one.
+    """Check that a metric is a rate of a year: no page, table or terminal shows it below a quarter
+    of one.
 
     Ratios (Sharpe, information) are not among them: they have no unit, and their intervals say what
     they are worth.

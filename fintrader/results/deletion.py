@@ -33,7 +33,7 @@ _MARKS = ("manifest.json", "config.yaml", "tournament.json")
 
 @dataclass(frozen=True)
 class Loss:
-    """What goes with a run."""
+    """Files and results that deleting a run would lose."""
 
     files: int
     size: int
@@ -59,7 +59,7 @@ class Loss:
 
 
 def loss_of(runs: RunsFolder, name: str) -> Loss:
-    """What deleting a run would lose. Raises RunError when it cannot be deleted (see
+    """List what deleting a run would lose. Raises RunError when it cannot be deleted (see
     `delete_run`)."""
     folder = _deletable(runs, name)
     files = size = 0
@@ -159,4 +159,4 @@ def _keep_looks(folder: Folder, ledger: Ledger) -> None:
         except LedgerError:
             raise
         except RunError:
-            continue  # a damaged result is none that anybody can go by
+            continue  # a damaged result decides nothing

@@ -71,11 +71,11 @@ class FileCache:
     def get(
         self, kind: str, key: Hashable, state: Hashable, make: Callable[[tuple[Any, Any] | None], T]
     ) -> T:
-        """What was made for `key` when its files were in this `state` (their signatures), else
-        `make(before)`.
+        """Return the cached value of `key` if its files are still in this `state` (their
+        signatures); otherwise make it by `make(before)`.
 
-        `before` is the state and value last kept, for whoever can go on from there. Two threads may
-        both make it.
+        `before`: the last state and value, for values that can be continued. Two threads may both
+        make it.
         """
         kept = self._kept[kind]
         with self._lock:
@@ -149,7 +149,7 @@ class Folder:
         return os.path.exists(self._inside(*parts))
 
     def signature(self, *parts: str) -> Signature:
-        """What changes when the file does. Raises NotThereError when there is no such file."""
+        """Return values that change with the file. Raises NotThereError where it is missing."""
         path = "/".join([self._inside(*parts[:-1]), *map(component, parts[-1:])])
         try:
             state = os.lstat(path)
@@ -289,11 +289,9 @@ def _plain(name: str) -> bool:
 
 
 def is_locked(folder: Folder) -> bool:
-    """Whether a living process holds the run. The kernel drops the lock when the process dies,
-    however it dies.
+    """Check that a living process holds the run; the kernel drops the lock of a dead one.
 
-    Of a copy of a run in a store: whether somebody held it there when it was looked at, a minute
-    ago at most.
+    For a copy of a run in a store: check that the run was held there a minute ago or less.
     """
     try:
         if time.time() - folder.signature(".held")[2] / 1e9 < 60.0:
@@ -304,7 +302,7 @@ def is_locked(folder: Folder) -> bool:
 
 
 def is_file_locked(folder: Folder, *parts: str) -> bool:
-    """Whether a living process holds the lock of a file in a folder."""
+    """Check that a living process holds the lock of a file in a folder."""
     try:
         with folder.open(*parts) as file:
             return system.is_locked(file)

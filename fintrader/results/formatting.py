@@ -36,8 +36,8 @@ ACTIVE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("tracking_error", "Tracking error"),
     ("information_ratio", "Information ratio"),
 )
-"""The same of the columns that stand beside them: what was done otherwise than the benchmark
-portfolio does. After them comes the information ratio's interval."""
+"""Metrics relative to the benchmark portfolio, and their titles; the information ratio's interval
+follows them."""
 INTERVAL = "95 % interval"
 BASELINES = (
     *(
@@ -53,7 +53,7 @@ BASELINES = (
 )
 """Strategies that stand for comparison and were not searched for."""
 REFERENCES = ("oracle",)
-"""Strategies that know more than anybody could: shown, never a result and never a rival."""
+"""Strategies with knowledge of the future: shown, but neither a result nor a baseline."""
 _ORDER = ("ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark")
 
 
@@ -169,8 +169,7 @@ def is_omitted(key: str, values: StrategyMetrics) -> bool:
 
 
 def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
-    """Whether so many sessions are less than a quarter of a year: nothing of a year is said of
-    them."""
+    """Check that the sessions are less than a quarter of a year, too few for annual figures."""
     found = number(sessions)
     return found is not None and found < min_sessions(sessions_a_year)
 
@@ -259,7 +258,7 @@ def describe_limits(outcome: LimitedOutcome | None) -> str:
 
 
 def verdict_words(text: str | None) -> str:
-    """What a verdict comes to, as `Not distinguishable from luck`; a dash where there is none."""
+    """Cut a verdict to its first words, such as `Not distinguishable from luck`; a dash if None."""
     return re.split("[:,]", text)[0] if text else DASH
 
 
@@ -268,19 +267,19 @@ class Opening(NamedTuple):
     questions."""
 
     headline: str
-    """As `Not distinguishable from luck`."""
+    """Such as `Not distinguishable from luck`."""
     why: str
-    """What was found, with its test; empty where there was nothing to test."""
+    """Finding and its test; empty where there was nothing to test."""
     sees: str
-    """What a window of this length can show at all."""
+    """Smallest effect that a window of this length can show."""
     change: str
-    """What would change the verdict."""
+    """Evidence that would change the verdict."""
     is_skill: bool
     """True where it is likely skill, and the files are as they were written."""
 
     @property
     def sentences(self) -> dict[str, str]:
-        """What each sentence answers, and the sentence; without those that were not said."""
+        """Sentences that are not empty, each with the question it answers."""
         found = {
             "Why": self.why,
             "What this window can see": self.sees,
@@ -319,12 +318,12 @@ def find_timezone(name: str) -> str:
 
 
 def is_baseline(name: str) -> bool:
-    """Whether a strategy stands beside the results for comparison."""
+    """Check that a strategy serves for comparison only."""
     return name in BASELINES
 
 
 def is_result(name: str) -> bool:
-    """Whether a strategy is what somebody searched for."""
+    """Check that a strategy is a result of the search."""
     return name not in BASELINES and name not in REFERENCES
 
 
@@ -334,8 +333,7 @@ def main_strategy(names: Sequence[str]) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The order of tables: what was searched for, then what anybody could have had, then the rest
-    as given."""
+    """Sort strategies for tables: results of the search, baselines, then the rest as given."""
     rank = {name: place for place, name in enumerate(_ORDER)}
     return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))
 

@@ -1,5 +1,5 @@
-"""What the numbers of a backtest are computed from: one strategy's curve, positions, trades and
-orders."""
+"""`AccountHistory`: the curve, positions, trades and orders of a strategy, from which a backtest's
+numbers are computed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Array = NDArray[np.float64]
 
 
 class OrderCounts(NamedTuple):
-    """What became of a strategy's orders; one that is given again counts again."""
+    """Outcomes of a strategy's orders; an order given again at the next bar counts again."""
 
     given: int = 0
     capped: int = 0
     """Asked for more than their share of the bar's volume."""
     unfilled: int = 0
-    """Of which nothing filled: no trade in the bar, no volume, or no money."""
+    """Orders without a fill: no trade in the bar, no volume, or no money."""
     cancelled_usd: float = 0.0
-    """What did not fill of all of them, at the close of the bar they met."""
+    """Value of the unfilled parts of all orders, at the close of the bar."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AccountHistory:
-    """What the numbers are computed from: one strategy over T bars and N assets."""
+    """History of one strategy over T bars and N assets."""
 
     minutes: NDArray[np.int64]
     """`[T]`: start of each bar, nanoseconds since 1970 UTC."""
@@ -65,8 +65,8 @@ class AccountHistory:
     """By which rates are those of a year: 252, or 365 where no day is without a session."""
     portfolio: Array | None = None
     """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same
-    costs) at the same bars; None where it is not known. The index above is another thing: a level
-    that nobody paid to hold."""
+    costs) at the same bars; None where it is not known. The index above, in contrast, is a level
+    without costs."""
 
     @property
     def sharpe_interval(self) -> tuple[float | None, float | None]:
@@ -82,7 +82,7 @@ class AccountHistory:
 
 
 class MetricInputs:
-    """What the metrics read, computed once for a history."""
+    """Intermediate series of a history that several metrics use, each computed once."""
 
     def __init__(self, history: AccountHistory) -> None:
         self.of = history

@@ -10,7 +10,7 @@ levels (bins of equal counts where it has many values), less what chance is expe
 (epsilon squared: Kelley 1935, https://doi.org/10.1073/pnas.21.9.554). It finds any dependence on
 one setting, also one with its best in the middle, and none on two settings together. Luck is
 measured by dealing the scores out to the pods anew, many times, and noting the largest share that
-any setting then has: whoever looks at all of them is told luck's best (Westfall and Young 1993).
+any setting then has: looking at all settings shows the best of luck (Westfall and Young 1993).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_PODS = 12
 """Pods with a score of which importance is computed at least: of fewer, luck makes as much as
 anything could."""
 LEVEL = 0.05
-"""How often settings without any effect may have one that is called important."""
+"""Probability that settings without any effect have one that is called important."""
 ALGORITHM = "algo"
 """Stands among settings where several algorithms race."""
 _DEALS = 499
@@ -40,14 +40,14 @@ _PER_LEVEL = 3
 
 @dataclass(frozen=True)
 class Share:
-    """What goes with one setting."""
+    """Share of the scores' variance that goes with one setting."""
 
     setting: str
     share: float
-    """Of the variance of the scores' ranks, at most 1; below 0 where it is less than chance is
-    expected to make."""
+    """Share of the variance of the scores' ranks, at most 1; below 0 where it is less than
+    expected by chance."""
     p_value: float
-    """How often luck makes some setting's share as large; of all settings together."""
+    """Probability that chance makes the largest share of any setting as large."""
 
     @property
     def important(self) -> bool:
@@ -56,7 +56,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Importance:
-    """What went with the score."""
+    """Importance of the settings that were searched."""
 
     shares: tuple[Share, ...] = ()
     """Largest first; none where `why` says why."""
@@ -89,7 +89,8 @@ def drawn(pods: pd.DataFrame) -> pd.DataFrame:
 
 
 def importance(pods: pd.DataFrame) -> Importance:
-    """Of a tournament's pods (rows of `read_pods`; needs `hyper`, `origin`, `score`)."""
+    """Measure the importance of settings in a tournament's pods (rows of `read_pods` with `hyper`,
+    `origin`, `score`)."""
     fresh = drawn(pods)
     size = len(fresh)
     settings = settings_of(fresh)

@@ -1,7 +1,7 @@
 """A stored leaderboard, read from its SQLite index: the one place that knows the SQL of a reader.
 
-`tournament/leaderboard.py` writes it. Readers may look while it is written, and in folders that
-nobody may write to.
+`tournament/leaderboard.py` writes it. Readers may look while it is written, and in read-only
+folders.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ _BENCHMARK = (
 READ_SECONDS = 20.0
 """Ten thousand pods are read in one."""
 CELL_BYTES = 1 << 24
-"""Of one cell: an agent's settings take a few thousand, and a foreign view may ask for as many as
-there is memory."""
+"""Most bytes of one cell. An agent's settings take a few thousand; a manipulated view could ask for
+all memory."""
 BENCHMARK = "benchmark"
 """Stands in the place of a pod's name where the benchmark portfolio stands among pods."""
 

@@ -5,9 +5,9 @@ grows.
                        the line before
 
 A look is counted by the bars it was at, not by the run: a key made of symbols, minutes and closing
-prices survives another name, seed, feature or training window. Whoever changes, deletes or moves a
-line breaks the chain (`Ledger.lines` says where); whoever cuts lines off its end is told by the
-backtests whose seals name them (`astray`). It sees the runs of one folder, and no other.
+prices survives another name, seed, feature or training window. Changing, deleting or moving a
+line breaks the chain (`Ledger.lines` says where); lines cut off its end are missed by the backtests
+whose seals name them (`astray`). It sees the runs of one folder, and no other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FILE = "looks.jsonl"
 LOCK = ".looks.lock"
 FORMAT = "fintrader-looks-1"
 FIRST = hashlib.sha256(FORMAT.encode()).hexdigest()
-"""What the first line holds in the place of the hash of a line before it."""
+"""Hash that stands in the first line, which has no line before it."""
 HELD_OUT = ("test", "validation", "whole")
 """Windows that a policy was not fitted to, or not to all of: a result on one is a look, whatever
 the run called it."""
@@ -84,9 +84,9 @@ class Window:
         return cls(digest.hexdigest(), names, first, last, made_up)
 
     def overlaps(self, other: Window) -> bool:
-        """Whether a look at one is one at the other: the same bars, or days in common of much the
-        same symbols (as many in both as in only one of them, so that leaving one out makes no new
-        window)."""
+        """Check that a look at one window is a look at the other: the same bars, or common days of
+        similar symbols (at least as many in both as in only one, so that leaving one out makes no
+        new window)."""
         if self.key == other.key:
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
@@ -98,7 +98,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Look:
-    """What a line says of a result."""
+    """A result as the ledger records it."""
 
     kind: str
     """`backtest`, `re-backtest`, `walkforward`, `compare` or `policy`: what made or showed it."""
@@ -124,7 +124,7 @@ class Line:
     """A look on the ledger."""
 
     number: int
-    """Of the line, from 1."""
+    """Number of the line, from 1."""
     sha256: str
     time: str
     """UTC."""
@@ -154,7 +154,7 @@ def stored_result(stored: StoredBacktest) -> str:
 
 
 def look_number(before: Sequence[Line], window: Window, result: str) -> int:
-    """How many different results there were on a window when this one came: 1 for the first.
+    """Count the different results on a window up to this one: 1 for the first.
 
     Made again, a result keeps its number: nothing new was seen.
     """
@@ -189,8 +189,8 @@ class Ledger:
         return None if home is None else cls(home.parent)
 
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
-        """Note a look before anybody is shown it: its number (see `look_number`), and what a seal
-        says of its line."""
+        """Record a look before its result is shown; return its number (see `look_number`) and the
+        values of its line that a seal holds."""
         described = asdict(look)
         with self._appending() as (lines, append):
             number = look_number(
@@ -226,7 +226,7 @@ class Ledger:
     def _appending(
         self,
     ) -> Iterator[tuple[list[dict[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]]]:
-        """The lines so far and a way to add one, while nobody else adds any."""
+        """Lock the ledger; yield its lines and a function that appends one."""
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
@@ -337,7 +337,7 @@ class WindowLooks:
     """Different results on exactly these."""
     runs: tuple[str, ...]
     names: tuple[str, ...]
-    """What the runs called it."""
+    """Names that the runs gave it."""
     first: str
     last: str
     """Times (UTC) of the first line and the last."""
@@ -411,10 +411,10 @@ def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str 
 
 @dataclass(frozen=True)
 class Together:
-    """What results that are shown beside each other were chosen from."""
+    """Trials and looks from which results shown together were chosen."""
 
     trials: int
-    """Of all searches, each counted once."""
+    """Trials of all searches, each counted once."""
     looks: int
     """Different results on their windows: theirs, and all that the ledgers of their runs have."""
 

@@ -80,7 +80,7 @@ class MarketSource:
     """`synthetic`, `files`, `planted_in`, `frames`, or a vendor's name."""
     files: tuple[SourceFile, ...] = ()
     identity: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What else identifies the bars, and the hashes of the files that the settings name."""
+    """Further marks that identify the bars, and hashes of the files that the settings name."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ class Survivorship:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a market comes from, and what its build did to the bars."""
+    """Source of a market, and the effects of its build on the bars."""
 
     source: MarketSource | None = None
-    """None for tensors that nobody built from bars."""
+    """None for tensors that were not built from bars."""
     calendar: str | None = None
     timezone: str = "UTC"
     """The exchange's time zone, an IANA name."""
@@ -188,7 +188,7 @@ class Provenance:
     contradictions: tuple[str, ...] = ()
     """Lines on splits and dividends that the source announces otherwise than declared."""
     changes: tuple[str, ...] = ()
-    """What was done to the market after it was built."""
+    """Changes to the market since its build."""
 
     @property
     def is_synthetic(self) -> bool:

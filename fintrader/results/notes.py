@@ -1,4 +1,4 @@
-"""What its owner says of a run: a note, tags, and whether it is put aside.
+"""An owner's notes on a run: text, tags, and whether it is archived.
 
     runs/<name>/notes.json
 
@@ -23,7 +23,7 @@ MOST_IN_A_TAG = 30
 
 @dataclass(frozen=True)
 class Notes:
-    """What stands in the file; a run without one has none of it."""
+    """Content of the file; empty for a run without one."""
 
     note: str = ""
     tags: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called: its folder's name; a walk-forward's fold is `name/folds/00`."""
+        """Name of the run: that of its folder; of a walk-forward's fold, `name/folds/00`."""
         return RunFolder(self.folder.root.resolve()).label
 
     @property
@@ -158,7 +158,7 @@ class Run:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How far the result can be told from luck; None where its backtest was not assessed."""
+        """Verdict on skill or luck; None where the backtest was not assessed."""
         return self.backtest().verdict
 
     def policy(self, name: str = "ensemble") -> Any:
@@ -220,7 +220,7 @@ class Run:
         return path
 
     def _told(self) -> list[str]:
-        """What the run is, in a few lines."""
+        """Describe the run in a few lines."""
         if not self.folder.manifest.is_file():
             return [f"Run {self.name}: a tournament"]
         found = self.summary
@@ -300,9 +300,9 @@ class Summary:
     metrics: dict[str, StrategyMetrics] = field(default_factory=dict)
     """By strategy; empty before the backtest."""
     verdict: Verdict | None = None
-    """What the held-out window says; None before the backtest."""
+    """Verdict on the held-out window; None before the backtest."""
     notes: Notes = field(default_factory=Notes)
-    """What its owner says of it; nothing where the file is damaged."""
+    """The owner's notes; empty where the file is damaged."""
 
     @property
     def seconds(self) -> float | None:
@@ -363,7 +363,7 @@ def _summary(folder: Folder, cache: FileCache) -> Summary:
 
 
 def stages_now(folder: Folder, run: Summary) -> list[Stage]:
-    """How far each stage of a run is, as of now; of a folder without a manifest nothing."""
+    """List the stages of a run with their progress; none for a folder without a manifest."""
     if run.created is None:
         return []
     try:
@@ -391,7 +391,7 @@ def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
 
 
 def _signature(folder: Folder, name: str) -> Signature | None:
-    """What changes when that file of the backtest does; None where there is none."""
+    """Return values that change with that file of the backtest; None where it is missing."""
     try:
         return folder.signature("backtest", name)
     except FintraderError:

@@ -22,7 +22,7 @@ import yaml
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 NAME = "name"
-"""What a run is called is no difference between two."""
+"""The name of a run is no difference between two runs."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Setting:
     value: Any
     default: Any = None
     known: bool = True
-    """Whether this version has such a setting, in such a place."""
+    """True if this version has the setting in this place."""
 
     @property
     def changed(self) -> bool:
-        """Whether it differs from this version's default."""
+        """True if it differs from this version's default."""
         return self.known and bool(self.value != self.default)
 
 

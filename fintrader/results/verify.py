@@ -39,7 +39,7 @@ class Check:
     result: str = ""
     """The outcome in words where there is no problem."""
     remedy: str = ""
-    """What to do about a problem."""
+    """The user's next step where there is a problem."""
 
     @property
     def is_ok(self) -> bool:

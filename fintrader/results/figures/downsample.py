@@ -69,7 +69,7 @@ def sample(values: npt.NDArray[np.float64] | None, size: int, points: int) -> In
 
 
 def figure_bytes(figure: Any) -> int:
-    """What a figure weighs on its way to the browser."""
+    """Measure the bytes that the browser receives for a figure."""
     return len(figure.to_json().encode())
 
 
@@ -163,7 +163,7 @@ def _floats(values: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
 
 
 def _ordered(x: npt.NDArray[Any] | None) -> bool:
-    """Whether an axis runs in one direction; a missing one counts the points."""
+    """Check that an axis is monotonic; a missing one counts the points."""
     if x is None:
         return True
     try:

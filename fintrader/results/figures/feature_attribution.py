@@ -51,8 +51,8 @@ def importance_figure(found: Explanation) -> go.Figure:
 
 
 def decision_figure(found: Explanation, k: int) -> go.Figure:
-    """Of decision `k`: by how many points of weight each input raised (blue) or lowered (red) each
-    symbol."""
+    """Draw by how many points of weight each input raised (blue) or lowered (red) each symbol in
+    decision `k`."""
     decision = found.decisions[k]
     raised = np.array(decision.raised).reshape(len(decision.symbols), len(found.inputs))
     order = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:MOST_COLUMNS]

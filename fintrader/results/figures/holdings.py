@@ -1,4 +1,4 @@
-"""What was held, traded and paid, and how the result depends on one choice at a time."""
+"""Figures on holdings, trades and costs, and on the result with one choice changed at a time."""
 
 from __future__ import annotations
 

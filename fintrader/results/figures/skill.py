@@ -1,4 +1,4 @@
-"""How far a result can be told from luck. All take parts of a `Verdict`."""
+"""Figures on skill and luck. All take parts of a `Verdict`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _point(
 
 
 def random_portfolios_figure(drawn: RandomDraws, returned: float | None) -> go.Figure:
-    """Where the result stands among random static portfolios."""
+    """Draw the returns of random static portfolios, and the result among them."""
     counts = np.array(drawn.histogram.counts)
     edges = np.array(drawn.histogram.edges)
     figure = go.Figure(histogram(counts, edges, "%{x:.2%}: %{y} portfolios", _OTHERS))
@@ -121,8 +121,8 @@ def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
 def betting_figure(
     values: Sequence[float], days: pd.DatetimeIndex, level: float = 0.05
 ) -> go.Figure:
-    """What a bettor on alpha has made of 1, session by session, and the value that is evidence at
-    `level`."""
+    """Draw the wealth, from 1, of a bettor on alpha, session by session, and the value that is
+    evidence at `level`."""
     figure = go.Figure(
         go.Scatter(
             x=days, y=np.maximum(values, 1e-4), mode="lines", line={"color": _OURS, "width": 2}

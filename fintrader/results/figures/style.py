@@ -21,7 +21,7 @@ from fintrader.results.figures.downsample import keep
 from fintrader.results.formatting import BASELINES, in_order, title_of
 
 MOST_LINES = 8
-"""Most curves in a chart: more than there are colours to tell apart help nobody."""
+"""Most curves in a chart: as many as there are distinct colours."""
 POINTS = 2000
 """Most points of a drawn curve."""
 INK = "#1f2933"
@@ -71,7 +71,7 @@ def escape_label(text: object, limit: int = 60) -> str:
 
 
 def colour_of(strategy: str, position: int) -> str:
-    """The same strategy has the same colour in every chart."""
+    """Choose a strategy's colour, which is the same in every chart."""
     return COLOURS.get(strategy, PALETTE[position % len(PALETTE)])
 
 

@@ -87,9 +87,9 @@ class Section:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     warning: str = ""
-    """What a reader must know before any number; shown first."""
+    """Warning to read before any number; shown first."""
     tone: Tone | None = None
-    """Of a title that is a finding."""
+    """Colour of the title where it states a finding."""
 
     def __str__(self) -> str:
         """Words and tables as text."""
