@@ -1,7 +1,7 @@
 """Convert frozen dataclasses to JSON values and back.
 
 A record's fields hold booleans, numbers, text, None, other records, tuples, mappings by text, and
-literals, and settings. A union of records is told apart by a field with one literal in each. The only
+literals, and settings. The members of a union of records differ in a field with one literal each. The only
 conversion is from a whole number to a float. A missing or an unknown field is an error. This module
 needs the standard library alone, so that reading a run stays fast.
 """

@@ -260,7 +260,7 @@ class _Teller:
         return found
 
     def strip(self) -> str:
-        """Describe all stages of the run, as of now."""
+        """Describe the present state of all stages of the run."""
         return strip(read_stages(self._values, self._describe_live(), alive=True))
 
 

@@ -165,7 +165,7 @@ class AssetTrunk(nn.Module):
 
 
 class Blueprint(NamedTuple):
-    """The plan of a network, but for the layout that it reads and what comes out of it."""
+    """Plan of a network, without the layout of its input and the width of its output."""
 
     settings: NetworkSettings
     encoder: nn.Module | None

@@ -3,18 +3,18 @@
 `agent.learners`, for on-policy agents: K learners on one device, in one batch. Each learns from the
 experience of its own share of the accounts, and after every update networks and optimiser moments
 are averaged. The K copies of each weight are one tensor, and every gradient step is taken for all
-of them at once (`torch.func`, batched matmuls): what K learners cost on one device is then hardly
-more than what one costs on K times the data. Between updates the learners are one, so one network
-acts for all accounts, and the statistics of observations and rewards are those of everybody's
-experience.
+of them at once (`torch.func`, batched matmuls), so K learners cost hardly more on one device than one
+learner on K times the data. Between updates the learners are one, so one network
+acts for all accounts, and the statistics of observations and rewards are those of all accounts
+together.
 
 `agent.pipeline`, for agents with a replay buffer: the accounts trade on while the agent learns.
 Updates that fall due after a step run in a thread; the training loop goes on with a copy of the
 actor, which takes over the learner's weights when the next updates fall due. Accounts therefore act
 with networks that are one round of updates old. PyTorch's operations release the interpreter's
 lock, so both sides run at once; on a GPU the learner's kernels run in a CUDA stream of their own.
-What either side sees does not depend on how fast the other is: batches are drawn before the next
-step is stored, and weights are handed over at fixed steps. A pipelined training is therefore
+Neither side depends on the speed of the other: batches are drawn before the next step is stored,
+and weights are handed over at fixed steps. A pipelined training is therefore
 reproducible and resumes bit-exactly.
 """
 

@@ -45,8 +45,7 @@ FORMAT = "fintrader-policy-4"
 
 
 class PolicyModule(nn.Module):
-    """Base of what `load_policy` returns: `policy(obs [B, D]) -> action [B, N]` in [-1, 1],
-    deterministic."""
+    """Base of all policies: `policy(obs [B, D]) -> action [B, N]` in [-1, 1], deterministic."""
 
     layout: Layout
     meta: Json
@@ -324,8 +323,7 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
         head = validate(ActionHeadSettings, description["head"], "policy")
         outputs = int(description["outputs"])
         squash = bool(description["squash"])
-        # Networks larger than what is stored of them would take their memory before anything could
-        # be compared.
+        # On the meta device a network takes no memory until its stored weights are known to fit.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             extra = ActionHead(layout, head).extra
             actor = make_actor(layout, network, extra=extra, outputs=outputs)

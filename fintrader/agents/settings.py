@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from fintrader.config import Settings
 
 MAX_TILT_SCALE = 4.0
-"""Largest multiple of a learned tilt: a portfolio further out is no longer what was learned."""
+"""Largest multiple of a learned tilt: beyond it a portfolio no longer resembles the learned one."""
 
 ENCODER_WIDTH = 16
 """Width of an encoder's summary of the last bars: half of a hidden layer's, so that they do not

@@ -1,5 +1,4 @@
-"""Context of a backtest: how its figures were made, of which data, and what they take for
-granted."""
+"""Context of a backtest: the origin of its figures, its data, and its assumptions."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def provenance(
 ) -> BacktestContext:
     """Describe where a backtest's figures come from; nothing in it depends on the clock.
 
-    `title` is what the report calls the window.
+    `title`: name of the window in the report.
     """
     env = config.trading
     trained = config.trading if repeat is None else repeat.trained
@@ -80,8 +79,8 @@ def provenance(
 
 
 def shrinkage_of(folders: Sequence[RunFolder]) -> tuple[dict[str, JsonValue], ...]:
-    """Read by how much, and by what evidence, the ensembles of these searches were drawn to the
-    benchmark; empty where they were not asked to be."""
+    """Read how far the ensembles of these searches were shrunk to the benchmark, and the evidence;
+    empty without shrinkage."""
     stored = [read_ensemble(folder).shrinkage for folder in folders]
     return tuple(to_json(evidence) for evidence in stored if evidence is not None)
 
@@ -91,7 +90,7 @@ def add_data(
 ) -> BacktestContext:
     """Add the extent of the windows' bars, the build's repairs and the faults found.
 
-    `path` is the market file; what lies beside it is used where it is there.
+    `path`: the market file; files of the build next to it are used where they exist.
     """
     first = windows[0]
     last = windows[-1]

@@ -228,7 +228,7 @@ class RunConfig(Settings):
         return EnvSettings.model_validate(dict(self.env))
 
     def make_launcher(self) -> LauncherFactory | None:
-        """Return what makes the launcher of a tournament; None: local processes.
+        """Return the factory of the tournament's launcher; None: local processes.
 
         Raises ConfigError when the launcher, or a package it needs, is absent.
         """

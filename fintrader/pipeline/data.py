@@ -19,8 +19,8 @@ from fintrader.runs import Manifest
 def check_lookahead(
     config: RunConfig, settings: LookaheadSettings | None = None
 ) -> LookaheadReport:
-    """Change the future, build and trade again, and compare; prints and, beside a run, stores what
-    was found."""
+    """Change the future, build and trade again, and compare; prints the findings, and stores
+    them where there is a run."""
     with reporter() as progress:
         report = lookahead(
             config.data,

@@ -32,8 +32,8 @@ def train(
     seed: int = 0,
     folder: Path | str | None = None,
 ) -> TrainResult:
-    """Train `agent` (`fintrader.agents.PPO()`, or an agent of one's own) in `env`; what it learned
-    is `.policy`.
+    """Train `agent` (`fintrader.agents.PPO()`, or an agent of your own) in `env`; the result's
+    `.policy` is the trained one.
 
     `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights,
     the exploration and the episodes of an agent that is made here; an agent of your own has its

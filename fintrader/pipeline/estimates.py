@@ -1,7 +1,7 @@
-"""Estimates of a run's time and memory before it starts: from what earlier runs here took,
-or from constants.
+"""Estimates of a run's time and memory before it starts, from earlier runs on this machine or from
+constants.
 
-An estimate says what it rests on, and between which figures the truth will probably lie.
+An estimate names its evidence and a range that probably holds the truth.
 """
 
 from __future__ import annotations

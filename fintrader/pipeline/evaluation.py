@@ -288,11 +288,11 @@ def _write(
     rows: Sequence[Variation],
     moved: Sequence[Explainer],
 ) -> None:
-    """The files of a backtest, its report and its tear sheet, sealed; the look at its window is
-    counted before.
+    """Write and seal a backtest, its report and its tear sheet; the look at its window is counted
+    first.
 
     `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by
-    `metric` there. `free`: what the same searches made of information-free features.
+    `metric` there. `free`: the same searches on information-free features.
     """
     search = SearchRecord(
         returns=_list_trial_returns(folders, "returns"),
@@ -380,10 +380,10 @@ def _simulate_chosen(
     progress: Progress,
     share: float = 1.0,
 ) -> tuple[dict[str, BacktestResult], Baselines, Explainer]:
-    """A finished tournament's ensemble and best pod, and every baseline, over the same bars of one
-    of its `windows`; and what moved a `share` of the decisions that are looked at, the ensemble's.
+    """Backtest a finished tournament's ensemble and best pod, and every baseline, over the same bars
+    of one of its `windows`; explain a `share` of the examined decisions of the ensemble.
 
-    With them `null_model`: what the same search made of the features of `shuffled()`, where there
+    `null_model` among the results is the same search on the features of `shuffled()`, where there
     was one.
     """
     env = config.trading
@@ -419,8 +419,8 @@ def _simulate_chosen(
 
 
 def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
-    """The report of a backtest that has been written, with pyfolio's tear sheet beside it; none of
-    an earlier one.
+    """Draw the report of a written backtest, and pyfolio's tear sheet; an earlier tear sheet is
+    removed.
 
     `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line
     that says so.
@@ -458,8 +458,7 @@ def _trial_returns(folder: RunFolder, name: str) -> NDArray[np.float64] | None:
 
 
 def information_free_market(path: Path, seed: int, target: Path | None = None) -> Path:
-    """The market with features of other days, beside the true one; made unless it is there
-    already."""
+    """Make the market with features of other days, next to the true one, unless it exists."""
     target = target or path.with_name(f"information_free_{seed}.safetensors")
     if not target.is_file():
         information_free(MarketTensors.load(path), seed).save(target)

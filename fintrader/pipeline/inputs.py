@@ -29,11 +29,10 @@ _KEYS = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY")
 
 
 def missing_inputs(config: RunConfig) -> list[str]:
-    """One sentence for each thing that `fintrader run` would stop at for want of it; empty where
-    nothing is missing.
+    """List the missing files, packages and secrets at which `fintrader run` would stop, a sentence
+    each; empty where nothing is missing.
 
-    Nothing is read but names, and nothing outside this machine is asked: what lies at a URL is
-    taken for there.
+    Looks at names only, and only on this machine: a URL counts as present.
     """
     return [
         *_environment(config),
@@ -84,7 +83,7 @@ def _data(data: DataSettings) -> Iterator[str]:
 
 
 def named_files(data: DataSettings) -> dict[str, str | None]:
-    """Setting -> the single file that it names, beside the bars themselves."""
+    """Map settings to the single files that they name, without the bars."""
     return {
         "universe.members": data.universe.membership,
         "universe.shares_outstanding": data.universe.shares_outstanding,

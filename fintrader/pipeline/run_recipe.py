@@ -47,7 +47,7 @@ def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> 
     of a file are.
 
     Raises ReportError where they name code that would be imported and that is not allowed,
-    ConfigError for what is no configuration of this version.
+    ConfigError for anything but a configuration of this version.
     """
     if not isinstance(values, Mapping):
         raise ReportError(f"{where}: its configuration is damaged; ask for the file again")

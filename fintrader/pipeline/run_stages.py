@@ -48,7 +48,7 @@ from fintrader.tournament.warm_start import WarmStart, WarmStartTarget, has_pods
 
 
 def run(config: RunConfig) -> Path:
-    """All stages; prints the table and the paths of what it wrote; returns the run's folder.
+    """Run all stages; print the table and the paths of the written files; return the run's folder.
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
@@ -222,7 +222,7 @@ def claim(
     this one may come further.
 
     Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes
-    on with them, and what followed from it is made again.
+    on with them, and its later stages are made again.
     """
     if verb != "train":
         assert (
@@ -355,9 +355,9 @@ class Start:
 
     address: str
     find: Callable[[], RunFolder]
-    """Its folder; asked for only until its pods have been taken over."""
+    """Find its folder; called only until its pods have been taken over."""
     noted: Callable[[WarmStart], None] = lambda found: None
-    """Told what was taken over."""
+    """Called with the pods that were taken over."""
 
 
 def _start(config: RunConfig, manifest: Manifest) -> Start | None:
@@ -385,8 +385,8 @@ def _earlier_trials(manifest: Manifest) -> int:
 
 
 def _without_information(start: Start | None, folder: RunFolder) -> Start | None:
-    """The earlier run's search without information, for the one in `folder`; from new weights where
-    it has none: what is learned from information must not stand in a null model."""
+    """Find the earlier run's null model, from which the null model in `folder` may start. Without one
+    it starts from new weights: weights that learned from information would spoil it."""
     begun = (folder.root / "tournament.json").is_file()
     if start is None or (begun and WarmStart.read(folder) is None):
         return None
@@ -464,7 +464,7 @@ def backtest_stage(
 
 
 def conclude(config: RunConfig, manifest: Manifest) -> Path:
-    """Print what a finished run found in every window; returns its folder."""
+    """Print the results of a finished run in every window; return its folder."""
     for window in config.backtest.window:
         _print_outcome(
             config, manifest, window, read_backtest(evaluation.window_folder(config.folder, window))

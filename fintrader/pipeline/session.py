@@ -46,7 +46,7 @@ class MetricsEndpoint(Protocol):
     def watching(
         self, run: str, settings: TournamentSettings
     ) -> AbstractContextManager[Callable[[Orchestrator], None]]:
-        """Return what the reconcile loop calls after each turn, inside a block."""
+        """Return the callback of the reconcile loop, called after each turn, inside a block."""
 
     def close(self) -> None:
         """Stop listening."""
@@ -154,8 +154,8 @@ def index_tournaments(root: Path, *, again: bool = False) -> None:
 
 
 def open_run(where: str) -> Path:
-    """The folder of a run: the path itself, or for a URL a copy of what is there now, databases
-    included.
+    """Find the folder of a run: the path itself, or for a URL a copy of its present content,
+    databases included.
 
     Nothing is written to the store. Raises RunError when no run is there, StorageError.
     """

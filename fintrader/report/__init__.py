@@ -1,2 +1,1 @@
-"""One self-contained page of a stored backtest, the tear sheet, and several runs beside each
-other."""
+"""Self-contained pages: a stored backtest, its tear sheet, and a comparison of runs."""

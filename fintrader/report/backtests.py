@@ -167,8 +167,8 @@ class Backtests(Mapping[str, BacktestResult]):
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row a strategy, one column a number; `fintrader.results.catalogue` says what each one
-        is."""
+        """Table with a row for each strategy and a column for each metric of
+        `fintrader.results.catalogue`."""
         return pd.DataFrame.from_dict(
             {name: values.by_key() for name, values in self.tables.metrics.items()}, orient="index"
         )
@@ -285,7 +285,7 @@ def _check_policy(policy: object) -> None:
 
 
 def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
-    """A policy that knows what it reads must have been made for such observations."""
+    """Raise BacktestError where a policy names a layout other than that of the observations."""
     own = getattr(policy, "layout", None)
     if own is None or own == layout:
         return
@@ -299,7 +299,7 @@ def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
 
 
 def _asked(policy: Policy, layout: ObservationLayout, name: str) -> Callable[[Tensor], Tensor]:
-    """A stranger's callable, whose own error says with what it was asked."""
+    """Wrap a user's callable, so that its error names the observation that it got."""
 
     def ask(obs: Tensor) -> Tensor:
         try:

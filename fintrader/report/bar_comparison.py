@@ -33,7 +33,7 @@ SHADES = (
 """From no difference to a large one."""
 LEAST_BPS = 0.01
 MOST_BPS = 10_000.0
-"""Ends of the logarithmic scale; what lies beyond has the colour of the end."""
+"""Ends of the logarithmic scale; values beyond have the colour of the end."""
 SHOWN = 12
 NUMBERS = ("Median, bps", "99 %, bps", "Largest, bps", "Mean, bps")
 KINDS = {

@@ -132,8 +132,8 @@ class FoldLearners:
         self.names = [*(f"fold-{number}" for number in range(len(self.blocks))), WHOLE]
         self.policies: list[ActorPolicy] = []
         self.at_work: tuple[int, ActorPolicy, float]
-        """Number and policy of the learner that is training, and what all before it have used up of
-        their budgets."""
+        """Number and policy of the learner in training, and the budget that all before it have used
+        up."""
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Train until each learner has used up `share` of its part of the `budget`."""

@@ -165,4 +165,4 @@ class Host(Protocol):
         """Start a rank for each task."""
 
     def stop(self) -> None:
-        """Kill what is left, and return when it is gone."""
+        """Kill all remaining processes; return once they have ended."""

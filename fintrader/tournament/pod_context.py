@@ -46,7 +46,7 @@ class PodContext:
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
 
     def build_task(self, spec: PodSpec, body: str = BODY, **more: Any) -> PodTask:
-        """Build what another process is sent to work on a pod; `from_task` reads it."""
+        """Build the message that sends a pod to another process; `from_task` reads it."""
         return PodTask(
             spec=spec,
             run=str(self.run.root.resolve()),

@@ -2,7 +2,7 @@
 
 Specs, results, the event log and `tournament.json` carry seals. Beyond seals, specs follow from the
 seed and the results before them, the leaderboard's database from specs, results and log, and the
-ensemble from the leaderboard. `repair.py` makes those again and sets aside what was changed.
+ensemble from the leaderboard. `repair.py` makes those again and sets changed files aside.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ attempt learned something else."""
 
 
 class StoredTournament:
-    """The parts of a tournament's folder that are as they were written, and what is not."""
+    """A tournament's folder: its intact parts, and the problems of the others."""
 
     def __init__(self, run: RunFolder, generator: Generator | None = None) -> None:
         """Read every record. `generator`: None: by the settings in `tournament.json`, where its
@@ -171,7 +171,7 @@ class StoredTournament:
         return has_end and set(self.order) == set(self.pods)
 
     def make_generator(self) -> Generator:
-        """Make what the specs come from.
+        """Make the generator of the specs.
 
         Raises TournamentError where `tournament.json` is damaged, or its agents are not known here.
         """
@@ -488,7 +488,7 @@ def check_index(stored: StoredTournament) -> Check:
 
 
 def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[str]:
-    """List what a database holds that the one made again does not.
+    """List the differences between a database and the one made again.
 
     Unless it must be whole, it may hold less.
     """

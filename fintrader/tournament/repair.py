@@ -1,7 +1,7 @@
 """Repair of a tournament's folder.
 
 Records that follow from others are made again. Records that are not as they were written are
-renamed, never deleted, and the run's own command then trains what is missing.
+renamed, never deleted, and the run's own command then trains the missing pods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fintrader.tournament.store import RunStore, move_aside
 
 
 def repair(run: RunFolder, settings: TournamentSettings | None = None) -> list[str]:
-    """Make again what follows from the rest, and set aside what was changed.
+    """Make derived files again, and set changed ones aside.
 
     Returns a sentence on each thing that was done. Raises TournamentError when the tournament is
     running.

@@ -101,8 +101,8 @@ class PodSpec(_SealedRecord):
     rungs: tuple[float, ...] = ()
     """Shares of the budget at which the pod is scored on its way."""
     looks: tuple[float, ...] = ()
-    """Further such shares, where the best of all that were scored is what the pod publishes; empty:
-    the last is."""
+    """Further shares at which the pod is scored; it publishes the state with the best score. Empty:
+    it publishes the last state."""
     folds: int = 0
     """Learners of K-fold validation, each scored on a block it has not seen; 0: one learner, the
     validation window."""
@@ -125,12 +125,12 @@ class PodSpec(_SealedRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class PodResult(_SealedRecord):
-    """Outcome of a pod. The body fills in what it learned, the shell (`pod`) the rest. Written once,
-    last."""
+    """Outcome of a pod. The body fills in the results of training, the shell (`pod`) the rest. Written
+    once, last."""
 
     pod: str
     epoch: int = 0
-    """Counts a pod's submissions; (pod, epoch) is what the updater knows a result by."""
+    """Number of a pod's submissions; the updater identifies a result by (pod, epoch)."""
     status: Literal["done", "stopped", "failed"]
     reason: Reason = ""
     detail: str = ""
@@ -142,9 +142,9 @@ class PodResult(_SealedRecord):
     rung_scores: dict[str, float | None] = field(default_factory=dict)
     """Score on the way, by share of the budget."""
     looks: int = 1
-    """Times that the validation window was looked at to choose what the pod publishes."""
+    """Number of evaluations on the validation window that chose the published state."""
     chosen_at: float = 1.0
-    """Share of the budget after which what it publishes was learned."""
+    """Share of the budget after which the published state was learned."""
     metrics: dict[str, float | None] = field(default_factory=dict)
     """All of the validation window's metrics."""
     returns: tuple[float, ...] = ()
@@ -220,7 +220,7 @@ class Fenced(TournamentError):
 
 
 class WorkLost(TournamentError):
-    """Work for a pod came to nothing in another process; `reason` is what the pod fails by."""
+    """A pod's work failed in another process, for this `reason`."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)

@@ -4,9 +4,9 @@ middle.
     pods/<id>/state.json         the files of the state: name -> hash; written after them
     pods/<id>/state/<sha256>     the files
 
-What is stored is what `train` and learner fusion leave in the pod's folder, in an order in which
-every file was written before those that rest on it are read: training states first, then their
-logs, then fused rounds and scores on the way. Any attempt's state is as good as another's, since a
+The files are those that `train` and learner fusion write into the pod's folder. They are read in an
+order in which no file precedes one that it depends on: training states first, then their logs, then
+fused rounds and scores on the way. Any attempt's state is as good as another's, since a
 pod is a function of its spec; so the last writer counts, and when something is missing the pod
 begins from its spec. A pod that has a result has no state there.
 """
@@ -181,7 +181,7 @@ class TrainingState:
 
 
 def _hold(path: Path, copy: Path) -> None:
-    """`copy` is what `path` is now, and stays so: states are replaced whole, logs grow."""
+    """Make `copy` the present content of `path`: states are replaced whole, logs grow."""
     refuse_irregular(path)
     if path.name != LOG:
         with contextlib.suppress(OSError):

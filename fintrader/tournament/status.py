@@ -158,8 +158,8 @@ def read_requested_pods(run: RunFolder) -> int | None:
 
 
 def scale(run: RunFolder, pods: int | None) -> None:
-    """Ask a tournament, running or to be resumed, to keep `pods` at work; None: what its settings
-    say.
+    """Ask a tournament, running or to be resumed, to keep `pods` at work; None: the number in its
+    settings.
 
     Raises TournamentError for fewer than one pod and for a folder without a tournament.
     """
@@ -240,8 +240,8 @@ def _find_states(log: EventLog, results: Mapping[str, PodResult]) -> list[PodSta
 
 
 def compare(one: RunFolder, other: RunFolder) -> list[str]:
-    """In what two runs differ, leaving times and machines out: specs, results, leaderboard; empty
-    if in nothing."""
+    """List the differences between two runs in specs, results and leaderboard, without times and
+    machines; empty if equal."""
     stores = RunStore(one), RunStore(other)
     specs_a, specs_b = (store.read_specs() for store in stores)
     results_a, results_b = (store.read_results() for store in stores)

@@ -1,11 +1,11 @@
 """The run's store: specs, results and snapshots, each written once and never changed.
 
     runs/<name>/
-      tournament.json          what this tournament was started with
-      pods/<id>/spec.json      what to train
-      pods/<id>/result.json    what came out, written last: a pod with a result is finished
+      tournament.json          market, environment, agents and settings of the tournament
+      pods/<id>/spec.json      training of the pod
+      pods/<id>/result.json    its result, written last: a pod with a result is finished
       snapshots/<sha256>.safetensors   networks and optimiser, named by their content
-      events.jsonl             what happened, in order (`events.py`)
+      events.jsonl             events in their order (`events.py`)
 
 Everything else (the SQLite leaderboard, the terminal view) can be made again from these files.
 
@@ -56,11 +56,11 @@ class RunStore:
         self.snapshots = run.root / "snapshots"
         self.identity_path = run.root / "tournament.json"
 
-    # --- what only a run in an object store needs -------------------------------------------------
+    # --- for a run in an object store only --------------------------------------------------------
 
     def pull(self) -> None:
-        """Bring what the object store has and this folder lacks, and the other way round. The
-        holder's to call."""
+        """Copy files missing here from the object store, and files missing there to it. For the
+        holder of the lease only."""
 
     def publish(self) -> None:
         """Bring the object store's copy of all other files up to date."""
@@ -122,8 +122,7 @@ class RunStore:
         return TournamentIdentity.from_json(self.identity_path)
 
     def read_identity_digest(self) -> str:
-        """The seal of what `identity` gives, by which the log says whose it is; empty where there
-        is none."""
+        """Read the seal of `tournament.json`, which the log names; empty where there is none."""
         try:
             return find_seal(read_bytes(self.identity_path)[:SEAL_BYTES])
         except OSError:
@@ -294,7 +293,7 @@ class RunStore:
         return digest
 
     def get(self, digest: str) -> bytes:
-        """Stored data. Raises CheckpointError when it is missing or not what its name says."""
+        """Read stored data. Raises CheckpointError when it is missing or its hash is not its name."""
         path = self.locate_snapshot(digest)
         try:
             data = read_bytes(path)
@@ -319,7 +318,7 @@ class RunStore:
         )
 
     def find_damage(self, result: PodResult) -> str:
-        """Describe what of a result's files is missing or damaged; empty where they are whole."""
+        """Describe the missing or damaged files of a result; empty where all are whole."""
         if result.snapshot is not None and not self.has_snapshot(result.snapshot):
             return f"its snapshot {result.snapshot[:12]} is missing or damaged"
         return "" if self.has_policy(result) else "its policy is missing or damaged"
@@ -360,8 +359,8 @@ class RunStore:
         return is_whole(digest, path)
 
     def sweep(self) -> None:
-        """Remove what killed writers left behind: temporaries, and the state of trainings whose
-        result stands; and move away what nothing could be written over.
+        """Remove the remains of killed writers: temporaries, and the state of trainings that have a
+        result. Move obstacles in the place of files aside.
 
         Raises UnsafePathError for a symbolic link, which may be there on purpose.
         """
@@ -383,8 +382,8 @@ def is_whole(digest: str, path: Path) -> bool:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename what is damaged, so that it can be made again and is still there to be looked at; its
-    new path.
+    """Rename a damaged file, so that it can be made again and still be inspected; return its new
+    path.
 
     A name without a suffix, as a pod's folder has, gets it in front, so that it is not taken for a pod.
     """

@@ -1,5 +1,4 @@
-"""A run as TensorBoard event files: what each pod logged while it learned, its scores, and the race
-itself.
+"""A run as TensorBoard event files: the learning curves and scores of its pods, and the race.
 
 `<out>/<pod>/` holds one pod: its `metrics.jsonl` over env-steps, its scores on the way and at the
 end, and its searched hyper-parameters (the HParams page). `<out>/tournament/` holds the race over

@@ -60,8 +60,8 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
 
 
 def _enter_niche(leaderboard: Leaderboard, entry: FinishedPod) -> None:
-    """Let an entry be its niche's, if it is better than the one there. What is crowded out never
-    comes back: its niche would have to come with something worse."""
+    """Make an entry the elite of its niche if it beats the present one. A replaced elite never
+    returns, since its niche only improves."""
     niche = leaderboard.find_niche(entry)
     elites = leaderboard.elites
     held = next((one for one in elites if leaderboard.find_niche(one) == niche), None)

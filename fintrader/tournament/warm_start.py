@@ -274,7 +274,8 @@ def _merge_settings(base: Settings, theirs: SettingsValues, settings: Tournament
 
 
 def _describe_architecture(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """Select what of a policy's description must be equal, beyond the shapes of its tensors."""
+    """Select the parts of a policy's description that must be equal, beyond the shapes of its
+    tensors."""
     same = {name: policy[name] for name in ("outputs", "squash")}
     return {**policy["network"], "head": policy["head"]["kind"], **same}
 

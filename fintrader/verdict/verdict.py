@@ -86,9 +86,9 @@ class AlphaTest:
     """Alpha over the deviation of the hedged returns: the information ratio after hedging beta."""
     p_value: float
     level: float
-    """The level that the test decides at."""
+    """Level of significance of the test."""
     visible: float
-    """The smallest true ratio that the test detects at that level four times in five."""
+    """Smallest true ratio that the test detects at this level with a power of 80 %."""
     sessions_needed: int | None
     """Total sessions after which a true ratio of the measured size is detected as often; None
     unless it is above 0."""

@@ -1,5 +1,4 @@
-"""Every kind of fault the bars of a market can have, which of them stop a build, and what a fault
-is."""
+"""Kinds of faults in the bars of a market, and the kinds that stop a build."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cells of a table, as text or typed, to the numbers that bars consist of; what is none is named by
-row and column."""
+"""Conversion of a table's cells, text or typed, to the numbers of bars; errors name row and
+column."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fintrader.errors import BarError
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-"""Nanoseconds of what times count."""
+"""Nanoseconds of each unit of time."""
 
 
 @dataclass(frozen=True)

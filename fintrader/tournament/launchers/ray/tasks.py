@@ -452,7 +452,7 @@ def settle_body(task: PodTask, context: PodContext) -> None:
 
 
 def train_or_evaluate(task: PodTask, context: PodContext) -> PodResult:
-    """Do what the task asks for."""
+    """Train a pod, or evaluate a trained one."""
     if task.trained is not None:
         return evaluate_pod(task.spec, context, task.trained)
     return begin_pod(task.spec, context, task.body)
