@@ -143,11 +143,12 @@ class Votes:
     def __add__(self, other: Votes) -> Votes:
         return Votes(*map(operator.add, astuple(self), astuple(other)))
 
-    def displaced(self) -> Literal["end", "early"] | None:
-        """The displacement that is as good as certain, if any."""
+    def displaced(self) -> Literal["end", "start"] | None:
+        """What the times are instead of what they were taken for, where it is as good as
+        certain."""
         if self._is_certain(self.end, self.start + self.early):
             return "end"
-        return "early" if self._is_certain(self.early, self.start) else None
+        return "start" if self._is_certain(self.early, self.start) else None
 
     def _is_certain(self, votes: int, others: int) -> bool:
         most = votes * 10 >= 9 * self.days or (votes >= 3 and votes * 10 >= 6 * self.days)
@@ -321,14 +322,13 @@ class SessionEvidence:
             )
 
     def _refuse_label(self, votes: Votes, step: int, of: str) -> None:
-        displaced = votes.displaced()
-        if displaced is None:
+        label = votes.displaced()
+        if label is None:
             return
-        count, label = (votes.end, "end") if displaced == "end" else (votes.early, "start")
+        found = f"late on {votes.end}" if label == "end" else f"early on {votes.early}"
         raise BarError(
-            f"{of} begin and end one bar too {'late' if label == 'end' else 'early'} on {count} of"
-            f" {votes.days} days, as if their times were the {label}s of bars; set"
-            f" data.source.label to {label}"
+            f"{of} begin and end one bar too {found} of {votes.days} days, as if their times were"
+            f" the {label}s of bars; set data.source.label to {label}"
             + (", or correct data.source.timezone" if step >= _STEP else "")
         )
 

@@ -114,10 +114,12 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         layout.values |= {"header": header, "skip_rows": 3}
         layout.notes["header"] = "three lines of names, as yfinance writes them"
         return pd.DataFrame(rows[3:], columns=header)
-    if any(_is_number(cell) for cell in rows[0]):
+    number = r"-?\d+([.,]\d+)?([eE][+-]?\d+)?"
+    is_named = not any(re.fullmatch(number, cell.strip()) for cell in rows[0])
+    if not is_named:
         layout.note("header", [], "the first line holds numbers and no names")
-        return pd.DataFrame([row for row in rows if len(row) == len(rows[0])])
-    return pd.DataFrame([row for row in rows[1:] if len(row) == len(rows[0])], columns=rows[0])
+    whole = [row for row in rows[is_named:] if len(row) == len(rows[0])]
+    return pd.DataFrame(whole, columns=rows[0] if is_named else None)
 
 
 def _delimiter(lines: Sequence[str]) -> str:
@@ -126,10 +128,6 @@ def _delimiter(lines: Sequence[str]) -> str:
         if min(counts) >= 4 and (len(counts) == 1 or mark != ","):
             return mark
     return ","
-
-
-def _is_number(cell: str) -> bool:
-    return bool(re.fullmatch(r"-?\d+([.,]\d+)?([eE][+-]?\d+)?", cell.strip()))
 
 
 def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
@@ -177,8 +175,8 @@ def _roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     missing = [role for role in ("ts", *COLUMNS) if role not in found]
     if missing:
         raise BarError(
-            f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It has "
-            f"{', '.join(map(str, table.columns))}; name it under data.source.columns"
+            f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It"
+            f" has {', '.join(map(str, table.columns))}; name it under data.source.columns"
         )
     layout.notes["columns"] = "by their names"
     return found
