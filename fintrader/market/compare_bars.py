@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid, timezone_of
@@ -177,12 +178,12 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
 def _columns_of(path: str) -> dict[str, str]:
     """Find the names of the first file's columns; the usual names where it has none alike."""
     found = {plain(name): name for name in present_columns(list_files(path)[0], FilesSettings())}
-    names = {role: SPELLINGS.get(role, (role,)) for role in COLUMN_NAMES}
-    known = {
-        role: next((found[one] for one in words if one in found), None)
-        for role, words in names.items()
+    return {
+        role: found[word]
+        for role in COLUMN_NAMES
+        for word in reversed(SPELLINGS.get(role, (role,)))  # the first one counts
+        if word in found
     }
-    return {role: name for role, name in known.items() if name is not None}
 
 
 def _market_bars(market: MarketTensors) -> Bars:
@@ -190,14 +191,13 @@ def _market_bars(market: MarketTensors) -> Bars:
     at, symbol = np.nonzero(market.tradable.cpu().numpy())
     cells = {
         name: getattr(market, name).cpu().numpy()[at, symbol].astype(np.float64)
-        for name in ("open", "close")
+        for name in ("open", "close", "volume")
     }
     none = np.full(len(at), np.nan)
     return Bars(
         ts=market.minutes.cpu().numpy()[at],
         symbol=symbol.astype(np.int32),
         symbols=market.symbols,
-        volume=market.volume.cpu().numpy()[at, symbol].astype(np.float64),
         high=none,
         low=none,
         origin="the market",
@@ -228,11 +228,11 @@ def compare_bars(
         one = _Symbol(symbol, ours, theirs, grid, tolerance_bps)
         rows.append(one.summarise())
         for name, values in one.by_session().items():
-            days[name] = (*days.get(name, ()), tuple(values))
+            days[name] = (*days.get(name, ()), values)
         for name in COLUMNS:
             gathered[name].append(one.known(name).astype(np.float32))
         suspicions += one.suspicions()
-    columns = {name: _column(np.concatenate(gathered[name]), tolerance_bps) for name in COLUMNS}
+    numbers = ("both", "agree", "only_a", "only_b")
     return BarComparison(
         a=_summarise(a, merged[0]),
         b=_summarise(b, merged[1]),
@@ -243,11 +243,8 @@ def compare_bars(
         symbols=tuple(symbols),
         symbols_only_a=tuple(sorted(set(a.bars.symbols) - set(symbols))),
         symbols_only_b=tuple(sorted(set(b.bars.symbols) - set(symbols))),
-        both=sum(row.both for row in rows),
-        agree=sum(row.agree for row in rows),
-        only_a=sum(row.only_a for row in rows),
-        only_b=sum(row.only_b for row in rows),
-        columns=columns,
+        **{name: sum(getattr(row, name) for row in rows) for name in numbers},
+        columns={name: _column(np.concatenate(gathered[name]), tolerance_bps) for name in COLUMNS},
         by_symbol=tuple(rows),
         suspicions=tuple(suspicions),
         days=days,
@@ -270,12 +267,13 @@ def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
         spans.append(
             [session_date(calendar, int(ts)) for ts in (side.bars.ts.min(), side.bars.ts.max())]
         )
-    first = max(span[0] for span in spans)
-    last = min(span[1] for span in spans)
+    starts, ends = zip(*spans, strict=True)
+    first = max(starts)
+    last = min(ends)
     if last < first:
         raise DataError(
-            f"{a.name} ({spans[0][0]} to {spans[0][1]}) and {b.name} ({spans[1][0]} to"
-            f" {spans[1][1]}) have no day in common; choose others"
+            f"{a.name} ({starts[0]} to {ends[0]}) and {b.name} ({starts[1]} to {ends[1]}) have no"
+            " day in common; choose others"
         )
     grid = session_grid(calendar, first, last)
     # daily bars are as long as a session, though they stand a day apart
@@ -315,28 +313,27 @@ def differences_bps(ours: Array, theirs: Array) -> Array:
     return np.column_stack([prices, volume])
 
 
+@dataclass
 class _Symbol:
-    """One symbol of both sides on the grid."""
+    """One symbol of both sides, `[T, 5]` each, on the grid."""
 
-    def __init__(
-        self, symbol: str, ours: Array, theirs: Array, grid: SessionGrid, tolerance_bps: float
-    ) -> None:
-        self.symbol = symbol
-        self.ours = ours
-        self.theirs = theirs
-        self.grid = grid
-        self.tolerance = tolerance_bps
-        self.bps = differences_bps(ours, theirs)
-        here = np.isfinite(ours[:, 3])
-        there = np.isfinite(theirs[:, 3])
-        self.both = here & there
-        self.only_a = here & ~there
-        self.only_b = there & ~here
-        self.agree = self.both & self._agree(self.bps[:, :4]).all(axis=1)
+    symbol: str
+    ours: Array
+    theirs: Array
+    grid: SessionGrid
+    tolerance: float
 
-    def _agree(self, bps: Array) -> Array:
-        """A column that one side has not at all says nothing."""
-        return ~(np.abs(bps) > self.tolerance)
+    def __post_init__(self) -> None:
+        self.bps = differences_bps(self.ours, self.theirs)
+        here, there = (np.isfinite(side[:, 3]) for side in (self.ours, self.theirs))
+        # a column that one side has not at all says nothing
+        apart = (np.abs(self.bps[:, :4]) > self.tolerance).any(axis=1)
+        self.counted = {
+            "both": here & there,
+            "agree": here & there & ~apart,
+            "only_a": here & ~there,
+            "only_b": there & ~here,
+        }
 
     def known(self, column: str) -> Array:
         """The differences in bps of all bars that have this column on both sides."""
@@ -347,117 +344,98 @@ class _Symbol:
         """Count the bars, and measure the differences by column."""
         return SymbolDifference(
             symbol=self.symbol,
-            both=int(self.both.sum()),
-            agree=int(self.agree.sum()),
-            only_a=int(self.only_a.sum()),
-            only_b=int(self.only_b.sum()),
+            **{name: int(which.sum()) for name, which in self.counted.items()},
             columns={name: _column(self.known(name), self.tolerance) for name in COLUMNS},
         )
 
-    def by_session(self) -> dict[str, list[Any]]:
+    def by_session(self) -> dict[str, tuple[float | None, ...]]:
         """The tables' rows of each session (see `compare_bars`)."""
-        counted = {
-            name: self._summed(getattr(self, name))
-            for name in ("both", "agree", "only_a", "only_b")
+        both, agree, only_a, only_b = map(self._summed, self.counted.values())
+        bars = both + only_a + only_b
+        share = np.divide(agree, bars, out=np.full(len(bars), np.nan), where=bars > 0)
+        largest = np.fmax.reduceat(np.abs(self.bps), self.grid.first_bar[:-1])
+        return {
+            "agree": _round(share, 4),
+            "only_a": tuple(only_a.tolist()),
+            "only_b": tuple(only_b.tolist()),
+            **{name: _round(largest[:, k], 3) for k, name in enumerate(COLUMNS)},
         }
-        bars = counted["both"] + counted["only_a"] + counted["only_b"]
-        shares = zip(counted["agree"].tolist(), bars.tolist(), strict=True)
-        agree = [round(number / of, 4) if of else None for number, of in shares]
-        table: dict[str, list[Any]] = {"agree": agree}
-        table |= {name: counted[name].tolist() for name in ("only_a", "only_b")}
-        for column, name in enumerate(COLUMNS):
-            largest = np.fmax.reduceat(np.abs(self.bps[:, column]), self.grid.first_bar[:-1])
-            table[name] = [
-                round(value, 3) if np.isfinite(value) else None for value in largest.tolist()
-            ]
-        return table
 
     def _summed(self, which: Array) -> Array:
         return np.add.reduceat(which.astype(np.int64), self.grid.first_bar[:-1])
 
     def suspicions(self) -> Iterator[Suspicion]:
-        moved = list(self._shifts())
-        yield from self._scales(moved)
-        yield from moved
-
-    def _scales(self, moved: list[Suspicion]) -> Iterator[Suspicion]:
-        """Sessions on which all prices, or the volumes, stand in about one ratio that is not 1;
-        those that a shift in time (`moved`) explains are left out."""
+        """Sessions on which all prices, or the volumes, stand in about one ratio that is not 1,
+        and those on which B agrees with A at another time (which explains any ratio)."""
+        lags = self._find_lags()
+        shifts = _runs(lags, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = np.log(self.theirs / self.ours)
-        ratios[~np.isfinite(ratios)] = np.nan
-        for kind, columns, least, spread in (
-            ("scale", slice(4), SCALED, 0.3),
-            ("volume_scale", slice(4, 5), np.log(SCALED_VOLUME), 0.5),
+        for kind, what, columns, least, spread, apart in (
+            ("scale", "prices", slice(4), SCALED, 0.3, 0.1),
+            ("volume_scale", "volumes", slice(4, 5), np.log(SCALED_VOLUME), 0.5, 1.0),
         ):
             centre = np.full(self.grid.num_sessions, np.nan)
-            for day, (start, stop) in enumerate(
-                zip(self.grid.first_bar[:-1], self.grid.first_bar[1:], strict=True)
-            ):
-                found = ratios[start:stop, columns]
-                found = found[np.isfinite(found)]
-                if not len(found):
-                    continue
-                middle = float(np.median(found))
+            for day, cells in enumerate(np.split(ratios[:, columns], self.grid.first_bar[1:-1])):
+                found = cells[np.isfinite(cells)]
+                middle = float(np.median(found)) if len(found) else 0.0
                 # of another scale all cells are; a price that is merely wrong differs in some
                 if abs(middle) > least and np.quantile(np.abs(found - middle), 0.9) < spread * abs(
                     middle
                 ):
                     centre[day] = middle
-            for one in moved:
-                centre[
-                    (self.grid.dates >= np.datetime64(one.first))
-                    & (self.grid.dates <= np.datetime64(one.last))
-                ] = np.nan
-            for days in _runs(centre, 0.1 if kind == "scale" else 1.0):
+            for days in shifts:
+                centre[days[0] : days[-1] + 1] = np.nan
+            for days in _runs(centre, apart):
                 ratio = float(np.exp(np.median(centre[days])))
-                what = "prices" if kind == "scale" else "volumes"
-                yield self._suspicion(kind, days, ratio, f"B's {what} are {ratio:.4g} times A's")
+                yield self._suspect(kind, days, ratio, f"B's {what} are {ratio:.4g} times A's")
+        unit, length = ("session", 1) if self._is_daily else ("minute", self.grid.bar_minutes)
+        for days in shifts:
+            value = lags[days[0]] * length
+            how = f"{abs(value):.0f} {unit}{'s' if abs(value) > 1 else ''}"
+            way = "later" if value > 0 else "earlier"
+            yield self._suspect("shift", days, value, f"B's bars stand {how} {way} than A's")
 
-    def _shifts(self) -> Iterator[Suspicion]:
-        """Sessions on which B agrees with A at another time and not at its own."""
-        place = self._agreeing(0)
-        if not (place < 1 - BETTER).any():
-            return
-        daily = self.grid.num_bars == self.grid.num_sessions
+    @property
+    def _is_daily(self) -> bool:
+        return self.grid.num_bars == self.grid.num_sessions
+
+    def _find_lags(self) -> Array:
+        """`[S]`: by how many bars B stands later on sessions on which it agrees with A so, and not
+        in place; else NaN."""
+        lags = np.full(self.grid.num_sessions, np.nan)
+        best = self._agreeing(0) + BETTER
+        if not (best < 1).any():
+            return lags
         length = self.grid.bar_minutes
-        steps = (1, 2) if daily else tuple(m // length for m in LAG_MINUTES if m % length == 0)
-        best = place + BETTER
-        lags = np.zeros(self.grid.num_sessions, dtype=np.int64)
-        for step in steps:
-            for lag in (step, -step):
-                share = self._agreeing(lag)
-                with np.errstate(invalid="ignore"):
-                    more = (share >= EXPLAINS) & (share > best)
-                best = np.where(more, share, best)
-                lags = np.where(more, lag, lags)
-        for days in _runs(np.where(lags == 0, np.nan, lags), 0.0):
-            lag = int(lags[days[0]])
-            value = lag if daily else lag * self.grid.bar_minutes
-            unit = "session" if daily else "minute"
-            how = (
-                f"{abs(value)} {unit}{'s' if abs(value) > 1 else ''}"
-                f" {'later' if value > 0 else 'earlier'} than"
-            )
-            yield self._suspicion("shift", days, float(value), f"B's bars stand {how} A's")
+        steps = (1, 2) if self._is_daily else [m // length for m in LAG_MINUTES if m % length == 0]
+        for lag in (sign * step for step in steps for sign in (1, -1)):
+            share = self._agreeing(lag)
+            more = (share >= EXPLAINS) & (share > best)
+            best = np.where(more, share, best)
+            lags = np.where(more, lag, lags)
+        return lags
 
     def _agreeing(self, lag: int) -> Array:
         """`[S]`: share of the price cells that agree where B is read `lag` bars later; of daily
         bars, over FEWEST of them around each. NaN where there are too few."""
-        moved = np.full_like(self.theirs, np.nan)
-        count = len(moved)
-        moved[max(0, -lag) : count - max(0, lag)] = self.theirs[max(0, lag) : count - max(0, -lag)]
+        moved = pd.DataFrame(self.theirs).shift(-lag).to_numpy()
         bps = differences_bps(self.ours, moved)[:, :4]
         cells = self._summed(np.isfinite(bps).sum(axis=1))
         good = self._summed((np.abs(bps) <= max(self.tolerance, 1.0)).sum(axis=1))
-        if self.grid.num_bars == self.grid.num_sessions:
+        if self._is_daily:
             around = np.ones(min(FEWEST, len(cells)))
             cells, good = (np.convolve(values, around, mode="same") for values in (cells, good))
         return np.where(cells >= FEWEST, good / np.maximum(cells, 1), np.nan)
 
-    def _suspicion(self, kind: str, days: Array, value: float, detail: str) -> Suspicion:
+    def _suspect(self, kind: str, days: Array, value: float, detail: str) -> Suspicion:
         first, last = (str(self.grid.dates[day]) for day in (days[0], days[-1]))
-        return Suspicion(kind, self.symbol, first, last, len(days), value, detail)
+        return Suspicion(kind, self.symbol, first, last, len(days), float(value), detail)
+
+
+def _round(values: Array, digits: int) -> tuple[float | None, ...]:
+    """Round the numbers; None in place of NaN."""
+    return tuple(round(one, digits) if np.isfinite(one) else None for one in values.tolist())
 
 
 def _runs(values: Array, apart: float) -> list[Array]:
