@@ -41,7 +41,7 @@ from fintrader.market.index_level import EQUAL_WEIGHT, daily_level, equal_weight
 from fintrader.market.market_file import stored_hash
 from fintrader.market.planted_in import PlantedInSettings, plant
 from fintrader.market.reading import Reader, candidates_of, read_all
-from fintrader.market.scaling import match_scales, name_scales, read_statistics, standardise
+from fintrader.market.scaling import apply_scale, fit_scales, name_scales, read_statistics
 from fintrader.market.settings import DataSettings, describe_drift, raw_features
 from fintrader.market.synthetic import SIGNAL
 from fintrader.market.universe import (
@@ -347,14 +347,17 @@ def _fit_scales(
     `[T, M]` is scaled in place."""
     chosen = settings.features
     stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
-    is_raw = np.isin(names, raw_features(settings))
-    scaling = Scaling.of(chosen, columns.table(), names, is_raw, train, stored)
-    scaled = np.full(len(context_names), chosen.standardise)
-    rules = (chosen.clip, chosen.cross_sectional)
-    known = match_scales(stored, "context", context_names, scaled, rules)
-    return scaling, Normalisation(
-        features=name_scales(names, scaling.mean, scaling.spread),
-        context=standardise(context[:, None, :], context_names, train, scaled, chosen.clip, known),
+    raw = np.isin(names, raw_features(settings))
+    relative = 0 if chosen.cross_sectional == "none" else int(np.count_nonzero(~raw))
+    scaled = ~raw & chosen.standardise & (relative == 0)
+    own = fit_scales("features", columns.table(), names, scaled, train, chosen, stored)
+    table = context[:, None, :]
+    every = np.full(len(context_names), chosen.standardise)
+    common = fit_scales("context", table, context_names, every, train, chosen, stored)
+    apply_scale(table, *common, every, chosen.clip)
+    return Scaling(chosen, relative, scaled, *own), Normalisation(
+        features=name_scales(names, *own),
+        context=name_scales(context_names, *common),
         clip=chosen.clip,
         cross_sectional=chosen.cross_sectional,
     )

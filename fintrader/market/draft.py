@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.market.columns import ColumnStore, Sheet
+from fintrader.market.columns import ColumnStore
 from fintrader.market.market_file import (
     ARRAYS,
     EVENT,
@@ -21,8 +21,8 @@ from fintrader.market.market_file import (
     refuse_bad_cells,
     write_market,
 )
-from fintrader.market.scaling import apply_scale, cross_section, match_scales, scale, stack_scales
-from fintrader.results.market_description import MarketDescription, Normalisation
+from fintrader.market.scaling import apply_scale, cross_section
+from fintrader.results.market_description import MarketDescription
 
 if TYPE_CHECKING:
     from fintrader.market.features import FeatureSettings
@@ -41,26 +41,6 @@ class Scaling:
     others."""
     mean: Array
     spread: Array
-
-    @classmethod
-    def of(
-        cls,
-        settings: FeatureSettings,
-        table: Sheet,
-        names: Sequence[str],
-        raw: Array,
-        train: tuple[int, int],
-        stored: Normalisation | None,
-    ) -> Scaling:
-        """With the statistics of the training window, or with `stored` ones; `raw` `[F]` bool are
-        features that stay as they are, the last. Raises DataError where the stored ones do not
-        fit."""
-        relative = 0 if settings.cross_sectional == "none" else int(np.count_nonzero(~raw))
-        scaled = ~raw & settings.standardise & (relative == 0)
-        rules = settings.clip, settings.cross_sectional
-        known = match_scales(stored, "features", names, scaled, rules)
-        scales = scale(table, train, scaled) if known is None else stack_scales(known, names)
-        return cls(settings, relative, scaled, *scales)
 
     def apply(self, block: Array, member: Array) -> None:
         """Put `[B, N, F]` on the scale, in place."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,9 +22,10 @@ from fintrader.records import RecordError, from_json
 from fintrader.results.market_description import BuildRecord, ColumnScale, Normalisation
 from fintrader.storage.objects import read_whole
 
+if TYPE_CHECKING:
+    from fintrader.market.features import FeatureSettings
+
 _BLOCK = 4096
-Scales = Mapping[str, ColumnScale]
-"""By column."""
 FEWEST = 3
 """With fewer members a cross-section says nothing."""
 
@@ -43,12 +44,10 @@ def cross_section(
     12), where r is the rank of 1 to n, equal values sharing theirs: mean 0 and deviation 1 whatever
     n is. 0 for everybody else, where all values are equal, and with fewer than three members.
     """
-    for start in range(0, len(values), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        for column in columns:
-            block = values[rows, :, column].astype(np.float64)
-            known = member[rows] & np.isfinite(block)
-            values[rows, :, column] = relative(block, known, how).clip(-clip, clip)
+    for column in columns:
+        block = values[:, :, column].astype(np.float64)
+        known = member & np.isfinite(block)
+        values[:, :, column] = relative(block, known, how).clip(-clip, clip)
 
 
 def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Array:
@@ -137,33 +136,12 @@ def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: 
     kernels.apply_scale(rows, mean, spread, low, high, clip)
 
 
-def name_scales(names: Sequence[str], mean: Array, spread: Array) -> Scales:
+def name_scales(names: Sequence[str], mean: Array, spread: Array) -> dict[str, ColumnScale]:
     """Name the means and deviations `[F]` by their columns."""
     return {
         name: ColumnScale(float(m), float(s))
         for name, m, s in zip(names, mean, spread, strict=True)
     }
-
-
-def standardise(
-    values: Array,
-    names: Sequence[str],
-    train: tuple[int, int],
-    scaled: Array,
-    clip: float,
-    known: Scales | None = None,
-) -> Scales:
-    """In place: `apply_scale` of `[T, N, F]` with the statistics of `scale`, or with `known` ones;
-    they are returned by name."""
-    mean, spread = scale(values, train, scaled) if known is None else stack_scales(known, names)
-    apply_scale(values, mean, spread, scaled, clip)
-    return name_scales(names, mean, spread)
-
-
-def stack_scales(scales: Scales, names: Sequence[str]) -> tuple[Array, Array]:
-    """Return means and spreads `[F]` of the columns."""
-    chosen = [scales[name] for name in names]
-    return np.array([one.mean for one in chosen]), np.array([one.std for one in chosen])
 
 
 def read_statistics(path: str) -> Normalisation:
@@ -197,36 +175,39 @@ def read_statistics(path: str) -> Normalisation:
     return found
 
 
-def match_scales(
-    stored: Normalisation | None,
+def fit_scales(
     part: Literal["features", "context"],
+    values: Array | Sheet,
     names: Sequence[str],
     scaled: Array,
-    settings: tuple[float, str],
-) -> Scales | None:
-    """Return the stored statistics of these columns of `part`; None where none are stored.
+    train: tuple[int, int],
+    settings: FeatureSettings,
+    stored: Normalisation | None,
+) -> tuple[Array, Array]:
+    """Means and deviations `[F]` of the columns of `[T, N, F]`: those of `scale`, or the stored
+    ones.
 
-    settings: clip and cross_sectional of the market that is built. Raises DataError where the
-    stored statistics are of other columns, or of columns scaled by other rules.
+    Raises DataError where the stored statistics are of other columns, or of columns scaled by other
+    rules.
     """
     if stored is None:
-        return None
-    scales: Scales = getattr(stored, part)
+        return scale(values, train, scaled)
+    scales: Mapping[str, ColumnScale] = getattr(stored, part)
     remedy = "build with the same data.features as the market of data.features.normalisation"
     lacking = [name for name in names if name not in scales]
     if lacking:
         raise DataError(
             f"the stored statistics say nothing of {', '.join(lacking)} ({part}); {remedy}"
         )
-    for name, own in zip(("clip", "cross_sectional"), settings, strict=True):
-        if getattr(stored, name) != own:
-            raise DataError(
-                f"the stored statistics are for {name} {getattr(stored, name)}, not {own}; {remedy}"
-            )
-    for name, own in zip(names, scaled, strict=True):
-        if not own and scales[name] != ColumnScale(0.0, 1.0):
+    for name in ("clip", "cross_sectional"):
+        theirs, own = (getattr(one, name) for one in (stored, settings))
+        if theirs != own:
+            raise DataError(f"the stored statistics are for {name} {theirs}, not {own}; {remedy}")
+    chosen = [scales[name] for name in names]
+    for name, one, is_scaled in zip(names, chosen, scaled, strict=True):
+        if not is_scaled and one != ColumnScale(0.0, 1.0):
             raise DataError(
                 f"{name} was standardised in the market of the stored statistics and is not here;"
                 f" {remedy}"
             )
-    return {name: scales[name] for name in names}
+    return np.array([one.mean for one in chosen]), np.array([one.std for one in chosen])
