@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.backtesting.attribution import symbol_returns
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings
@@ -179,56 +180,42 @@ def _pair_active_weights(
     windows: Sequence[MarketTensors],
 ) -> Iterator[tuple[Array, Array]] | None:
     """Yield for each asset its weight at each close less beta times the benchmark portfolio's, and
-    its next return; None if the windows are not those of the result.
-
-    One asset at a time, because copies of `[T, N]` would be large.
-    """
+    its next return; None if the windows are not those of the result."""
     if (
         sum(window.num_bars for window in windows) != len(result.minutes)
         or not result.has_positions
     ):
         return None
 
-    def weight(of: BacktestResult, asset: int) -> Array:
+    def weigh(of: BacktestResult, asset: int) -> Array:
         value = of.shares[:, asset] * of.mark[:, asset]
         return np.divide(value, of.equity, out=np.zeros_like(value), where=of.equity > 0)
 
     def pairs() -> Iterator[tuple[Array, Array]]:
-        closes = [window.adjusted_close.cpu().numpy() for window in windows]
-        for asset in range(len(result.symbols)):
-            active = weight(result, asset)
+        ahead = symbol_returns(windows)[1:]
+        for asset in range(len(result.symbols)):  # one at a time: weights of all would be large
+            active = weigh(result, asset)
             if rival is not None and rival.has_positions:
-                active = active - beta * weight(rival, asset)
-            yield (
-                active,
-                np.concatenate([_measure_next_returns(close[:, asset]) for close in closes]),
-            )
+                active = active - beta * weigh(rival, asset)
+            yield active, np.append(ahead[:, asset], 0.0)
 
     return pairs()
-
-
-def _measure_next_returns(close: Array) -> Array:
-    """Compute the return from each adjusted close to the next, `[T]`; 0 without a price."""
-    known = np.isfinite(close) & (close > 0)
-    both = known[1:] & known[:-1]
-    moved = np.divide(close[1:], close[:-1], out=np.ones(len(close) - 1), where=both)
-    return np.append(np.where(both, moved - 1, 0.0), 0.0)
 
 
 def _bootstrap_excess(
     results: Mapping[str, BacktestResult], name: str, seed: int
 ) -> dict[str, Excess]:
     """Bootstrap the main strategy's excess over every baseline, in paired blocks."""
-    daily = results[name].daily_returns
-    rivals = {
-        other: rival.daily_returns
+    result = results[name]
+    found = {
+        other: paired_excess(
+            result.daily_returns,
+            rival.daily_returns,
+            seed=seed,
+            sessions_a_year=result.sessions_a_year,
+        )
         for other, rival in results.items()
         if is_baseline(other) and other != name
-    }
-    year = results[name].sessions_a_year
-    found = {
-        other: paired_excess(daily, rival, seed=seed, sessions_a_year=year)
-        for other, rival in rivals.items()
     }
     return {other: excess for other, excess in found.items() if excess is not None}
 

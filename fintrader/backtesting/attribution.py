@@ -41,7 +41,7 @@ def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
     """
     parts = []
     for market in markets:
-        close = market.adjusted_close.cpu().numpy()
+        close = market.to_numpy("adjusted_close")
         with np.errstate(invalid="ignore", divide="ignore"):
             steps = np.vstack([np.zeros((1, close.shape[1])), close[1:] / close[:-1] - 1])
         parts.append(np.where(np.isfinite(steps), steps, 0.0))

@@ -180,37 +180,23 @@ def buy_and_hold(
 
 
 def equal_weight(
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    every_sessions: int = 1,
-    progress: Progress | None = None,
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Hold 1/n of every member, rebalanced at the first bar of every `every_sessions`-th session,
-    net of costs."""
-    often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
-    return _hold_benchmark(
-        "equal_weight",
-        market,
-        settings,
-        note=f"1/n, rebalanced {often}, net of costs",
-        every_sessions=every_sessions,
-        progress=progress,
-    )
+    """Hold 1/n of every member, rebalanced at the first bar of every session, net of costs."""
+    return _hold_benchmark("equal_weight", "1/n", market, settings, progress)
 
 
 def _hold_benchmark(
     kind: Literal["equal_weight", "cap_weight"],
+    size: str,
     market: MarketTensors,
     settings: EnvSettings,
-    *,
-    note: str,
-    every_sessions: int = 1,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> BacktestResult:
-    """Hold the weights of a benchmark, rebalanced every `every_sessions` sessions."""
+    """Hold the weights of a benchmark, rebalanced every session."""
+    note = f"{size}, rebalanced every session, net of costs"
     weights = benchmark_weights(market, kind)
-    due = rebalance_bars(market, every_sessions)
+    due = rebalance_bars(market, 1)
     return simulate_weights(
         weights.__getitem__, due, market, settings, name=kind, note=note, progress=progress
     )
@@ -218,7 +204,7 @@ def _hold_benchmark(
 
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
     """Find the first bar of every k-th session."""
-    return frozenset(m.find_session_starts(market.session.cpu().numpy())[::every_sessions].tolist())
+    return frozenset(m.find_session_starts(market.to_numpy("session"))[::every_sessions].tolist())
 
 
 class PastRule(NamedTuple):
@@ -297,11 +283,11 @@ def long_only_minimum_variance(covariance: Array) -> Array:
 def usual_volatility(market: MarketTensors) -> float | None:
     """Compute the median annual volatility of equal weights in the members over `LOOKBACK` sessions
     of a window; None for a window that is not longer."""
-    ends = m.find_session_ends(market.session.cpu().numpy())
+    ends = m.find_session_ends(market.to_numpy("session"))
     if len(ends) < LOOKBACK + 2:
         return None
-    close = market.adjusted_close.cpu().numpy()[ends]
-    member = market.member.cpu().numpy()[ends]
+    close = market.to_numpy("adjusted_close")[ends]
+    member = market.to_numpy("member")[ends]
     change = close[1:] / close[:-1] - 1
     known = member[:-1] & np.isfinite(change)
     daily = np.where(known, change, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
@@ -339,8 +325,8 @@ def simulate_rule(
 ) -> BacktestResult:
     """Trade by a rule. Until two sessions have ended, and without any symbol with a full history,
     it holds equal weights."""
-    ends = m.find_session_ends(market.session.cpu().numpy())
-    close = market.adjusted_close.cpu().numpy()[ends]
+    ends = m.find_session_ends(market.to_numpy("session"))
+    close = market.to_numpy("adjusted_close")[ends]
 
     def weights(bar: int) -> Tensor:
         allowed = (market.member[bar] & market.tradable[bar]).cpu().numpy()
@@ -410,8 +396,7 @@ def benchmark_portfolio(
         return equal_weight(market, settings, progress=progress)
     if kind == "buy_and_hold":
         return buy_and_hold(market, settings, progress=progress)
-    note = "in proportion to capitalisation, rebalanced every session, net of costs"
-    return _hold_benchmark(kind, market, settings, note=note, progress=progress)
+    return _hold_benchmark(kind, "in proportion to capitalisation", market, settings, progress)
 
 
 def simulate_baselines(

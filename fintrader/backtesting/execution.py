@@ -45,7 +45,7 @@ def measure_execution(
     price = trades["price_usd"].to_numpy()
     notional = trades["notional_usd"].to_numpy()
     cost = trades["cost_usd"].to_numpy()
-    volume = np.concatenate([market.volume.cpu().numpy() for market in markets])[
+    volume = np.concatenate([market.to_numpy("volume") for market in markets])[
         filled, asset
     ].astype(np.float64)
     scale = _scale(result, markets)[filled]

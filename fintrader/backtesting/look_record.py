@@ -17,7 +17,7 @@ def bars_of(markets: Sequence[MarketTensors]) -> Window:
     """Identify the bars of one window, or of several one after another, for the ledger."""
     first = markets[0]
     minutes, close = (
-        np.concatenate([getattr(market, name).cpu().numpy() for market in markets])
+        np.concatenate([market.to_numpy(name) for market in markets])
         for name in ("minutes", "close")
     )
     return Window.of(first.symbols, minutes, close, first.provenance.is_synthetic)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.market.moving import carry_forward
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.verdict import Histogram, RandomDraws, ShareAbove
@@ -147,8 +148,9 @@ def _simulate_static(
         raise BacktestError(
             "no member trades in the window's first two bars; start the window at another bar"
         )
-    ends = m.find_session_ends(market.session.cpu().numpy())
-    filled = _fill_forward(market.adjusted_close.cpu().numpy())[np.ix_(ends, names)] / entry[names]
+    ends = m.find_session_ends(market.to_numpy("session"))
+    closes = np.nan_to_num(carry_forward(market.to_numpy("adjusted_close")))
+    filled = closes[np.ix_(ends, names)] / entry[names]
     weights = rng.exponential(size=(count, names.size))
     size = rng.integers(1, names.size + 1, size=(count, 1))
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
@@ -160,10 +162,3 @@ def _simulate_static(
         wealth[-1] *= 1 - rate
     returns: Array = wealth[1:] / wealth[:-1] - 1
     return returns
-
-
-def _fill_forward(close: Array) -> Array:
-    """Carry the newest price forward, `[T, N]`; 0 before the first."""
-    steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
-    newest = np.maximum.accumulate(steps, axis=0)
-    return np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)

@@ -67,7 +67,7 @@ def sensitivity(
     else:
         policies = [policy]
         windows = [market]
-        starts = m.find_session_starts(market.session.cpu().numpy())
+        starts = m.find_session_starts(market.to_numpy("session"))
         shifts = [
             shift
             for shift in choices.start_shifts
@@ -178,7 +178,7 @@ def without_each(
             if not over and bool(terminated.any()):
                 # Reset finished accounts at the bar of the others.
                 obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
-    daily = [m.daily_returns(curve, market.session.cpu().numpy()) for curve in equity.T]
+    daily = [m.daily_returns(curve, market.to_numpy("session")) for curve in equity.T]
     return [
         _vary("without", symbol, returns, market.sessions_a_year)
         for symbol, returns in zip(market.symbols, daily, strict=True)

@@ -110,7 +110,7 @@ class TradeLog:
             orders=self.orders,
             closing_cost_usd=self.closing_costs(len(self.equity) - 1),
             ruined=self.ruined,
-            last_bar=self.market.last_bar.cpu().numpy(),
+            last_bar=self.market.to_numpy("last_bar"),
             note=note,
             **window_fields(self.market),
         )
@@ -119,7 +119,7 @@ class TradeLog:
         if not self._fills:
             return empty_trades()
         whole = TradeRows(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
-        start = self.market.minutes.cpu().numpy()
+        start = self.market.to_numpy("minutes")
         length = self.market.bar_minutes * MINUTE_NS
         at_open = (whole.kind == "split") | (
             (whole.kind == "order") & (self.settings.fill == "next_open")

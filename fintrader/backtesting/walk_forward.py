@@ -45,7 +45,7 @@ def make_folds(
     `embargo`: sessions left out before validation and before test. Raises BacktestError if no fold
     fits.
     """
-    ends = m.find_session_ends(market.session.cpu().numpy())
+    ends = m.find_session_ends(market.to_numpy("session"))
     starts = np.concatenate([[0], ends + 1])
     sessions = len(ends)
     train_length, validation_length, test_length = settings.sessions

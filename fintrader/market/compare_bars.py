@@ -188,20 +188,21 @@ def _columns_of(path: str) -> dict[str, str]:
 
 def _market_bars(market: MarketTensors) -> Bars:
     """The bars in which a symbol traded."""
-    at, symbol = np.nonzero(market.tradable.cpu().numpy())
-    cells = {
-        name: getattr(market, name).cpu().numpy()[at, symbol].astype(np.float64)
-        for name in ("open", "close", "volume")
-    }
+    at, symbol = np.nonzero(market.to_numpy("tradable"))
+    opens, closes, volume = (
+        market.to_numpy(name)[at, symbol].astype(np.float64) for name in ("open", "close", "volume")
+    )
     none = np.full(len(at), np.nan)
     return Bars(
-        ts=market.minutes.cpu().numpy()[at],
+        ts=market.to_numpy("minutes")[at],
         symbol=symbol.astype(np.int32),
         symbols=market.symbols,
+        open=opens,
         high=none,
         low=none,
+        close=closes,
+        volume=volume,
         origin="the market",
-        **cells,
     ).sorted()
 
 

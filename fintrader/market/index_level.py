@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fintrader.bars.bars import Array
+from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.bars.calendar import SessionGrid, timezone_of
 from fintrader.config import strip_folders
 from fintrader.errors import DataError
 from fintrader.market.columns import Sheet
+from fintrader.market.moving import carry_forward
 from fintrader.storage.objects import read_whole
 
 if TYPE_CHECKING:
@@ -33,14 +34,9 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
     """
     file = strip_folders(path)
     table = read_level(path, grid.calendar, "data.benchmark")
-    days = table["when"].dt.normalize()
-    daily = bool((table["when"] == days).all())
-    values = table["close"].to_numpy(dtype=np.float64)
-    if not (np.isfinite(values).all() and (values > 0).all()):
-        raise DataError(f"{file}: column 'close' holds values that are no prices; correct the file")
-    name = PurePosixPath(file).stem
-    if daily:
-        stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
+    values = _read_closes(table, file, "data.benchmark")
+    stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
+    if (table["when"] == table["when"].dt.normalize()).all():
         before = np.searchsorted(stamps, grid.dates, side="left") - 1
         close = _known(values, before)
         if before[0] < 0 and "open" in table and stamps[0] == grid.dates[0]:
@@ -49,23 +45,16 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
         today = np.searchsorted(stamps, grid.dates, side="right") - 1
         level[grid.first_bar[1:] - 1] = _known(values, today)
     else:
-        stamps = (
-            table["when"]
-            .dt.tz_convert("UTC")
-            .dt.tz_localize(None)
-            .to_numpy()
-            .astype("datetime64[ns]")
-            .astype(np.int64)
-        )
-        ends = np.append(grid.minutes[1:], grid.minutes[-1] + 1 + grid.bar_minutes * 60_000_000_000)
-        at = np.searchsorted(stamps, ends, side="left") - 1
+        moments = table["when"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
+        ends = np.append(grid.minutes[1:], grid.minutes[-1] + 1 + grid.bar_minutes * MINUTE_NS)
+        at = np.searchsorted(moments.astype("datetime64[ns]").astype(np.int64), ends) - 1
         level = _known(values, at)
     if np.isnan(level).any():
         raise DataError(
             f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that"
             " begins a day earlier"
         )
-    return level, name
+    return level, PurePosixPath(file).stem
 
 
 def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
@@ -73,16 +62,21 @@ def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
 
     Raises DataError when the file has no date and close, or holds values that are not positive.
     """
-    table = read_level(path, grid.calendar, f"data.features.daily.{name}")
-    values = table["close"].to_numpy(dtype=np.float64)
-    if not (np.isfinite(values).all() and (values > 0).all()):
-        raise DataError(
-            f"{strip_folders(path)}: data.features.daily.{name} needs positive values in its column"
-            " close"
-        )
+    setting = f"data.features.daily.{name}"
+    table = read_level(path, grid.calendar, setting)
+    values = _read_closes(table, strip_folders(path), setting)
     stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
     before = np.searchsorted(stamps, grid.dates, side="left") - 1
     return np.log(_known(values, before))[grid.session]
+
+
+def _read_closes(table: pd.DataFrame, file: str, setting: str) -> Array:
+    values = table["close"].to_numpy(dtype=np.float64)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise DataError(
+            f"{file}: column 'close' holds values that are not positive; correct the file ({setting})"
+        )
+    return values
 
 
 def _known(values: Array, at: Array) -> Array:
@@ -103,13 +97,11 @@ def equal_weight(close: Array | Sheet, grid: SessionGrid, member: Array) -> Arra
     base = 100.0
     reference = close[0:1][0].astype(np.float64)
     for number, (start, stop) in enumerate(itertools.pairwise(grid.first_bar.tolist())):
-        block = close[start:stop].astype(
-            np.float64
-        )  # a session at a time: the whole may not fit twice
-        ratio = block / reference
+        # a session at a time: the whole may not fit twice
+        block = close[start:stop].astype(np.float64)
         # a symbol listed today has no reference; one that ended keeps its last price until the day
         # is over
-        ratio = _carry(ratio)
+        ratio = carry_forward(block / reference)
         listed = np.isfinite(ratio) & member[number]
         count = listed.sum(axis=1)
         mean = np.where(listed, ratio, 0.0).sum(axis=1) / np.maximum(count, 1)
@@ -117,12 +109,6 @@ def equal_weight(close: Array | Sheet, grid: SessionGrid, member: Array) -> Arra
         base = level[stop - 1]
         reference = block[-1]
     return level
-
-
-def _carry(values: Array) -> Array:
-    """NaN replaced by the last finite value above it in its column."""
-    index = np.where(np.isfinite(values), np.arange(len(values))[:, None], 0)
-    return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
 
 
 def read_level(path: str, calendar: str, setting: str) -> pd.DataFrame:

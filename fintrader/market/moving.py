@@ -11,6 +11,12 @@ import numpy as np
 from fintrader.bars.bars import Array
 
 
+def carry_forward(values: Array) -> Array:
+    """The last finite value of each column up to each row of `[T, N]`; NaN before the first."""
+    rows = np.where(np.isfinite(values), np.arange(len(values))[:, None], 0)
+    return np.asarray(np.take_along_axis(values, np.maximum.accumulate(rows, axis=0), axis=0))
+
+
 def moving_sum(values: Array, window: int) -> Array:
     """Sum of the last `window` values, `[L]` float64; NaN for the first window - 1."""
     from fintrader.bars import kernels

@@ -23,6 +23,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import Windows
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
+from fintrader.market.moving import carry_forward
 from fintrader.market.scaling import FEWEST, relative
 from fintrader.market.synthetic import SIGNAL
 from fintrader.results.market_description import PlantedSignal
@@ -124,8 +125,7 @@ def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Arra
     rows = np.arange(len(open_))
     begin = np.minimum(rows + 1, len(open_) - 1)
     end = np.minimum(rows + 1 + horizon, len(open_) - 1)
-    last = np.maximum.accumulate(np.where(np.isfinite(open_), rows[:, None], 0), axis=0)
-    price = np.log(np.take_along_axis(open_.astype(np.float64), last, axis=0))
+    price = np.log(carry_forward(open_.astype(np.float64)))
     returns = price[end] - price[begin]
     known = member & np.isfinite(open_) & np.isfinite(open_[begin]) & (end > begin)[:, None]
     return relative(returns, known, "zscore"), (end - begin) / horizon, known

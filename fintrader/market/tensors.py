@@ -312,9 +312,14 @@ class MarketTensors:
         for name, tensor in self.events._asdict().items():
             yield EVENT + name, tensor
 
+    def to_numpy(self, name: str) -> np.ndarray[Any, Any]:
+        """One of its arrays, or `adjusted_close` or `last_bar`, on the host."""
+        array: np.ndarray[Any, Any] = getattr(self, name).cpu().numpy()
+        return array
+
     def timestamps(self) -> np.ndarray[Any, np.dtype[np.datetime64]]:
         """`[T]` datetime64[ns], UTC, start of each bar."""
-        return self.minutes.cpu().numpy().astype("datetime64[ns]")
+        return self.to_numpy("minutes").astype("datetime64[ns]")
 
     def content_hash(self) -> str:
         """SHA-256 over every array's bytes and all names: equal if and only if the markets are
@@ -492,7 +497,7 @@ class MarketTensors:
             if not bool(holds):
                 raise MarketError(message)
         cells = ("open", "close", "volume", "features", "tradable")
-        rows = {name: getattr(self, name).cpu().numpy() for name in cells}
+        rows = {name: self.to_numpy(name) for name in cells}
         for at in range(0, self.num_bars, 8192):  # in blocks: the checks copy the cells
             refuse_bad_cells({name: values[at : at + 8192] for name, values in rows.items()})
 
