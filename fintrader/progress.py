@@ -4,8 +4,8 @@
         task = progress.task("train", total=200_000, unit="steps")
         task.advance(4_096, note="reward 0.12")
 
-Everything that takes long accepts `progress: Progress | None`; `None` stands for silence
-(`SILENT`).
+Everything that takes long accepts a `progress: Progress`; the default is silence (`SILENT`), for
+which feeds of bars take None.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Progress:
 
 
 SILENT = Progress()
-"""The meaning of `progress=None`."""
+"""Shows nothing."""
 
 
 class LineProgress(Progress):

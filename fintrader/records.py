@@ -55,16 +55,17 @@ class RecordError(RunError):
 def to_json(record: object) -> dict[str, JsonValue]:
     """Return the fields of a record by name, ready for `files.write_json`."""
     names = (field.name for field in dataclasses.fields(cast(Any, record)))
-    return {name: _to_plain(getattr(record, name)) for name in names}
+    return {name: to_plain(getattr(record, name)) for name in names}
 
 
-def _to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """Return the JSON value of a record, or of a tuple or a mapping of them."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
-        return {name: _to_plain(item) for name, item in value.items()}
+        return {name: to_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_to_plain(item) for item in value]
+        items = [to_plain(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if dataclasses.is_dataclass(value):
         return to_json(value)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
-from fintrader.market.tensors import bytes_of, preamble, stored_order
+from fintrader.market.market_file import preamble, stored_order
+from fintrader.market.tensors import bytes_of, list_arrays
 
 Json: TypeAlias = "dict[str, Any]"
 """A JSON object. The `format` of a file's header names its kind and version."""
@@ -37,11 +38,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Json) -> No
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     text = json.dumps(header, sort_keys=True, allow_nan=False)
     sealed = json.dumps({"content_hash": hash_content(plain, text), "header": text})
-    order = stored_order(plain.items())
+    order = stored_order(list_arrays(plain.items()))
     with atomic_file(Path(path)) as file:
         file.write(preamble(order, {"fintrader": sealed}))
-        for _, tensor in order:
-            file.write(bytes_of(tensor))
+        for entry in order:
+            file.write(bytes_of(plain[entry.name]))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Json]:

@@ -19,9 +19,9 @@ from fintrader.envs.fast import single_account as kernel
 from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, State
 from fintrader.envs.market_view import build_market_view
 from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import Array
 from fintrader.results.history import OrderCounts
 
-Array = NDArray[np.float64]
 Action: TypeAlias = "Tensor | NDArray[np.float32]"
 """`[1, N]` from a policy, `[N]` from a bound one."""
 
@@ -221,7 +221,7 @@ class BacktestAccount:
         over = ruined or self.bar >= self._end
         if over:
             kinds, *others = self.list_trades()
-            self.trade_log.add_trades(TradeRows(KINDS[kinds], *others))
+            self.trade_log.fills.append(TradeRows(KINDS[kinds], *others))
             orders, capped, unfilled, cancelled = self._log.counts.tolist()
             self.trade_log.orders = OrderCounts(int(orders), int(capped), int(unfilled), cancelled)
         if ruined:

@@ -12,7 +12,7 @@ from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
-from fintrader.progress import Progress
+from fintrader.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def simulate_all_baselines(
     train: MarketTensors | None = None,
     validation: MarketTensors | None = None,
     every: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Baselines:
     """Simulate every baseline over the whole of `market`, at the policy's costs.
 

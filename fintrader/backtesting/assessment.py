@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.attribution import symbol_returns
 from fintrader.backtesting.null_models import random_portfolios
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
@@ -49,7 +48,6 @@ from fintrader.verdict.verdict import (
     Verdict,
 )
 
-Array = NDArray[np.float64]
 HELD_OUT = "test"
 NO_VERDICT = {"train": ("training", "learn from"), "validation": ("validation", "are chosen by")}
 """Windows that allow no conclusion: the name of each, and the use that policies make of its
@@ -117,8 +115,8 @@ def assess(
         random_portfolios=_draw_portfolios(result, windows, settings, seed),
         selection=replace(selection, sentence=describe_search(selection)),
     )
-    judged = replace(judged, state=_conclude(judged))
-    return replace(judged, sentences=tuple(write_sentences(judged)))
+    state, sentences = _conclude(judged)
+    return replace(judged, state=state, sentences=tuple(sentences))
 
 
 # --- tests ----------------------------------------------------------------------------------------
@@ -266,45 +264,35 @@ def _flag_implausible(
 # --- sentences ------------------------------------------------------------------------------------
 
 
-def _conclude(judged: Verdict) -> State:
-    """Conclude from the tests; only the held-out window can show likely skill."""
-    evidence = judged.evidence
-    alpha = evidence.alpha
-    if _explain_no_verdict(judged) is not None:
-        return "no_verdict"
-    if judged.is_ruined:
-        return "not_told_from_luck"
-    if not judged.has_traded or alpha is None:
-        return "no_verdict"
-    is_held_out = judged.window == HELD_OUT
-    is_ahead = alpha.p_value <= evidence.level and evidence.active_return > 0
-    if is_held_out and is_ahead and not judged.caveats:
-        return "likely_skill"
-    return "not_told_from_luck"
-
-
-def write_sentences(judged: Verdict) -> list[str]:
-    """Write the verdict: the finding, the power of this window, and the evidence still needed."""
+def _conclude(judged: Verdict) -> tuple[State, list[str]]:
+    """Conclude from the tests, and say it: the finding, the power of this window, and the evidence
+    still needed. Only the held-out window can show likely skill."""
     why_not = _explain_no_verdict(judged)
     if why_not is not None:
-        return [why_not]
+        return "no_verdict", [why_not]
     if judged.is_ruined:
-        return ["Went bankrupt: the account was closed inside the window."]
+        closed = "Went bankrupt: the account was closed inside the window."
+        return "not_told_from_luck", [closed]
     if not judged.has_traded:
-        return ["Never traded: there is nothing to judge."]
+        return "no_verdict", ["Never traded: there is nothing to judge."]
     evidence = judged.evidence
     alpha = evidence.alpha
     rival = evidence.against.replace("_", " ")
-    if alpha is None and judged.sessions < ev.SHORTEST:
-        least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
-        return [f"Too short to tell: {count(judged.sessions)} sessions; {least}."]
-    if alpha is None and abs(evidence.active_return) > UNVARIED:
-        return [f"Nothing to judge: beyond its beta to {rival} its returns never varied."]
     if alpha is None:
-        return [f"Holds its benchmark: it does nothing that {rival} does not do."]
-    return [
+        said = f"Holds its benchmark: it does nothing that {rival} does not do."
+        if judged.sessions < ev.SHORTEST:
+            least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
+            said = f"Too short to tell: {count(judged.sessions)} sessions; {least}."
+        elif abs(evidence.active_return) > UNVARIED:
+            said = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
+        return "no_verdict", [said]
+    is_ahead = alpha.p_value <= evidence.level and evidence.active_return > 0
+    is_skill = is_ahead and judged.window == HELD_OUT and not judged.caveats
+    return "likely_skill" if is_skill else "not_told_from_luck", [
         _describe_finding(judged, alpha, rival),
-        _describe_power(alpha),
+        f"With {count(alpha.sessions)} sessions the test has {percent(ev.POWER, 0)} power only"
+        f" above an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
+        f" {ratio(alpha.ratio, 1)}.",
         *_suggest_evidence(judged, alpha),
     ]
 
@@ -351,14 +339,6 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
         named = " and with ".join(judged.caveats)
         return f"Cannot be believed as it stands, with {named}: {where}, {hedged} ({tested})."
     return f"Unlikely to be luck: {where}, {hedged} ({tested})."
-
-
-def _describe_power(alpha: AlphaTest) -> str:
-    return (
-        f"With {count(alpha.sessions)} sessions the test has {percent(ev.POWER, 0)} power only"
-        f" above an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
-        f" {ratio(alpha.ratio, 1)}."
-    )
 
 
 def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:

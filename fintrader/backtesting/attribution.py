@@ -22,13 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.analysis import Attribution, SymbolAttribution
 
-Array = NDArray[np.float64]
 _BLOCK = 4096
 """Bars of one step, so that arrays `[T, N]` are not copied as a whole."""
 

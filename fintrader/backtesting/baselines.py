@@ -19,16 +19,15 @@ from torch import Tensor
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
-from fintrader.backtesting.result import BacktestResult, window_fields
+from fintrader.backtesting.result import Array, BacktestResult, window_fields
 from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.money import SPLIT_NUDGE
 from fintrader.market.tensors import MarketTensors
-from fintrader.progress import Progress
+from fintrader.progress import SILENT, Progress
 from fintrader.results.backtest_files import empty_trades
 
-Array = NDArray[np.float64]
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
 LOOKBACK = 20
@@ -146,7 +145,7 @@ def simulate_weights(
     *,
     name: str,
     note: str = "",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> BacktestResult:
     """Trade towards target weights at the bars `due` (bar 0 among them), in shares sized at that
     bar's close; hold in between.
@@ -168,7 +167,7 @@ def equal_weights(market: MarketTensors, bar: int) -> Tensor:
 
 
 def buy_and_hold(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress = SILENT
 ) -> BacktestResult:
     """Buy equal dollars of every member that trades in the first session, at its first bar, and
     hold."""
@@ -180,7 +179,7 @@ def buy_and_hold(
 
 
 def equal_weight(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress = SILENT
 ) -> BacktestResult:
     """Hold 1/n of every member, rebalanced at the first bar of every session, net of costs."""
     return _hold_benchmark("equal_weight", "1/n", market, settings, progress)
@@ -191,7 +190,7 @@ def _hold_benchmark(
     size: str,
     market: MarketTensors,
     settings: EnvSettings,
-    progress: Progress | None,
+    progress: Progress,
 ) -> BacktestResult:
     """Hold the weights of a benchmark, rebalanced every session."""
     note = f"{size}, rebalanced every session, net of costs"
@@ -321,7 +320,7 @@ def simulate_rule(
     market: MarketTensors,
     settings: EnvSettings,
     *,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> BacktestResult:
     """Trade by a rule. Until two sessions have ended, and without any symbol with a full history,
     it holds equal weights."""
@@ -383,7 +382,7 @@ def _follow_level(
 
 
 def benchmark_portfolio(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress = SILENT
 ) -> BacktestResult:
     """Trade the portfolio that `env.benchmark` names, at a strategy's costs.
 
@@ -404,7 +403,7 @@ def simulate_baselines(
     settings: EnvSettings,
     *,
     train: MarketTensors | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     every: bool = False,
 ) -> dict[str, BacktestResult]:
     """Simulate buy_and_hold, equal_weight and benchmark over the whole of `market`, at the policy's

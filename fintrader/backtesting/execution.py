@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.analysis import ExecutionCosts, FillGroup
 
-Array = NDArray[np.float64]
 CLASSES = {
     0.001: "up to 0.1 %",
     0.01: "0.1 to 1 %",

@@ -56,10 +56,12 @@ class Explainer:
         if account.bar not in self._due or rows is None:  # factored observations cannot be changed
             return
         seen = torch.from_numpy(np.concatenate((account.private(), rows[account.bar])))
-        nothing = torch.empty(0, dtype=torch.long), torch.empty(0)
-        without = [nothing, *self._list_replacements(account.layout)]
+        removed = range(-1, len(self.names))  # nothing, then each input
         at_once = max(1, MOST_NUMBERS // (len(self._due) * len(seen)))
-        parts = [self._ask(seen, without[k : k + at_once]) for k in range(0, len(without), at_once)]
+        parts = [
+            self._ask(account.layout, seen, removed[k : k + at_once])
+            for k in range(0, len(removed), at_once)
+        ]
         actions = np.concatenate(parts)
         if not np.isfinite(actions).all():  # `trade` raises the error
             return
@@ -82,44 +84,35 @@ class Explainer:
             )
         )
 
-    def _ask(self, seen: Tensor, without: Sequence[tuple[Tensor, Tensor]]) -> NDArray[np.float32]:
-        """Ask the policy for actions `[K, N]`, each with some columns of `seen` `[D]` replaced."""
-        shown = seen.repeat(len(without), 1)
-        for row, (columns, values) in zip(shown, without, strict=True):
-            row[columns] = values
+    def _ask(
+        self, layout: ObservationLayout, seen: Tensor, removed: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Ask the policy for actions `[K, N]`, each on an observation `seen` `[D]` without one
+        input."""
+        shown = torch.stack([self._remove(layout, seen, k) for k in removed])
         with torch.no_grad():
             return np.asarray(self.policy(shown).cpu().numpy(), dtype=np.float32)
 
-    def _list_replacements(self, layout: ObservationLayout) -> Sequence[tuple[Tensor, Tensor]]:
-        """List for each input its columns in an observation and their neutral values."""
-        assets = layout.num_assets
-        features = layout.num_features
-        context = layout.num_context
-        parts = layout.slices
-        width = layout.row_width
-        # First column of each bar shown: the rows of the history and the newest bar's share one
-        # layout.
-        begins = torch.tensor(
-            [parts["features"].start - back * width for back in range(layout.lookback)]
-        )
-        inputs = []
-        for k in range(features):
-            columns = (begins[:, None] + torch.arange(assets) * features + k).flatten()
-            inputs.append((columns, self._neutral[k].expand(len(columns))))
-        for k in range(context):
-            columns = begins + width - context + k
-            inputs.append((columns, self._neutral[features + k].expand(len(columns))))
-        account = parts["account"]
-        holdings = parts["holdings"]
-        own = torch.cat(
-            (
-                torch.arange(account.start, account.start + 3),
-                torch.arange(holdings.start, holdings.stop),
-            )
-        )
-        opened = torch.zeros(len(own))
-        opened[0] = 1.0  # all cash, no growth, no drawdown; the clock stays
-        return [*inputs, (own, opened)]
+    def _remove(self, layout: ObservationLayout, seen: Tensor, k: int) -> Tensor:
+        """Copy an observation with the neutral value in place of input number k, in all bars
+        shown."""
+        shown = seen.clone()
+        parts = layout.split(shown)
+        history = parts.get("history", shown.new_empty(0, layout.row_width))
+        count = layout.num_features
+        if k < 0:
+            return shown
+        if k < count:
+            parts["features"][:, k] = self._neutral[k]
+            history[:, k : layout.num_assets * count : count] = self._neutral[k]
+        elif k < len(self._neutral):
+            parts["context"][k - count] = self._neutral[k]
+            history[:, k - len(self._neutral)] = self._neutral[k]  # from a row's end
+        else:
+            # all cash, no growth, no drawdown; the clock stays
+            parts["account"][:3] = torch.tensor([1.0, 0.0, 0.0])
+            parts["holdings"][:] = 0.0
+        return shown
 
 
 def explain(strategy: str, explainers: Sequence[Explainer]) -> Explanation | None:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import Array
 from fintrader.results.analysis import FactorBeta, FactorFit
 
-Array = NDArray[np.float64]
 LOOKBACK = 20
 """Sessions that rankings look back over: a month."""
 FEWEST_SESSIONS = 30

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fintrader.config import Settings
+from fintrader.metrics import Array
 
-Array = NDArray[np.float64]
 Share = Annotated[float, Field(gt=0.0, le=100.0)]
 
 

@@ -15,10 +15,9 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.moving import carry_forward
 from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import Array
 from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.verdict import Histogram, RandomDraws, ShareAbove
-
-Array = NDArray[np.float64]
 
 
 def information_free(market: MarketTensors, seed: int) -> MarketTensors:

@@ -56,24 +56,11 @@ class BacktestResult(AccountHistory):
             raise BacktestError(
                 f"{self.name}: the window holds {bars} bar(s); a backtest needs at least two"
             )
-        for name in (
-            "session",
-            "equity",
-            "costs_usd",
-            "turnover_usd",
-            "income_usd",
-            "benchmark",
-            "shares",
-            "mark",
-        ):
-            if len(getattr(self, name)) != bars:
-                raise BacktestError(
-                    f"{self.name}: {name} has {len(getattr(self, name))} rows for {bars} bars"
-                )
-        if self.portfolio is not None and len(self.portfolio) != bars:
-            raise BacktestError(
-                f"{self.name}: the portfolio has {len(self.portfolio)} rows for {bars} bars"
-            )
+        names = ("session", "equity", "costs_usd", "turnover_usd", "income_usd")
+        for name in (*names, "benchmark", "shares", "mark", "portfolio"):
+            values = getattr(self, name)
+            if values is not None and len(values) != bars:
+                raise BacktestError(f"{self.name}: {name} has {len(values)} rows for {bars} bars")
         if not np.isfinite(self.equity).all():
             where = int(np.flatnonzero(~np.isfinite(self.equity))[0])
             raise BacktestError(
@@ -125,8 +112,7 @@ class BacktestResult(AccountHistory):
     def sharpe_interval(self) -> tuple[float | None, float | None]:
         """Both ends of the Sharpe ratio's 95 % interval, by the stationary bootstrap of daily
         returns; None below eight sessions."""
-        band = intervals(self.daily_returns, seed=0, sessions_a_year=self.sessions_a_year).sharpe
-        return band.low, band.high
+        return self._bound_sharpe(self.daily_returns)
 
     @cached_property
     def information_ratio_interval(self) -> tuple[float | None, float | None]:
@@ -135,8 +121,10 @@ class BacktestResult(AccountHistory):
         if self.portfolio is None:
             return None, None
         theirs = rounding_apart(self.daily_returns, m.daily_returns(self.portfolio, self.session))
-        active = self.daily_returns - theirs
-        band = intervals(active, seed=0, sessions_a_year=self.sessions_a_year).sharpe
+        return self._bound_sharpe(self.daily_returns - theirs)
+
+    def _bound_sharpe(self, daily: Array) -> tuple[float | None, float | None]:
+        band = intervals(daily, seed=0, sessions_a_year=self.sessions_a_year).sharpe
         return band.low, band.high
 
     def trade_list_profit(self) -> float:
@@ -155,16 +143,20 @@ class BacktestResult(AccountHistory):
         )
 
 
+def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResult) -> None:
+    """Raise BacktestError unless all results cover the same bars as `other`."""
+    for name, result in results.items():
+        if not np.array_equal(result.minutes, other.minutes):
+            raise BacktestError(
+                f"{name} and {other.name} cover different bars; simulate them over the same window"
+            )
+
+
 def measured_against(
     results: Mapping[str, BacktestResult], portfolio: BacktestResult
 ) -> dict[str, BacktestResult]:
     """Measure active returns against `portfolio`. Raises BacktestError if the bars differ."""
-    for name, result in results.items():
-        if not np.array_equal(result.minutes, portfolio.minutes):
-            raise BacktestError(
-                f"{name} and {portfolio.name} cover different bars; simulate them over the same"
-                " window"
-            )
+    refuse_other_bars(results, portfolio)
     return {
         name: replace(result, portfolio=portfolio.equity, portfolio_name=portfolio.name)
         for name, result in results.items()

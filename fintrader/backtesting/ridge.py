@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.baselines import baseline_settings, truncate_shares
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
-from fintrader.progress import Progress
+from fintrader.progress import SILENT, Progress
 
-Array = NDArray[np.float64]
 STRENGTH = 0.5
 """Logarithm of the tilt for a score one deviation above the mean."""
 TRUST = 1.0
@@ -92,15 +91,10 @@ class _Panel:
         self.weights = benchmark_weights(market, "equal_weight" if kind == "cash" else kind)[
             bars
         ].numpy()
-        paid, closed = (
-            (market.open, market.close)
-            if settings.fill == "next_open"
-            else (market.close, market.close)
-        )
         at = bars + delay
-        price = np.where(
-            np.isfinite(paid[at].numpy()), paid[at].numpy(), closed[at].numpy()
-        ).astype(np.float64)
+        closed = market.close[at].numpy()
+        paid = market.open[at].numpy() if settings.fill == "next_open" else closed
+        price = np.where(np.isfinite(paid), paid, closed).astype(np.float64)
         growth = market.events.growth(market.close)
         price *= 1.0 if growth is None else growth[at].numpy()
         change = price[1:] / price[:-1] - 1
@@ -272,7 +266,7 @@ def _score_utilities(
 
 
 def ridge(
-    market: MarketTensors, settings: EnvSettings, fitted: Ridge, *, progress: Progress | None = None
+    market: MarketTensors, settings: EnvSettings, fitted: Ridge, *, progress: Progress = SILENT
 ) -> BacktestResult:
     """Trade a fitted model over `market`, at the policy's decisions, costs and limits.
 

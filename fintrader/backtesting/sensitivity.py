@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.backtesting.simulation import Predictor, callable_policy, simulate
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy, TradingEnv
@@ -25,8 +24,6 @@ from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.results.analysis import Variation, VariedChoice
-
-Array = NDArray[np.float64]
 
 
 class Choices(NamedTuple):
@@ -51,7 +48,7 @@ def sensitivity(
     settings: EnvSettings,
     *,
     choices: Choices = ALL_CHOICES,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> list[Variation]:
     """Simulate all variations. Raises BacktestError if a simulation does.
 
@@ -101,7 +98,7 @@ def sensitivity(
         rows.append(_vary(kind, setting, daily, year, is_chosen))
 
     total = len(costs) + len(choices.fills) + 2 + len(money) + len(shifts) + stocks
-    with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
+    with progress.task("sensitivity", total=total, unit="runs") as task:
         for cost in costs:
             changed = settings.model_copy(update={"cost_bps": cost})
             trade("cost_bps", f"{cost:g}", changed, cost == settings.cost_bps)

@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.limits import Limits, LimitSettings
-from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulation import ask, trade
+from fintrader.backtesting.result import Array, BacktestResult
+from fintrader.backtesting.simulation import ask, open_account, trade
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy
-from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
-from fintrader.progress import Progress
+from fintrader.progress import SILENT, Progress
 
-Array = NDArray[np.float64]
 RECENT_MINUTES = 3
 """Minutes in which members must have had a bar (`LimitSettings.symbols_with_bars`)."""
 _DAY_NS = 86_400_000_000_000
@@ -84,18 +82,14 @@ def shadow_backtest(
     settings: LimitSettings,
     *,
     name: str = "twin",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> tuple[BacktestResult, Limits]:
     """Backtest a policy under a deployment's limits, over recorded bars; return the limits' counts
     too.
 
     Raises BacktestError for a window of fewer than two bars.
     """
-    if market.num_bars < 2:
-        raise BacktestError(
-            f"{name}: {market.num_bars} bar(s) were recorded; a comparison needs at least two"
-        )
-    account = BacktestAccount(market, env)
+    account = open_account(market, env, name)
     limits = Limits(settings, whole=not env.fractional)
     asked = ask(policy, account, name)
 

@@ -178,7 +178,7 @@ def simulate(
     settings: EnvSettings,
     *,
     name: str = "policy",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     note: str = "",
     watch: Watch | None = None,
 ) -> BacktestResult:
@@ -301,7 +301,7 @@ def trade(
     *,
     name: str,
     due: Due | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     note: str = "",
 ) -> BacktestResult:
     """Run an account to the end of its window, asking `decide` at every interval, or with `due` at
@@ -309,7 +309,7 @@ def trade(
     last = account.market.num_bars - 1
     with (
         torch.no_grad(),
-        (progress or SILENT).task(f"backtest {name}", total=last, unit="bars") as task,
+        progress.task(f"backtest {name}", total=last, unit="bars") as task,
     ):
         over = False
         reported = 0

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from fintrader.backtesting.result import BacktestResult, window_fields
+from fintrader.backtesting.result import Array, BacktestResult, window_fields
 from fintrader.envs import EnvSettings
 from fintrader.envs.account import closing_cost
 from fintrader.envs.market_view import MarketView, Quote
@@ -19,7 +19,6 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
 from fintrader.results.history import OrderCounts
 
-Array = NDArray[np.float64]
 MINUTE_NS = 60_000_000_000
 
 
@@ -69,17 +68,14 @@ class TradeLog:
         self.income = np.zeros(bars)
         self.orders = OrderCounts()
         self.ruined = False
-        self._fills: list[TradeRows] = []
-
-    def add_trades(self, rows: TradeRows) -> None:
-        """Append rows to the trade list; their costs and turnover are in the log already."""
-        self._fills.append(rows)
+        self.fills: list[TradeRows] = []
+        """The trade list; its costs and turnover are in the log already."""
 
     def ruin(self, bar: int) -> None:
         """Close a ruined account at its last mark, with costs; its equity stays at the rest."""
         cost = self.closing_costs(bar)
         sold = TradeRows.of("ruin", bar, bar, -self.shares[bar], self.mark[bar], cost)
-        self.add_trades(sold)
+        self.fills.append(sold)
         self.turnover[bar] += np.abs(sold.shares * sold.price).sum()
         self.costs[bar] += sold.cost.sum()
         self.ruined = True
@@ -116,9 +112,9 @@ class TradeLog:
         )
 
     def _list_trades(self) -> pd.DataFrame:
-        if not self._fills:
+        if not self.fills:
             return empty_trades()
-        whole = TradeRows(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
+        whole = TradeRows(*(np.concatenate(columns) for columns in zip(*self.fills, strict=True)))
         start = self.market.to_numpy("minutes")
         length = self.market.bar_minutes * MINUTE_NS
         at_open = (whole.kind == "split") | (

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
@@ -24,8 +23,6 @@ from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.backtest_files import TRADE_COLUMNS
 from fintrader.results.history import OrderCounts
-
-Array = NDArray[np.float64]
 
 
 class Fold(NamedTuple):

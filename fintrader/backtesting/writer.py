@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,10 @@ import pandas as pd
 from fintrader import metrics as m
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import BacktestResult, refuse_other_bars
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json, hash_file, remove, write_bytes, write_json
-from fintrader.records import to_json
+from fintrader.records import to_plain
 from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.backtest_files import (
     PRICE_COLUMNS,
@@ -77,11 +77,7 @@ def tabulate(
     if not results:
         raise BacktestError("there is no result to write; simulate at least one strategy first")
     first = next(iter(results.values()))
-    for name, result in results.items():
-        if not np.array_equal(result.minutes, first.minutes):
-            raise BacktestError(
-                f"{name} and {first.name} cover different bars; simulate them over the same window"
-            )
+    refuse_other_bars(results, first)
     parts = {
         "equity": pd.concat(list(starmap(_list_equity, results.items())), ignore_index=True),
         "positions": pd.concat(list(starmap(_list_positions, results.items())), ignore_index=True),
@@ -172,13 +168,6 @@ def _list_trades(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
 
 
-def _to_plain(part: Any) -> Any:
-    """Return the JSON value of a record, or of a tuple of them."""
-    if isinstance(part, tuple):
-        return [to_json(record) for record in part]
-    return to_json(part) if is_dataclass(part) else part
-
-
 def write_backtest(
     folder: Path,
     results: Mapping[str, BacktestResult],
@@ -213,9 +202,8 @@ def write_backtest(
             table.to_parquet(engine="pyarrow", compression="zstd", index=False),
         )
     for name in RECORDS:
-        write_json(folder / f"{name}.json", _to_plain(getattr(stored, name)))
-    metrics = {name: to_json(values) for name, values in stored.metrics.items()}
-    last = dump_json(metrics).encode()
+        write_json(folder / f"{name}.json", to_plain(getattr(stored, name)))
+    last = dump_json(to_plain(stored.metrics)).encode()
     hashes = {name: hash_file(folder / name) for name in FILES} | {
         "metrics.json": hashlib.sha256(last).hexdigest()
     }

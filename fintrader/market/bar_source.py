@@ -23,7 +23,7 @@ from fintrader.bars.sources.vendor_settings import (
     YahooSettings,
 )
 from fintrader.bars.sources.yahoo import Yahoo
-from fintrader.errors import ConfigError, DataError
+from fintrader.errors import DataError
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import SyntheticFeed, SyntheticSettings
@@ -78,14 +78,12 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
 
 
 def _vendor(source: VendorSettings) -> Vendor:
-    match source:
-        case YahooSettings():
-            return Yahoo(source)
-        case AlpacaSettings():
-            return Alpaca(source)
-        case CcxtSettings():
-            return Ccxt(source)
-    raise ConfigError(f"{source!r} is no vendor")
+    if isinstance(source, YahooSettings):
+        return Yahoo(source)
+    if isinstance(source, AlpacaSettings):
+        return Alpaca(source)
+    assert isinstance(source, CcxtSettings)  # the last of `SourceSettings`
+    return Ccxt(source)
 
 
 def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
@@ -102,12 +100,11 @@ def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
             False,
         )
     members = load_membership(universe) or {}
-    inside = {
+    return sorted(
         name
         for name, intervals in members.items()
         if any(overlaps(interval, start, end) for interval in intervals)
-    }
-    return sorted(inside), False
+    ), False
 
 
 def bar_store(settings: DataSettings, cache: Path) -> ObjectStore:

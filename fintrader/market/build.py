@@ -52,7 +52,7 @@ from fintrader.market.universe import (
     share_days,
     survivorship,
 )
-from fintrader.progress import Progress
+from fintrader.progress import SILENT, Progress
 from fintrader.records import JsonValue, to_json
 from fintrader.results.market_description import (
     BuildRecord,
@@ -81,26 +81,21 @@ def build_market(
     settings: DataSettings,
     *,
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     markets: Markets | None = None,
-    normalisation: Path | str | None = None,
 ) -> Path:
     """The market file of these settings, built unless it is there already, in the cache or among
     shared `markets`.
 
     Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made
     from and what was repaired. Bars pass through a store of chunks (`settings.store`), so that a
-    later build reads only what is new. `normalisation` is short for the setting
-    `features.normalisation`: an earlier market, by whose statistics this one is scaled.
+    later build reads only what is new.
 
     Raises DataError or a subclass of it, or StorageError when bars or markets cannot be stored or
     fetched; nothing is half-written then.
     """
     refuse_url(cache, "cache")
     settings = settings.effective()
-    if normalisation is not None:
-        features = settings.features.model_copy(update={"normalisation": str(normalisation)})
-        settings = settings.model_copy(update={"features": features})
     feed = open_feed(settings, cache)
     if feed.inputs_need_bars:
         feed.prepare(progress)  # what a vendor has is only known once it was asked
@@ -183,15 +178,13 @@ def portable(settings: DataSettings) -> Mapping[str, JsonValue]:
     return values
 
 
-def make_market(settings: DataSettings, *, progress: Progress | None = None) -> MarketTensors:
+def make_market(settings: DataSettings) -> MarketTensors:
     """Build a market in memory, without store or cache."""
     settings = settings.effective()
-    return assemble(settings, open_feed(settings, None), progress=progress)
+    return assemble(settings, open_feed(settings, None))
 
 
-def assemble(
-    settings: DataSettings, feed: Feed, *, progress: Progress | None = None
-) -> MarketTensors:
+def assemble(settings: DataSettings, feed: Feed, *, progress: Progress = SILENT) -> MarketTensors:
     """Build a market in memory from a feed, of which each symbol is read once. Equal inputs give
     equal tensors, to the bit."""
     with _draft(settings, feed, None, progress) as draft:
@@ -200,7 +193,7 @@ def assemble(
 
 @contextlib.contextmanager
 def _draft(
-    settings: DataSettings, feed: Feed, scratch: Path | None, progress: Progress | None
+    settings: DataSettings, feed: Feed, scratch: Path | None, progress: Progress
 ) -> Iterator[Draft]:
     """Build all of a market but its big arrays; its symbols' columns lie in a file of the `scratch`
     folder until the context ends."""
@@ -270,7 +263,15 @@ def _draft(
         )
         _log_provenance(provenance)
         context_names = (*settings.features.context, *settings.features.daily)
-        context = _stack_context(settings, grid, benchmark, day_close, days)
+        levels = (daily_level(*series, grid) for series in settings.features.daily.items())
+        table = ft.context_features(
+            settings.features.context,
+            grid.session,
+            benchmark=benchmark,
+            day_close=day_close,
+            member=days,
+        )
+        context = np.column_stack([table, *levels])
         scaling, normalisation = _fit_scales(
             settings, columns, names, context, context_names, windows.train
         )
@@ -317,22 +318,6 @@ def _stack_day_closes(columns: ColumnStore, grid: SessionGrid) -> Array:
     last = grid.first_bar[1:] - 1
     closes = np.column_stack([columns.adjusted_close(slot)[last] for slot in columns.slots])
     return closes.astype(np.float64)
-
-
-def _stack_context(
-    settings: DataSettings, grid: SessionGrid, benchmark: Array, day_close: Array, days: Array
-) -> Array:
-    """`[T, M]` float64: the columns common to all symbols, unscaled."""
-    chosen = settings.features
-    table = ft.context_features(
-        chosen.context,
-        benchmark=benchmark,
-        session=grid.session,
-        day_close=day_close,
-        day_member=days,
-    )
-    levels = (daily_level(name, path, grid) for name, path in chosen.daily.items())
-    return np.column_stack([table, *levels])
 
 
 def _fit_scales(

@@ -8,24 +8,24 @@ market's size, memory holds one symbol and one block.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.clean import SymbolBars
 from fintrader.errors import MarketError
+from fintrader.market.market_file import ARRAYS
 from fintrader.system import read_into, write_at
 
 BLOCK_BYTES = 16 << 20
 _STRETCH = 1 << 14
 _MOST_FILES = 64
 """Bars of one scratch file at least, and how many such files there may be."""
-_PRICES = ("open", "close")
+CELLS = ("open", "close", "volume", "tradable", "features")
+"""Arrays with a value for each bar and symbol."""
 
 
 class Sheet:
@@ -64,12 +64,8 @@ class ColumnStore:
         self._folder = folder
         self.slots: Sequence[int] = ()
         """The columns that make the market, in its order, once that is known."""
-        self._kinds: dict[str, tuple[np.dtype[Any], int]] = {
-            name: (np.dtype(np.float32), 1) for name in (*_PRICES, "volume")
-        }
-        self._kinds |= {
-            "tradable": (np.dtype(bool), 1),
-            "features": (np.dtype(np.float32), features),
+        self._kinds = {
+            name: (np.dtype(ARRAYS[name]), features if name == "features" else 1) for name in CELLS
         }
         self._stretch = max(_STRETCH, -(-bars // _MOST_FILES))
         self._offset = {}
@@ -78,8 +74,6 @@ class ColumnStore:
             self._offset[name] = self._size
             self._size += min(self._stretch, bars) * width * kind.itemsize
         self._growth: dict[int, tuple[Array, Array]] = {}
-        self._column: dict[str, Array] = {}
-        self._rows: dict[str, Array] = {}
         stretches = range(-(-bars // self._stretch))
         # open as long as the build goes on, and each until its bars are in the market
         self._files = [
@@ -115,26 +109,18 @@ class ColumnStore:
         """
         from fintrader.bars import kernels
 
-        for name, values, absent in (
-            ("open", one.open, np.nan),
-            ("close", one.close, np.nan),
-            ("volume", one.volume, 0.0),
-            ("tradable", one.tradable, False),
-            ("features", features, np.nan),
-        ):
-            if name not in self._column:
-                self._column[name] = np.empty(
-                    (self.bars, *values.shape[1:]), dtype=self._kinds[name][0]
-                )
-            column = self._column[name]
-            column[: one.first] = absent
-            column[one.stop :] = absent
+        whole = {name: getattr(one, name) for name in CELLS[:-1]} | {"features": features}
+        for name, values in whole.items():
+            kind = self._kinds[name][0]
+            absent = np.nan if name not in ("volume", "tradable") else 0
+            column = np.full((self.bars, *values.shape[1:]), absent, dtype=kind)
             if name == "features":
                 kernels.by_row(values, column[one.first : one.stop])
             else:
                 column[one.first : one.stop] = values
             self._put(slot, name, column)
-        self._growth[slot] = _growth(events, self._column["close"])
+            if name == "close":
+                self._growth[slot] = _growth(events, column)
 
     def put_feature(self, slot: int, number: int, values: Array) -> None:
         """Write one feature `[T]` of a column."""
@@ -147,19 +133,10 @@ class ColumnStore:
         return self._adjusted(slot, "close", 0, self.bars)
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns; good
-        until the next call."""
+        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns."""
         kind, width = self._kinds[name]
-        shape = (
-            (stop - start, len(self.slots), width)
-            if name == "features"
-            else (stop - start, len(self.slots))
-        )
-        room = self._rows.get(name)
-        size = math.prod(shape)
-        if room is None or room.size < size:
-            room = self._rows[name] = np.empty(size, dtype=kind)
-        block = room[:size].reshape(shape)
+        shape = (stop - start, len(self.slots), width)
+        block = np.empty(shape if name == "features" else shape[:2], dtype=kind)
         for column, slot in enumerate(self.slots):
             block[:, column] = self._get(slot, name, start, stop)
         return block

@@ -170,9 +170,9 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
         zone = settings.timezone or timezone_of(settings.calendar)
         source = FilesSettings(columns=_columns_of(what), timezone=zone)
         chosen = DataSettings(path=what, source=source, calendar=settings.calendar)
-        return Side(path.name, read_source(chosen)), settings.calendar
+        return Side(path.name, read_source(chosen)[0]), settings.calendar
     chosen = read_settings(what).effective()
-    return Side(path.stem, read_source(chosen, cache)), chosen.calendar
+    return Side(path.stem, read_source(chosen, cache)[0]), chosen.calendar
 
 
 def _columns_of(path: str) -> dict[str, str]:

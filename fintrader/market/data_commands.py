@@ -8,9 +8,10 @@ from pathlib import Path
 from fintrader import reproducible
 from fintrader.errors import ConfigError, DataError, FintraderError, StorageError
 from fintrader.files import read_json
+from fintrader.market.bar_source import open_feed
 from fintrader.market.build import build_market
 from fintrader.market.data_config import DataConfig, Placed, data_of, load_data_config, markets_of
-from fintrader.market.garbage import Garbage, feed_of, find_garbage
+from fintrader.market.garbage import Garbage, find_garbage
 from fintrader.market.inspect import (
     DryRun,
     QualityReport,
@@ -132,7 +133,7 @@ def _settings_of_run(home: Path, markets: set[str], cache: Path) -> list[DataSet
         if manifest.is_file():
             markets.add(Path(str(read_json(manifest).get("market"))).parent.name)
         config = load_data_config(home / "config.yaml")
-        feed_of(data_of(config), cache)
+        open_feed(data_of(config).effective(), cache)
     except FintraderError as error:
         print(f"{home}: {error}; only its market is kept")
         return []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.market.columns import ColumnStore
+from fintrader.market.columns import CELLS, ColumnStore
 from fintrader.market.market_file import (
     ARRAYS,
     EVENT,
@@ -119,8 +119,7 @@ class Draft:
         for first in range(0, len(columns), size):
             stop = min(first + size, len(columns))
             today = session[first:stop]
-            names = ("open", "close", "volume", "tradable", "features")
-            rows = {name: columns.rows(name, first, stop) for name in names}
+            rows = {name: columns.rows(name, first, stop) for name in CELLS}
             rows["member"] = self.days[today]
             self.scaling.apply(rows["features"], rows["member"])
             refuse_bad_cells(rows)

@@ -200,7 +200,7 @@ def rsi(bars: SymbolBars, window: int) -> Array:
     from fintrader.bars import kernels
 
     result = np.asarray(kernels.rsi(np.ascontiguousarray(bars.close), 1.0 / window))
-    result[: min(window, len(bars))] = np.nan
+    result[:window] = np.nan
     return result
 
 
@@ -229,7 +229,7 @@ def dx(bars: SymbolBars, window: int) -> Array:
     high = np.ascontiguousarray(bars.high)
     low = np.ascontiguousarray(bars.low)
     result = np.asarray(kernels.dx(high, low, 1.0 / window))
-    result[: min(window, len(bars))] = np.nan
+    result[:window] = np.nan
     return result
 
 
@@ -258,7 +258,7 @@ def bollinger_lower(bars: SymbolBars, window: int) -> Array:
 
 @lru_cache(maxsize=1)  # both bands are made of them, one after the other
 def _moments(bars: SymbolBars, window: int) -> tuple[Array, Array]:
-    return moving_moments(bars.close, window, ddof=1)
+    return moving_moments(bars.close, window)
 
 
 def sma(bars: SymbolBars, window: int) -> Array:
@@ -424,39 +424,37 @@ def symbol_features(
 
 def context_features(
     names: Sequence[str],
+    session: Array,
     *,
     benchmark: Array,
-    session: Array,
     day_close: Array,
-    day_member: Array,
+    member: Array,
 ) -> Array:
     """`[T, M]` float64, NaN while undefined.
 
-    benchmark `[T]`; session `[T]`, its number, from 0; day_close `[S, N]`, each symbol's close of
-    each session (NaN where unlisted), of which bar t only sees sessions before its own; day_member
-    `[S, N]` bool, members of the day.
+    session `[T]`, its number, from 0; benchmark `[T]`; day_close `[S, N]`, each symbol's close of
+    each session (NaN where unlisted), of which bar t only sees sessions before its own; member `[S,
+    N]` bool, of the day.
     """
     length = np.bincount(session)
-    inside = (
-        np.arange(len(session)) - (np.cumsum(length) - length)[session]
-    )  # the bar's number in its session
+    # the bar's number in its session
+    inside = np.arange(len(session)) - (np.cumsum(length) - length)[session]
+    steps = np.diff(np.log(benchmark), prepend=np.log(benchmark[:1]))
     table = np.empty((len(session), len(names)))
     for column, name in enumerate(names):
         match = _INDEX.fullmatch(name)
-        if name == "time_of_day":
-            table[:, column] = 2.0 * (inside + 0.5) / length.max() - 1.0
-        elif name == "time_to_close":
-            table[:, column] = 2.0 * (length[session] - inside - 0.5) / length.max() - 1.0
-        elif (days := turbulence_days(name)) is not None:
-            before = np.concatenate([[np.nan], turbulence(day_close, day_member, days)[:-1]])
-            table[:, column] = np.log1p(before)[session]
+        if match and match.group(1) == "return":
+            values = moving_sum(steps, int(match.group(2)))
         elif match:
-            window = int(match.group(2))
-            steps = np.diff(np.log(benchmark), prepend=np.log(benchmark[:1]))
-            if match.group(1) == "return":
-                table[:, column] = moving_sum(steps, window)
-            else:
-                table[:, column] = np.sqrt(moving_mean(steps * steps, window))
+            values = np.sqrt(moving_mean(steps * steps, int(match.group(2))))
+        elif name == "time_of_day":
+            values = 2.0 * (inside + 0.5) / length.max() - 1.0
+        elif name == "time_to_close":
+            values = 2.0 * (length[session] - inside - 0.5) / length.max() - 1.0
+        elif (days := turbulence_days(name)) is not None:
+            before = turbulence(day_close, member, days)[:-1]
+            values = np.log1p(np.append(np.nan, before))[session]
+        table[:, column] = values
     return table
 
 
@@ -466,7 +464,7 @@ def turbulence_days(name: str) -> int | None:
     return None if match is None else int(match.group(1) or TURBULENCE_DAYS)
 
 
-def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float = 0.5) -> Array:
+def turbulence(day_close: Array, member: Array, days: int) -> Array:
     """`[S]`: Mahalanobis distance of each day's returns from the `days` before it, divided by their
     number.
 
@@ -491,6 +489,6 @@ def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float =
                 continue
             past, gap = past[:, listed], now[listed] - past[:, listed].mean(axis=0)
             covariance = np.atleast_2d(np.cov(past, rowvar=False))
-            shrunk = (1 - shrinkage) * covariance + shrinkage * np.diag(np.diag(covariance))
+            shrunk = 0.5 * covariance + 0.5 * np.diag(np.diag(covariance))
             result[today] = float(gap @ np.linalg.solve(shrunk, gap)) / len(gap)
     return result

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fintrader.bars.chunks import list_unnamed
-from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.files import unseal
 from fintrader.market.bar_source import bar_store, open_feed
@@ -56,12 +55,6 @@ class Garbage:
                 home.remove(*names)
                 if not home.list_names():
                     home.clear()
-
-
-def feed_of(settings: DataSettings, cache: Path) -> Feed:
-    """The source of these settings; reads and asks for no bar. Raises DataError when it is not
-    there."""
-    return open_feed(settings.effective(), cache)
 
 
 def find_garbage(

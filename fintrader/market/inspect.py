@@ -95,11 +95,9 @@ def dry_run(settings: DataSettings, *, cache: Path) -> DryRun:
     source = settings.source
     plan = DryRun(source.kind, str(bar_store(settings, cache)))
     if isinstance(source, FilesSettings):
-        plan = replace(
-            plan,
-            files=tuple(_outline(file, source) for file in files_of(source, settings.bar_path)),
-        )
-        if any(file.problem for file in plan.files):
+        files = tuple(_outline(file, source) for file in files_of(source, settings.bar_path))
+        plan = replace(plan, files=files)
+        if any(file.problem for file in files):
             return plan
     feed = open_source(settings, cache)
     if isinstance(feed, VendorFeed):
@@ -109,19 +107,20 @@ def dry_run(settings: DataSettings, *, cache: Path) -> DryRun:
 
 
 def _outline(file: BarFile, settings: FilesSettings) -> FileOutline:
-    outline = FileOutline(file.name, file.kind)
     try:
-        outline = replace(outline, columns=tuple(read_columns(file, settings)))
+        columns = tuple(read_columns(file, settings))
+        rows = None
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
-                outline = replace(outline, rows=parquet.metadata.num_rows)
+                rows = parquet.metadata.num_rows
+        return FileOutline(file.name, file.kind, columns, rows)
     except BarError as error:
-        outline = replace(outline, problem=str(error).removeprefix(f"{file.name}: "))
-    return outline
+        problem = str(error).removeprefix(f"{file.name}: ")
+        return FileOutline(file.name, file.kind, problem=problem)
 
 
 def check_stored_files(
-    settings: DataSettings, *, cache: Path, progress: Progress | None = None
+    settings: DataSettings, *, cache: Path, progress: Progress = SILENT
 ) -> list[Check]:
     """Compare each stored chunk of bars and each market in the cache with its hash.
 
@@ -129,7 +128,7 @@ def check_stored_files(
     """
     store = bar_store(settings, cache)
     markets = sorted(Path(cache).glob("*/market.safetensors"))
-    with (progress or SILENT).task("verify", total=1 + len(markets), unit="files") as task:
+    with progress.task("verify", total=1 + len(markets), unit="files") as task:
         problems = verify_store(store)
         task.advance(note="chunks of bars")
         checks = [
@@ -211,7 +210,7 @@ class QualityReport:
 
 
 def quality_report(
-    settings: DataSettings, *, cache: Path | None = None, progress: Progress | None = None
+    settings: DataSettings, *, cache: Path | None = None, progress: Progress = SILENT
 ) -> QualityReport:
     """Report on the bars that these settings name, without changing them.
 
@@ -219,8 +218,8 @@ def quality_report(
     `cache` of a build. Raises DataError when the bars cannot be read at all.
     """
     settings = settings.effective()
-    with (progress or SILENT).task("quality", total=2) as task:
-        bars, announced = _read(settings, cache, progress)
+    with progress.task("quality", total=2) as task:
+        bars, announced = read_source(settings, cache, progress)
         task.advance(note=f"{len(bars)} rows read")
         report = examine(bars, settings, announced)
         task.advance()
@@ -228,17 +227,10 @@ def quality_report(
 
 
 def read_source(
-    settings: DataSettings, cache: Path | None = None, progress: Progress | None = None
-) -> Bars:
-    """Read all bars of the source into memory; those of files unchanged and in their order. Raises
-    DataError."""
-    return _read(settings, cache, progress)[0]
-
-
-def _read(
-    settings: DataSettings, cache: Path | None, progress: Progress | None
+    settings: DataSettings, cache: Path | None = None, progress: Progress = SILENT
 ) -> tuple[Bars, tuple[Action, ...]]:
-    """Read all bars, and the actions that the source announces."""
+    """Read all bars of the source into memory, those of files unchanged and in their order; and the
+    actions that it announces. Raises DataError."""
     source = settings.source
     if isinstance(source, FilesSettings):
         bars = read_files(source, settings.bar_path, settings.universe.symbols)

@@ -205,30 +205,21 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
                 f"{ORIGIN}{where}: columns {_some(columns)} could all be the {_word(role)}; drop or"
                 " rename some"
             )
-    wanted = [
-        *((role, _word(role)) for role in column_names(source)),
-        *((name, name) for name in source.extra),
-    ]
-    known = {role: columns[0] for role, columns in roles.items()} | {
-        n: n for n in source.extra if n in frame.columns
-    }
-    for role, word in wanted:
+    names = column_names(source)
+    wanted = {role: _word(role) for role in names} | {name: name for name in source.extra}
+    known = {role: columns[0] for role, columns in roles.items()}
+    known |= {name: name for name in source.extra if name in frame.columns}
+    for role, word in wanted.items():
         if role not in known:
-            one = (
-                ""
-                if role != "symbol"
-                else "; a table of one symbol goes into a dict, like {'AAPL': table}"
-            )
-            found = [
-                column
-                for column in frame.columns
-                if not (where and column == source.columns["symbol"])
-            ]
+            one = "; a table of one symbol goes into a dict, like {'AAPL': table}"
+            added = source.columns["symbol"] if where else None
+            found = [column for column in frame.columns if column != added]
             raise BarError(
-                f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}{one}"
+                f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}"
+                f"{one if role == 'symbol' else ''}"
             )
-    chosen = frame[[known[role] for role, _ in wanted]]
-    return chosen.set_axis([*column_names(source).values(), *source.extra], axis=1)
+    chosen = frame[[known[role] for role in wanted]]
+    return chosen.set_axis([*names.values(), *source.extra], axis=1)
 
 
 def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
@@ -248,7 +239,7 @@ def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
                 else (source.columns["symbol"] if frame.index.nlevels > 1 else "index")
             )
         names.append(f"index {name}" if name in frame.columns else name)
-    return frame.set_axis(frame.index.set_names(names), axis=0).reset_index()
+    return frame.reset_index(names=names)
 
 
 def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[str, list[Any]]:

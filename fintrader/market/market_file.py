@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from fintrader.bars.bars import Array
 from fintrader.errors import MarketError
@@ -200,12 +201,9 @@ def stored_minutes(path: Path | str) -> Array:
     """`[T]` int64: when the bars of a market file begin, without reading its other arrays. Raises
     MarketError."""
     try:
-        with Path(path).open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            first, stop = json.loads(file.read(length))["minutes"]["data_offsets"]
-            file.seek(8 + length + first)
-            return np.frombuffer(file.read(stop - first), dtype=np.int64)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with safe_open(str(path), framework="np") as file:
+            return np.asarray(file.get_tensor("minutes"))
+    except (OSError, SafetensorError) as error:
         raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
 
 

@@ -31,13 +31,13 @@ def moving_mean(values: Array, window: int) -> Array:
     return total
 
 
-def moving_moments(values: Array, window: int, ddof: int = 0) -> tuple[Array, Array]:
-    """Moving mean and standard deviation, `[L]` each."""
+def moving_moments(values: Array, window: int) -> tuple[Array, Array]:
+    """Moving mean and sample standard deviation, `[L]` each."""
     mean = moving_mean(values, window)
     spread = moving_sum(values * values, window)
     spread -= window * mean * mean
     np.maximum(spread, 0.0, out=spread)
-    spread /= window - ddof
+    spread /= window - 1
     return mean, np.sqrt(spread, out=spread)
 
 

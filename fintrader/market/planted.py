@@ -55,41 +55,30 @@ class PlantedOptimum:
     """ln(expected_multiple) / num_bars."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """Known numbers of the decision problem: `num_assets`, drift mu and switch probability p per
-    bar, cost c."""
+def _find_kernel(others: int, switch: float) -> Array:
+    """`[others + 1, others + 1]`: P[m, m'] of m' stocks up in the next bar when m of `others` are
+    up now."""
+    from scipy.stats import binom  # a second of start-up that most commands never need
 
-    num_assets: int
-    drift: float
-    switch: float
-    cost: float
-
-    def kernel(self, others: int) -> Array:
-        """`[others + 1, others + 1]`: P[m, m'] of m' stocks up in the next bar when m of `others`
-        are up now."""
-        from scipy.stats import binom
-
-        table = np.zeros((others + 1, others + 1))
-        for up in range(others + 1):
-            stay = binom.pmf(np.arange(up + 1), up, 1 - self.switch)
-            come = binom.pmf(np.arange(others - up + 1), others - up, self.switch)
-            table[up] = np.convolve(stay, come)
-        return table
+    table = np.zeros((others + 1, others + 1))
+    for up in range(others + 1):
+        stay = binom.pmf(np.arange(up + 1), up, 1 - switch)
+        come = binom.pmf(np.arange(others - up + 1), others - up, switch)
+        table[up] = np.convolve(stay, come)
+    return table
 
 
 def _step(
-    problem: _Problem, value: Array, kernel_all: Array, kernel_others: Array
+    planted: PlantedDrift, c: float, value: Array, kernel_all: Array, kernel_others: Array
 ) -> tuple[Array, Array]:
-    """One step of backward induction: value `[3, N + 1]` of the next bar -> (value, best action) at
-    this close.
+    """One step of backward induction at a cost of `c`: value `[3, N + 1]` of the next bar ->
+    (value, best action) at this close.
 
     value[NONE, m] has m of all N stocks up; value[UP or DOWN, m] has m of the other N - 1 up.
     """
-    n = problem.num_assets
-    c = problem.cost
-    p = problem.switch
-    gain = np.exp(problem.drift)
+    n = planted.num_assets
+    p = planted.switch
+    gain = np.exp(1e-4 * planted.drift_bps)
     after_up = np.full(
         n + 1, -np.inf
     )  # worth of a dollar that stays in an up stock while m others are up
@@ -112,20 +101,15 @@ def _step(
     return np.where(np.isfinite(best), best, 0.0), action
 
 
-def _solve(problem: _Problem, num_bars: int) -> tuple[Array, Array]:
-    """(value, action) with `num_bars` bars to go; values may be scaled by a common factor, see
-    `_log_value`."""
-    value = np.ones((3, problem.num_assets + 1))
+def _solve(planted: PlantedDrift, cost_bps: float, num_bars: int) -> tuple[Array, Array]:
+    """(value, action) with `num_bars` bars to go."""
+    n = planted.num_assets
+    value = np.ones((3, n + 1))
     action = np.zeros(value.shape, dtype=np.int64)
-    kernels = problem.kernel(problem.num_assets), problem.kernel(problem.num_assets - 1)
+    kernels = _find_kernel(n, planted.switch), _find_kernel(n - 1, planted.switch)
     for _ in range(num_bars):
-        value, action = _step(problem, value, *kernels)
+        value, action = _step(planted, 1e-4 * cost_bps, value, *kernels)
     return value, action
-
-
-def _pose(planted: PlantedDrift, cost_bps: float) -> _Problem:
-    """Pose the decision problem of a planted drift at these costs."""
-    return _Problem(planted.num_assets, 1e-4 * planted.drift_bps, planted.switch, 1e-4 * cost_bps)
 
 
 def planted_optimum(planted: PlantedDrift | None, cost_bps: float, num_bars: int) -> PlantedOptimum:
@@ -143,11 +127,10 @@ def planted_optimum(planted: PlantedDrift | None, cost_bps: float, num_bars: int
             "only a drift planted in a synthetic market has a known optimum; build one with"
             " data.source.planted"
         )
-    problem = _pose(planted, cost_bps)
     if num_bars < 1:
         raise DataError(f"the optimum over {num_bars} bars has no meaning; give at least one")
-    value, _ = _solve(problem, num_bars)
-    start = binom.pmf(np.arange(problem.num_assets + 1), problem.num_assets, 0.5)
+    value, _ = _solve(planted, cost_bps, num_bars)
+    start = binom.pmf(np.arange(planted.num_assets + 1), planted.num_assets, 0.5)
     multiple = float(start @ value[NONE])
     return PlantedOptimum(num_bars, cost_bps, multiple, float(np.log(multiple)) / num_bars)
 
@@ -170,7 +153,7 @@ def oracle_policy(
             "this market has no planted signal; build a synthetic one with data.source.planted"
         )
     column = market.feature_names.index(planted.feature)
-    _, action = _solve(_pose(planted, cost_bps), horizon)
+    _, action = _solve(planted, cost_bps, horizon)
     table = torch.as_tensor(action)
 
     def policy(obs: Tensor) -> Tensor:
@@ -186,16 +169,16 @@ def oracle_policy(
         others_up = number_up.unsqueeze(1) - up.long()
         kind = torch.where(up, UP, DOWN)
         choice = lookup[kind, others_up]
-        keep = torch.where(held & (choice == _STAY), holdings, torch.zeros_like(holdings))
+        keep = torch.where(held & (choice == _STAY), holdings, 0.0)
         # what becomes free goes on in a held up stock if there is one, else in the first one that
         # is up
         wants = (held & (choice == _SWITCH)).any(dim=1)
         from_cash = lookup[torch.full_like(number_up, NONE), number_up] == _SWITCH
         order = torch.arange(n, 0, -1, device=obs.device, dtype=holdings.dtype)
-        best = torch.where(up, order + n * (keep > 0), torch.full_like(order, -1.0)).argmax(dim=1)
+        best = torch.where(up, order + n * (keep > 0), -1.0).argmax(dim=1)
         free = (1.0 - keep.sum(dim=1)).clamp(min=0.0)
         buys = (wants | from_cash) & (number_up > 0)
-        extra = torch.where(buys, free, torch.zeros_like(free))
+        extra = torch.where(buys, free, 0.0)
         return keep.scatter_add(1, best.unsqueeze(1), extra.unsqueeze(1))
 
     return policy

@@ -77,7 +77,7 @@ def plant(
     """
     bars = len(open_)
     horizon = settings.horizon
-    for name, (start, stop) in zip(Windows._fields, windows, strict=True):
+    for name, (start, stop) in windows._asdict().items():
         if stop - start < horizon + 2:
             raise DataError(
                 f"data.source.horizon: {horizon} bars ahead do not fit into the {name} window of"
@@ -86,7 +86,7 @@ def plant(
     noise = _noise(settings, bars, symbols)
     signal = np.zeros(open_.shape, dtype=np.float32)
     measured = {}
-    names = {tuple(window): name for name, window in zip(Windows._fields, windows, strict=True)}
+    names = {window: name for name, window in windows._asdict().items()}
     edges = sorted({0, bars, *itertools.chain.from_iterable(windows)})
     for start, stop in itertools.pairwise(edges):
         rows = slice(start, stop)

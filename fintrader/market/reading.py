@@ -29,7 +29,7 @@ from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings, factor_column
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import Coverage, choose, member_days
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import Progress
 
 
 def candidates_of(
@@ -69,7 +69,7 @@ def read_all(
     train: tuple[int, int],
     names: Sequence[str],
     columns: ColumnStore,
-    progress: Progress | None,
+    progress: Progress,
 ) -> tuple[list[str], dict[str, str]]:
     """Fill the columns; the chosen symbols, and why other candidates were left out.
 
@@ -85,7 +85,7 @@ def read_all(
     later = {*ft.market_wide(settings.features.names), *planted}
     column_of: dict[str, int] = {}
     left_out: dict[str, str] = {}
-    with (progress or SILENT).task("features", total=len(candidates), unit="symbols") as task:
+    with progress.task("features", total=len(candidates), unit="symbols") as task:
         for symbol in candidates:
             merged = reader.read(symbol)
             task.advance(note=symbol)

@@ -85,34 +85,20 @@ class DataSettings(Settings):
         return value
 
     @model_validator(mode="after")
-    def _signal(self) -> Self:
+    def _fits_together(self) -> Self:
         source = self.source
         taken = (*self.features.names, *self.features.extra, *self.features.extra_raw)
         if isinstance(source, PlantedInSettings) and SIGNAL in taken:
             raise ValueError(f"{SIGNAL} is the name of the planted feature; rename the other one")
-        return self
-
-    @model_validator(mode="after")
-    def _first_day(self) -> Self:
-        is_vendor = isinstance(self.source, VendorSettings) and self.path is None
-        if is_vendor and self.start is None:
+        if isinstance(source, VendorSettings) and self.path is None and self.start is None:
             raise ValueError(
-                f"start: {self.source.kind} is asked for bars from this day on; set it, like"
-                " 2024-01-02"
+                f"start: {source.kind} is asked for bars from this day on; set it, like 2024-01-02"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _hours(self) -> Self:
-        if isinstance(self.source, CcxtSettings) and "calendar" not in self.model_fields_set:
+        if isinstance(source, CcxtSettings) and "calendar" not in self.model_fields_set:
             raise ValueError(
                 "pairs trade around the clock: set calendar to 24/7, or to an exchange's to keep"
                 " its hours"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _range(self) -> Self:
         if self.start is not None and self.end is not None and self.end < self.start:
             raise ValueError("end lies before start; swap the two dates")
         return self

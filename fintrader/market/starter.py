@@ -166,7 +166,7 @@ def _plan(found: Detection, windows: Sequence[tuple[dt.date, dt.date]]) -> _Plan
 def render_yaml(found: Detection, path: Path) -> str:
     """Render the configuration. Raises BarError when there are too few sessions for three
     windows."""
-    windows, embargo = _windows(found.sessions)
+    windows = _cut_windows(found.sessions)
     plan = _plan(found, windows)
     careful = _CAREFUL if plan.is_careful else dict.fromkeys(_CAREFUL, "")
     decisions = plan.episode // plan.decide
@@ -187,9 +187,9 @@ def render_yaml(found: Detection, path: Path) -> str:
         names=", ".join(plan.features),
         windows=_join(
             f"    {name}: [{first}, {last}]"
-            for name, (first, last) in zip(_NAMES, windows, strict=True)
+            for name, (first, last) in zip(("train", "validation", "test"), windows, strict=True)
         ),
-        embargo=embargo,
+        embargo=1 if len(found.sessions) >= 15 else 0,
         num_envs=32 if plan.is_careful else 64,
         episode=plan.episode,
         decide=plan.decide,
@@ -198,7 +198,8 @@ def render_yaml(found: Detection, path: Path) -> str:
         env_steps=32 * decisions * _UPDATES * (_FOLDS + 1) if plan.is_careful else 60_000,
         **careful,
     )
-    _check(text, path)
+    # raises ConfigError when the data's settings are invalid
+    validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
     return text
 
 
@@ -237,23 +238,18 @@ def _render_waivers(found: Detection) -> str:
     return _join([first, "  # waive:", *(f"  #   - {_plain(one)}" for one in found.waivers)])
 
 
-_NAMES = ("train", "validation", "test")
-
-
-def _windows(sessions: Sequence[dt.date]) -> tuple[list[tuple[dt.date, dt.date]], int]:
-    """The three windows as dates, and the sessions between them."""
+def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
+    """The first and the last day of the three windows."""
     count = len(sessions)
     if count < _FEWEST:
         raise BarError(
             f"the bars reach over {count} sessions; training, validation and test need {_FEWEST} or"
             " more"
         )
-    embargo = 1 if count >= 15 else 0
-    one = max(1, round(0.6 * count))
-    two = max(2, round(0.8 * count))
-    one, two = min(one, count - 2), min(max(two, one + 1), count - 1)
+    one = min(max(1, round(0.6 * count)), count - 2)
+    two = min(max(one + 1, round(0.8 * count)), count - 1)
     edges = [(0, one - 1), (one, two - 1), (two, count - 1)]
-    return [(sessions[first], sessions[last]) for first, last in edges], embargo
+    return [(sessions[first], sessions[last]) for first, last in edges]
 
 
 def _plain(value: Any) -> str:
@@ -266,8 +262,3 @@ def _plain(value: Any) -> str:
 
 
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
-
-
-def _check(text: str, path: Path) -> None:
-    """Raise ConfigError when the data's settings are invalid."""
-    validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -96,16 +97,12 @@ def draw(
 ) -> RandomEvents:
     """Events of a market. Raises DataError when there are fewer stocks or sessions than events
     need."""
-    happens = (
-        int(events["splits"])
-        + int(events["dividends"])
-        + int(events["delistings"])
-        + int(events["late_listings"])
-    )
+    number = {name: int(value) for name, value in events.items()}
+    happens = sum(number[name] for name in ("splits", "dividends", "delistings", "late_listings"))
     if (
         happens > num_symbols
         or (happens and grid.num_sessions < 4)
-        or int(events["halts"]) > grid.num_sessions
+        or number["halts"] > grid.num_sessions
     ):
         raise DataError(
             f"{happens} splits, dividends, delistings and late listings need as many stocks (there"
@@ -115,37 +112,32 @@ def draw(
     stocks = iter(random.permutation(num_symbols).tolist())
     inner = (grid.num_sessions // 4, 3 * grid.num_sessions // 4)
 
-    def take(number: int) -> list[tuple[int, int]]:
-        return (
-            [(next(stocks), int(random.integers(*inner))) for _ in range(number)] if number else []
-        )
+    def take(kind: EventKind) -> list[tuple[int, int]]:
+        return [(next(stocks), int(random.integers(*inner))) for _ in range(number[kind])]
 
     actions = [
-        (stock, session, float(random.integers(2, 5)), 0.0)
-        for stock, session in take(int(events["splits"]))
+        (stock, session, float(random.integers(2, 5)), 0.0) for stock, session in take("splits")
     ]
-    actions += [(stock, session, 1.0, 0.01) for stock, session in take(int(events["dividends"]))]
+    actions += [(stock, session, 1.0, 0.01) for stock, session in take("dividends")]
     listed = np.ones((grid.num_bars, num_symbols), dtype=bool)
-    for stock, session in take(int(events["delistings"])):
+    for stock, session in take("delistings"):
         listed[grid.first_bar[session] :, stock] = False
-    for stock, session in take(int(events["late_listings"])):
+    for stock, session in take("late_listings"):
         listed[: grid.first_bar[session], stock] = False
     halted = np.zeros(grid.num_bars, dtype=bool)
-    for session in random.permutation(grid.num_sessions)[: int(events["halts"])]:
+    for session in random.permutation(grid.num_sessions)[: number["halts"]]:
         first = int(grid.first_bar[session])
         stop = int(grid.first_bar[session + 1])
-        length = min(int(events["halt_bars"]), stop - first - 2)
+        length = min(number["halt_bars"], stop - first - 2)
         begin = first + 1 + int(random.integers(0, max(1, stop - first - 1 - length)))
         halted[begin : begin + max(length, 0)] = True
     jumps = np.zeros((grid.num_bars, num_symbols))
     if events["jumps"] > 0:
         hit = random.random((grid.num_sessions, num_symbols)) < events["jumps"]
-        size = (
-            events["jump_size"] * random.standard_normal(hit.shape) - events["jump_size"] ** 2 / 2
-        )
-        jumps[grid.first_bar[:-1]] = np.where(
-            hit, size, 0.0
-        )  # mean one: nothing to be gained by holding over nights
+        spread = events["jump_size"]
+        # mean one: nothing to be gained by holding over nights
+        size = spread * random.standard_normal(hit.shape) - spread**2 / 2
+        jumps[grid.first_bar[:-1]] = np.where(hit, size, 0.0)
     return RandomEvents(jumps, listed, halted, tuple(actions))
 
 
@@ -228,8 +220,10 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     num_symbols = settings.num_symbols
     volatility = _volatility(settings, grid)
 
+    random = partial(create_numpy_generator, settings.seed, "synthetic")
+
     def noise(name: str, *shape: int) -> Array:
-        return create_numpy_generator(settings.seed, "synthetic", name).standard_normal(shape)
+        return random(name).standard_normal(shape)
 
     # index: ln I[t] = ln I[t-1] + s_I e - s_I² / 2, so that E[I[t] / I[t-1]] = 1
     index_scale = 1e-4 * (INDEX_RATIO * settings.volatility_bps) * volatility
@@ -237,7 +231,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     index = 1000.0 * np.exp(np.cumsum(index_steps - index_scale**2 / 2))
 
     # stock: ln P[t] = ln P[t-1] + mu state[t-1] + (beta s_I e_I + s e) - variance / 2
-    beta = create_numpy_generator(settings.seed, "synthetic", "beta").uniform(0.6, 1.4, num_symbols)
+    beta = random("beta").uniform(0.6, 1.4, num_symbols)
     own_scale = 1e-4 * settings.volatility_bps * volatility[:, None]
     steps = index_steps[:, None] * beta + own_scale * noise("stocks", num_bars, num_symbols)
     steps -= ((index_scale[:, None] * beta) ** 2 + own_scale**2) / 2
@@ -248,9 +242,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
         state = drift_states(settings, num_bars)
         steps[1:] += 1e-4 * settings.planted["drift_bps"] * state[:-1]
         extras[SIGNAL] = state
-    first = create_numpy_generator(settings.seed, "synthetic", "price").uniform(
-        20.0, 200.0, num_symbols
-    )
+    first = random("price").uniform(20.0, 200.0, num_symbols)
     close = first * np.exp(np.cumsum(steps, axis=0))
     open_ = np.vstack([first[None, :], close[:-1]])
     reach = np.abs(noise("reach", 2, num_bars, num_symbols)) * own_scale * 0.5
@@ -259,12 +251,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     surge = volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))
     volume = np.floor(VOLUME_USD / first * surge) + 1
 
-    present = (
-        create_numpy_generator(settings.seed, "synthetic", "missing").random(
-            (num_bars, num_symbols)
-        )
-        >= settings.missing
-    )
+    present = random("missing").random((num_bars, num_symbols)) >= settings.missing
     present[0] = True
     present &= happening.listed & ~happening.halted[:, None]
     symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
@@ -275,14 +262,15 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     def column(values: Array) -> Array:
         return np.ascontiguousarray(values.T).ravel()[keep]
 
-    columns: dict[str, Any] = {
-        name: column(values) for name, values in (prices | {"volume": volume}).items()
-    }
     bars = Bars(
-        ts=np.tile(grid.minutes, num_symbols)[keep],
-        symbol=np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
-        symbols=symbols,
-        **columns,
+        np.tile(grid.minutes, num_symbols)[keep],
+        np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
+        symbols,
+        column(open_),
+        column(high),
+        column(low),
+        column(close),
+        column(volume),
         extras={name: column(values) for name, values in extras.items()},
         origin="synthetic market",
     )
@@ -301,18 +289,14 @@ class SyntheticFeed(MemoryFeed):
     ) -> None:
         self.inputs = {"kind": "synthetic"}
         self._settings = settings
-        self._calendar = calendar
-        self._bar_minutes = bar_minutes
-        self._start = start or START
+        self._lay_grid = partial(synthetic_grid, settings, calendar, bar_minutes, start or START)
         self._made = False
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Make the bars, once. Raises DataError."""
         if not self._made:
             with (progress or SILENT).task("make the synthetic market", total=1) as task:
-                grid = synthetic_grid(
-                    self._settings, self._calendar, self._bar_minutes, self._start
-                )
+                grid = self._lay_grid()
                 made = generate(self._settings, grid)
                 super().__init__(made.bars, self.inputs)
                 self.actions = made.actions

@@ -25,8 +25,10 @@ from fintrader.market.market_file import (
     EVENT,
     StoredArray,
     header_text,
+    preamble,
     read_description,
     refuse_bad_cells,
+    stored_order,
     write_market,
 )
 from fintrader.results.market_description import MarketDescription, Normalisation, Provenance
@@ -38,21 +40,8 @@ WHOLE = "whole"
 """Window name of a market that was never split."""
 
 
-def stored_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Names and tensors in the order in which a safetensors file holds them."""
-    found = dict(tensors)
-    return [
-        (entry.name, found[entry.name])
-        for entry in market_file.stored_order(_entries(found.items()))
-    ]
-
-
-def preamble(order: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
-    """All bytes of a safetensors file before its tensors, which follow in `order`."""
-    return market_file.preamble(_entries(order), metadata)
-
-
-def _entries(tensors: Iterable[tuple[str, Tensor]]) -> list[StoredArray]:
+def list_arrays(tensors: Iterable[tuple[str, Tensor]]) -> list[StoredArray]:
+    """The kinds and shapes of tensors, for a safetensors file."""
     return [
         StoredArray(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors
@@ -312,6 +301,13 @@ class MarketTensors:
         for name, tensor in self.events._asdict().items():
             yield EVENT + name, tensor
 
+    def columns(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and values of each feature `[T, N]` and each context column `[T, 1]`."""
+        for k, name in enumerate(self.feature_names):
+            yield name, self.features[..., k]
+        for k, name in enumerate(self.context_names):
+            yield name, self.context[:, k : k + 1]
+
     def to_numpy(self, name: str) -> np.ndarray[Any, Any]:
         """One of its arrays, or `adjusted_close` or `last_bar`, on the host."""
         array: np.ndarray[Any, Any] = getattr(self, name).cpu().numpy()
@@ -355,12 +351,8 @@ class MarketTensors:
         """Write one safetensors file atomically; returns the content hash, which the file holds
         too."""
         whole = {name: bytes_of(tensor) for name, tensor in self._stored()}
-        return write_market(path, header_text(self.description), _entries(self._stored()), whole)
-
-    def _preamble(self, content: str) -> bytes:
-        """All bytes of the file before its arrays."""
-        metadata = {"header": header_text(self.description), "content_hash": content}
-        return preamble(stored_order(self._stored()), metadata)
+        header = header_text(self.description)
+        return write_market(path, header, list_arrays(self._stored()), whole)
 
     @classmethod
     def load(
@@ -384,7 +376,9 @@ class MarketTensors:
                 f"{path} is damaged ({error}); delete it and build it again"
             ) from None
         if verify:
-            expected = market._preamble(market.content_hash())
+            header = header_text(description)
+            metadata = {"header": header, "content_hash": market.content_hash()}
+            expected = preamble(stored_order(list_arrays(market._stored())), metadata)
             with Path(path).open("rb") as stored:
                 if stored.read(len(expected)) != expected:
                     raise MarketError(
@@ -440,19 +434,16 @@ class MarketTensors:
 
     def _validate_events(self) -> None:
         bar, asset, split, dividend = self.events
-        if any(
-            value.shape != bar.shape or value.device != self.close.device for value in self.events
-        ):
-            raise MarketError(
-                "events need one bar, asset, split and dividend each, on the device of the prices"
-            )
+        kinds = zip(self.events, market_file.EVENTS.values(), strict=True)
         if bar.ndim != 1 or any(
-            value.dtype != getattr(torch, kind)
-            for value, kind in zip(self.events, market_file.EVENTS.values(), strict=True)
+            value.shape != bar.shape
+            or value.device != self.close.device
+            or value.dtype != getattr(torch, kind)
+            for value, kind in kinds
         ):
             raise MarketError(
-                "events need bar and asset as int64, split and dividend as float64, one after"
-                " another"
+                "events need bar and asset as int64, split and dividend as float64, as many of"
+                " each, on the device of the prices"
             )
         if not bool(_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
             raise MarketError(

@@ -221,7 +221,7 @@ def _within_limits(
     markets: Sequence[MarketTensors],
     env: EnvSettings,
     limits: LimitSettings,
-    progress: Progress | None,
+    progress: Progress,
 ) -> LimitedOutcome | None:
     """Simulate policies within a deployment's limits, each in its own window; None without
     limits."""

@@ -33,7 +33,7 @@ from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import is_too_short, min_sessions
-from fintrader.progress import Progress
+from fintrader.progress import SILENT, Progress
 from fintrader.tournament.settings import Metric
 from fintrader.tournament.spec import EvaluationTerms
 
@@ -66,7 +66,7 @@ def evaluate(
     env: EnvSettings,
     terms: EvaluationTerms = EvaluationTerms(),  # noqa: B008 (frozen)
     *,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Evaluation:
     """Trade each part once, one account in float64, and score the days of all parts together.
 
@@ -200,9 +200,7 @@ def _join_blocks(results: Sequence[BacktestResult]) -> BacktestResult:
     return results[0] if len(results) == 1 else stitch(results)
 
 
-def _trade_benchmark(
-    market: MarketTensors, env: EnvSettings, progress: Progress | None
-) -> BacktestResult:
+def _trade_benchmark(market: MarketTensors, env: EnvSettings, progress: Progress) -> BacktestResult:
     """Trade the benchmark portfolio over this window, at costs."""
     known = _benchmarks.setdefault(market, {})
     key = env.model_dump_json()

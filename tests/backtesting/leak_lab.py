@@ -227,12 +227,10 @@ CLEAN = (
 
 
 def scaled_by_everything():
-    common = build.standardise
-    own = draft.scale
-    build.standardise = lambda values, names, _train, *how: common(
-        values, names, (0, len(values)), *how
+    honest = build.fit_scales
+    build.fit_scales = lambda part, values, names, scaled, _train, *how: honest(
+        part, values, names, scaled, (0, len(values)), *how
     )
-    draft.scale = lambda values, _train, scaled: own(values, (0, len(values)), scaled)
 
 
 def ranked_with_tomorrows_members():

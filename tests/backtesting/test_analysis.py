@@ -4,56 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
+from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.attribution import attribute, symbol_returns
-from fintrader.backtesting.execution import NO_VOLUME, measure_execution
+from fintrader.backtesting.execution import CLASSES, NO_VOLUME, measure_execution
 from fintrader.backtesting.factors import FACTORS, LOOKBACK, factor_returns, fit_factors
-from fintrader.backtesting.result import measured_against, window_fields
+from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings
-from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
 from tests.engines.policies import noisy_policy
-from tests.factories import make_market, market_of
-
-
-def held(market, name, shares, equity):
-    """A result of these holdings and this wealth, without costs and trades."""
-    nothing = np.zeros(len(equity))
-    return BacktestResult(
-        name=name,
-        equity=equity,
-        shares=shares,
-        mark=market.close.numpy().astype(np.float64),
-        costs_usd=nothing,
-        turnover_usd=nothing,
-        income_usd=nothing,
-        trades=empty_trades(),
-        **window_fields(market),
-    )
-
-
-def test_attribution_by_hand():
-    """A rises 10 % while all is held in A, falls 10 % while all is in B, which stands still. The
-    portfolio holds A."""
-    market = market_of(np.array([[100.0, 50], [110, 50], [99, 50]]), 3)
-    ours = held(
-        market, "ensemble", np.array([[10.0, 0], [0, 22], [0, 22]]), np.array([1000.0, 1100, 1100])
-    )
-    theirs = held(
-        market, "equal_weight", np.array([[1.0, 0], [1, 0], [1, 0]]), np.array([100.0, 110, 99])
-    )
-    found = attribute(ours, theirs, symbol_returns([market]))
-    # Mean weights (½, ½) and (1, 0): 1000·(−½)·10 % and 1100·(−½)·(−10 %); timing has the rest of
-    # 100 − (−10).
-    assert found.pnl_usd == pytest.approx(100)
-    assert found.portfolio_pnl_usd == pytest.approx(1000 * 0.1 - 1100 * 0.1)
-    assert found.active_usd == pytest.approx(110)
-    assert found.selection_usd == pytest.approx(-50 + 55, abs=1e-3)
-    assert found.timing_usd == pytest.approx(105, abs=1e-3)
-    assert (found.fills_usd, found.costs_usd) == pytest.approx((0.0, 0.0), abs=1e-3)
-    assert [row.symbol for row in found.symbols] == ["S000", "S001"]
-    assert found.symbols[0].portfolio_weight == pytest.approx(1.0, abs=1e-5)
+from tests.factories import make_market
 
 
 @pytest.mark.parametrize("events", [False, True])
@@ -115,40 +75,6 @@ def test_a_walk_forward_is_attributed_as_a_whole():
     assert analyse(results, market.window(0, 200)) is None  # another window's market
 
 
-def test_execution_by_hand():
-    market = market_of(
-        np.array([[100.0, 50], [101, 50], [102, 50]]), 3, volume=np.full((3, 2), 1000.0)
-    )
-    rows = [
-        # decided at the close of bar 0, filled in bar 1: 1 % above what was seen, half of the
-        # volume
-        (0, 1, "S000", 500.0, 101.0, 10.0, "order"),
-        # sold 2 % below what was seen, 0.1 % of the volume
-        (1, 2, "S001", -1.0, 49.0, 0.49, "order"),
-        (1, 2, "S001", -1.0, 49.0, 0.49, "forced"),
-    ]
-    frame = pd.DataFrame(
-        rows,
-        columns=["decision_bar", "fill_bar", "symbol", "shares", "price_usd", "cost_usd", "kind"],
-    )
-    frame["notional_usd"] = (frame["shares"] * frame["price_usd"]).abs()
-    frame["decision_time"] = frame["fill_time"] = pd.Timestamp("2020-01-02", tz="UTC")
-    result = held(market, "ensemble", np.zeros((3, 2)), np.full(3, 1000.0))
-    found = measure_execution(
-        replace(result, trades=frame[list(TRADE_COLUMNS)].astype(TRADE_COLUMNS)), [market]
-    )
-    small, large = found.groups
-    assert (small.participation, large.participation) == ("up to 0.1 %", "above 10 %")
-    assert (small.fills, small.slippage_bps) == (1, pytest.approx(200))
-    assert (large.mean_participation, large.slippage_bps) == (
-        pytest.approx(0.5),
-        pytest.approx(100),
-    )
-    assert large.cost_bps == pytest.approx(1e4 * 10 / 50500)
-    assert found.slippage_usd == pytest.approx(505 + 0.98)
-    assert found.total.fills == 2
-
-
 @pytest.mark.parametrize("events", [False, True])
 def test_execution_is_what_a_loop_over_fills_says(events):
     market = make_market(200, 4, session_bars=20, volume=3e4, events=events)
@@ -157,8 +83,9 @@ def test_execution_is_what_a_loop_over_fills_says(events):
     adjusted = market.adjusted_close.numpy()
     slipped = 0.0
     largest = 0.0
-    without = 0
-    for fill in result.trades[result.trades["kind"] == "order"].itertuples():
+    fills = dict.fromkeys([*CLASSES.values(), NO_VOLUME], 0)
+    orders = result.trades[result.trades["kind"] == "order"]
+    for fill in orders.itertuples():
         k = int(fill.symbol[1:])
         seen = (
             adjusted[fill.decision_bar, k]
@@ -167,13 +94,19 @@ def test_execution_is_what_a_loop_over_fills_says(events):
         )
         slipped += fill.shares * (fill.price_usd - seen) / seen * fill.price_usd
         volume = float(market.volume[fill.fill_bar, k])
-        without += volume == 0
-        largest = max(largest, abs(fill.shares) / volume) if volume else largest
+        share = abs(fill.shares) / volume if volume else np.nan
+        fills[next((name for edge, name in CLASSES.items() if share <= edge), NO_VOLUME)] += 1
+        largest = max(largest, np.nan_to_num(share))
     assert found.slippage_usd == pytest.approx(slipped, rel=1e-4, abs=0.01)
     assert found.total.most_participation == pytest.approx(largest)
     assert largest <= 0.1 + 1e-6
     assert sum(row.fills for row in found.groups) == found.total.fills
-    assert without == sum(row.fills for row in found.groups if row.participation == NO_VOLUME)
+    assert {row.participation: row.fills for row in found.groups} == {
+        name: number for name, number in fills.items() if number
+    }
+    assert len(found.groups) > 2
+    assert found.cost_usd == pytest.approx(orders["cost_usd"].sum())
+    assert found.total.cost_bps == pytest.approx(1e4 * found.cost_usd / found.total.notional_usd)
     assert sum(row.notional_usd for row in found.groups) == pytest.approx(found.total.notional_usd)
 
 

@@ -115,18 +115,6 @@ def test_optimistic_fills_and_free_trading_get_no_good_verdict(template):
     assert not foresight.is_likely_skill
 
 
-def test_beta_in_a_rising_market_is_not_skill(template):
-    green = 0
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        theirs = rng.normal(0, 0.008, 250)
-        theirs += 0.0012 - theirs.mean()
-        found = assess(pair(template, 1.5 * theirs + rng.normal(0, 0.002, 250), theirs), trials=8)
-        assert found.evidence.active_return > 0
-        green += found.is_likely_skill
-    assert green <= 3  # 4 % of 20, and two standard errors
-
-
 def test_a_search_without_information_that_scored_as_well_is_said(template):
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)

@@ -178,14 +178,10 @@ def test_vol_targeted_steps_back_as_far_as_the_target_says():
 def test_active_figures_are_those_of_hand_made_numbers():
     market = make_market(60, 2, gaps=False, session_bars=20)
     held = buy_and_hold(market, EnvSettings(cost_bps=0))
-    equity = np.full(60, 100.0)
-    other = np.full(60, 100.0)
-    equity[19:] = 102.0
-    equity[39:] = 102.0 * 1.01
-    equity[59:] = 102.0 * 1.01 * 0.99
-    other[19:] = 101.0
-    other[39:] = 101.0 * 1.01
-    other[59:] = 101.0 * 1.01 * 1.01
+    equity, other = (
+        100.0 * np.repeat(np.cumprod([1.0, *steps]), [19, 20, 20, 1])
+        for steps in ([1.02, 1.01, 0.99], [1.01, 1.01, 1.01])
+    )
     shares = np.zeros((60, 2))
     mark = np.ones((60, 2))
     shares[1:, 0] = 50.0

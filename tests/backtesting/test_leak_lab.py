@@ -109,13 +109,13 @@ def test_the_quickstart_is_clean():
 def test_splits_listings_and_half_days_are_clean():
     source = {
         "kind": "synthetic",
-        "start": "2020-11-09",
         "num_symbols": 12,
         "num_sessions": 36,
         "missing": 0.05,
         "events": {"splits": 2, "dividends": 2, "late_listings": 1, "delistings": 1},
     }
-    data = DataSettings.model_validate({"source": source, "bar_minutes": 30})
+    values = {"source": source, "start": "2020-11-09", "bar_minutes": 30}
+    data = DataSettings.model_validate(values)
     report = lookahead(data, EnvSettings(), LookaheadSettings(prefixes=100, run=0))
     assert report.clean, str(report)
 

@@ -50,24 +50,18 @@ def test_no_order_breaks_a_limit(want, held, price, cash, weight, order, turnove
     assert limits.traded_usd <= turnover * equity * near
 
 
-def test_what_limits_allow_is_left_as_it_is():
-    limits = Limits(LimitSettings())
+@pytest.mark.parametrize(
+    ("chosen", "want", "held"),
+    [({}, [100.0, 50.0], [90.0, 60.0]), ({"weight": 0.1}, [4000.0, 0.0], [5000.0, 0.0])],
+    ids=["within all", "a sale of what grew beyond its weight"],
+)
+def test_what_limits_allow_is_left_as_it_is(chosen, want, held):
+    limits = Limits(LimitSettings(**chosen))
     limits.watch(0, 1e6)
-    want = np.array([100.0, 50.0])
-    held = np.array([90.0, 60.0])
-    clipped = limits.clip(want, held, np.array([100.0, 20.0]), 1e6, np.zeros(2))
+    price = np.array([100.0, 20.0])
+    clipped = limits.clip(np.array(want), np.array(held), price, 1e6, np.zeros(2))
     assert clipped.by == ()
-    assert (clipped.shares == want).all()
-
-
-def test_sales_of_what_grew_beyond_its_weight_pass():
-    limits = Limits(LimitSettings(weight=0.1))
-    limits.watch(0, 1e6)
-    clipped = limits.clip(
-        np.array([4000.0]), np.array([5000.0]), np.array([100.0]), 1e6, np.zeros(1)
-    )
-    assert clipped.shares[0] == 4000.0
-    assert clipped.by == ()
+    assert clipped.shares.tolist() == want
 
 
 @pytest.mark.parametrize(

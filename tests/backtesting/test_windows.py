@@ -282,14 +282,3 @@ def test_the_test_windows_of_folds_are_held_out_wherever_they_lie_in_the_whole()
     assert stitch(results).cut_from == ("test",)
     inner = make_folds(MARKET.split().train, settings(30, 10, 10))
     assert fold_market(MARKET.split().train, inner[0]).split().test.window_name == "train"
-
-
-def test_the_numbers_are_those_of_any_window():
-    train = MARKET.split().train
-    tests = fintrader.backtest(follow, train, RULES)
-    unsplit = fintrader.backtest(follow, replace(train, cut_from=()), RULES)
-    assert tests.metrics.equals(unsplit.metrics)
-    found = tests.honesty(1)
-    other = unsplit.honesty(1)
-    assert found.evidence == other.evidence
-    assert found.intervals == other.intervals

@@ -243,7 +243,7 @@ def test_false_alarms_stay_below_a_thousandth():
         "volatility_bps": 15,
     }
     settings = validate(DataSettings, {"source": wild}, "test")
-    bars = read_source(settings)
+    bars, _ = read_source(settings)
     report = examine(bars, settings)
     alarms = sum(fault.count for fault in report.faults)
     assert len(bars) > 150_000

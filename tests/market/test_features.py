@@ -1,4 +1,3 @@
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -197,12 +196,9 @@ def test_an_unknown_feature_is_refused(name):
         validate(FeatureSettings, {"names": [name]}, "test")
 
 
-def context_of(names, **given):
-    """Context features of one session, or of what else is given."""
-    session = np.zeros(len(given["benchmark"]), dtype=np.int64)
-    usual = {"session": session, "day_close": np.ones((1, 1))}
-    usual["day_member"] = np.ones(given.get("day_close", usual["day_close"]).shape, dtype=bool)
-    return context_features(names, **usual | given)
+def context_of(names, benchmark, session, day_close):
+    known = {"day_close": day_close, "member": np.ones(day_close.shape, dtype=bool)}
+    return context_features(names, session, benchmark=benchmark, **known)
 
 
 def test_turbulence_sees_finished_days_only():
@@ -212,18 +208,10 @@ def test_turbulence_sees_finished_days_only():
     level = turbulence(close, np.ones(close.shape, dtype=bool), 10)
     assert np.isnan(level[:11]).all()
     assert level[30] > 20 * np.nanmedian(level)
-    returns = np.diff(np.log(close), axis=0)
-    past = returns[19:29]
-    today = returns[29]
-    covariance = np.cov(past, rowvar=False)
-    shrunk = 0.5 * covariance + 0.5 * np.diag(np.diag(covariance))
-    gap = today - past.mean(axis=0)
-    assert level[30] == pytest.approx(gap @ np.linalg.inv(shrunk) @ gap / 4)
     session = np.repeat(np.arange(40), 5)
-    table = context_of(["turbulence_10"], benchmark=np.ones(200), session=session, day_close=close)
-    assert (
-        table[session == 31, 0] == np.log1p(level[30])
-    ).all()  # the day after, from its first bar
+    table = context_of(["turbulence_10"], np.ones(200), session, close)
+    # the day after, from its first bar
+    assert (table[session == 31, 0] == np.log1p(level[30])).all()
     assert (table[session == 30, 0] == np.log1p(level[29])).all()
 
 
@@ -247,22 +235,17 @@ def test_turbulence_counts_the_members_of_the_day():
     np.testing.assert_array_equal(turbulence(wild, member, 10)[:25], level[:25])
 
 
-def test_time_of_day_runs_from_open_to_close():
+def test_context_of_the_clock_and_the_index():
+    level = np.array([100.0, 101, 99, 104, 104, 90])
     table = context_of(
-        ["time_of_day", "time_to_close", "index_return_2"],
-        benchmark=np.array([100.0, 101, 102, 103, 104, 105]),
+        ["time_of_day", "time_to_close", "index_return_2", "index_volatility_2"],
+        level,
         session=np.array([0, 0, 0, 0, 1, 1]),
         day_close=np.ones((2, 1)),
     )
     assert table[:, 0].tolist() == [-0.75, -0.25, 0.25, 0.75, -0.75, -0.25]
     assert table[:, 1].tolist() == [0.75, 0.25, -0.25, -0.75, -0.25, -0.75]
-    np.testing.assert_allclose(table[2:, 2], np.log([102 / 100, 103 / 101, 104 / 102, 105 / 103]))
-
-
-def test_the_volatility_of_the_index_is_the_root_mean_square_of_its_last_returns():
-    level = np.array([100.0, 101, 99, 104, 104, 90])
-    table = context_of(["index_volatility_2", "index_volatility_1"], benchmark=level)
-    steps = [0.0, *(np.log(now / before) for before, now in itertools.pairwise(level))]
-    expected = [np.nan, *(np.sqrt((a * a + b * b) / 2) for a, b in itertools.pairwise(steps))]
-    np.testing.assert_allclose(table[:, 0], expected, rtol=1e-12)
-    np.testing.assert_allclose(table[:, 1], np.abs(steps), rtol=1e-12)
+    np.testing.assert_allclose(table[2:, 2], np.log(level[2:] / level[:-2]))
+    steps = np.diff(np.log(level), prepend=np.log(100.0))
+    squares = (steps[1:] ** 2 + steps[:-1] ** 2) / 2
+    np.testing.assert_allclose(table[1:, 3], np.sqrt(squares), rtol=1e-12)

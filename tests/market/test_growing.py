@@ -143,26 +143,33 @@ def write_days(folder, table):
     ]
 
 
-def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path):
+def test_files_of_days_are_one_collection_to_which_days_are_added(tmp_path):
+    """A day after the last costs its chunks, one that comes late its month."""
     table = LAYOUTS["by time"](TABLE)
     bars = tmp_path / "bars"
     store = tmp_path / "store"
-    write_days(bars, table[table.ts < LAST])
+    days = write_days(bars, table[table.ts < LAST])
+    third = days[2].read_bytes()
+    days[2].unlink()
     settings = file_settings(bars, store=str(store))
     build_market(settings, cache=tmp_path / "cache")
     before = stored(store)
     months = set(table[table.ts < LAST].ts.dt.strftime("%Y-%m"))
     assert len(before) == 3 * len(months)  # of each symbol and month one, however many files
-    assert len(list(store.rglob("manifest-*.json"))) == 1
     write_days(bars, table[table.ts >= LAST])
-    grown = build_market(settings, cache=tmp_path / "cache")
-    after = stored(store)
-    assert {name: after.get(name) for name in before} == before
-    assert len(after) == len(before) + 3
+    lacking = build_market(settings, cache=tmp_path / "cache")
+    grown = stored(store)
+    assert {name: grown.get(name) for name in before} == before
+    assert len(grown) == len(before) + 3
     assert len(list(store.rglob("manifest-*.json"))) == 1
+    days[2].write_bytes(third)
+    late = build_market(settings, cache=tmp_path / "cache")
+    assert late != lacking
+    new = stored(store).keys() - grown.keys()
+    assert {name.rsplit("/", 1)[1][:7] for name in new} == {"2016-01"}
     assert verify_store(ObjectStore(store)) == []
     whole = build_market(file_settings(write_csv(tmp_path, TABLE)), cache=tmp_path / "afresh")
-    assert market_of(grown) == market_of(whole)
+    assert market_of(late) == market_of(whole)
 
 
 def market_of(path):
@@ -171,25 +178,6 @@ def market_of(path):
     return {name: tensor.numpy().tobytes() for name, tensor in market.arrays()} | {
         "symbols": market.symbols
     }
-
-
-def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path):
-    table = LAYOUTS["by time"](TABLE)
-    bars = tmp_path / "bars"
-    store = tmp_path / "store"
-    days = write_days(bars, table)
-    third = days[2].read_bytes()
-    days[2].unlink()
-    settings = file_settings(bars, store=str(store))
-    lacking = build_market(settings, cache=tmp_path / "cache")
-    before = stored(store)
-    days[2].write_bytes(third)
-    late = build_market(settings, cache=tmp_path / "cache")
-    assert late != lacking
-    new = stored(store).keys() - before.keys()
-    assert {name.rsplit("/", 1)[1][:7] for name in new} == {"2016-01"}
-    whole = build_market(file_settings(write_csv(tmp_path, TABLE)), cache=tmp_path / "afresh")
-    assert market_of(late) == market_of(whole)
 
 
 def test_a_row_of_a_file_of_days_is_named_by_its_file(tmp_path):

@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from fintrader.bars.clean import SymbolBars
 from fintrader.market import scaling
 from fintrader.market.build import build_market, make_market
-from fintrader.market.columns import ColumnStore, Sheet
+from fintrader.market.columns import Sheet
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import file_settings, minute_table, write_csv
 
@@ -72,33 +71,6 @@ def test_a_file_holds_what_memory_does(tmp_path, monkeypatch):
         assert MarketTensors.load(built, verify=True).content_hash() == market.content_hash()
         assert market.save(tmp_path / "saved.safetensors") == market.content_hash()
         assert (tmp_path / "saved.safetensors").read_bytes() == built.read_bytes()
-
-
-def test_a_column_may_be_written_again(tmp_path):
-    def one(first, stop, level):
-        prices = np.full(stop - first, level)
-        flags = np.ones(stop - first, dtype=bool)
-        return SymbolBars(
-            "A", first, True, prices, prices, prices, prices, prices, flags, flags, {}
-        )
-
-    with ColumnStore(tmp_path, 10, 2) as columns:
-        columns.fill(0, one(0, 9, 5.0), np.ones((9, 2)))
-        columns.fill(0, one(2, 6, 7.0), np.full((4, 2), 3.0), [(4, 2.0, 0.0)])
-        columns.fill(1, one(0, 10, 1.0), np.zeros((10, 2)))
-        columns.slots = [1, 0]
-        close = columns.rows("close", 0, 10)
-        np.testing.assert_array_equal(
-            close[:, 1], [np.nan, np.nan, 7, 7, 7, 7, np.nan, np.nan, np.nan, np.nan]
-        )
-        np.testing.assert_array_equal(columns.adjusted_close(0)[2:6], [7, 7, 14, 14])
-        np.testing.assert_array_equal(columns.adjusted("close")[3:5], [[1, 7], [1, 14]])
-        assert (
-            columns.rows("tradable", 0, 10)[:, 1].tolist() == [False] * 2 + [True] * 4 + [False] * 4
-        )
-        columns.put_feature(0, 1, np.arange(10.0))
-        assert columns.table()[4:5].tolist() == [[[0.0, 0.0], [3.0, 4.0]]]
-        assert list(tmp_path.iterdir()) == []  # the scratch file has no name
 
 
 MEMORY = """

@@ -57,15 +57,6 @@ def test_every_window_has_the_coefficient_asked_for(bars, ic, horizon):
         assert np.std(signal[:-1]) == pytest.approx(1.0, abs=0.02)
 
 
-def test_what_it_says_is_about_its_own_symbols_and_not_about_others(bars):
-    market = make_market(planted(bars, ic=0.3, horizon=1))
-    train = market.split().train
-    own = train.features[:, :, -1].numpy()
-    moved = np.roll(own, 3, axis=1)
-    found = coefficients(train, moved, 1)
-    assert abs(found.mean()) < 4 * found.std() / len(found) ** 0.5
-
-
 def test_without_a_coefficient_it_is_noise_whatever_the_prices(bars, tmp_path):
     """The negative control."""
     wanted = planted(bars, ic=0, horizon=1)

@@ -29,6 +29,7 @@ def test_the_hash_sees_every_array_and_name():
     changed = [
         replace(market, symbols=("A", "B", "C", "D")),
         replace(market, provenance=Provenance(hours="extended")),
+        replace(market, cut_from=("test",)),
     ]
     for name, tensor in market.arrays():
         other = tensor.clone()
@@ -51,20 +52,6 @@ def test_windows_are_views_without_a_copy():
             market.window(start, stop)
     with pytest.raises(MarketError, match="no train/validation/test"):
         part.split()
-
-
-def test_a_window_keeps_its_name_in_its_file_and_a_whole_market_has_none(tmp_path):
-    market = make_market(60, 3)
-    assert (market.window_name, market.cut_from) == ("whole", ())
-    assert market.description.cut_from == ()
-    names = set()
-    for name, part in market.split()._asdict().items():
-        content = part.save(tmp_path / "w.safetensors")
-        again = MarketTensors.load(tmp_path / "w.safetensors", verify=True)
-        assert (again.window_name, again.cut_from) == (name, (name,))
-        assert again.content_hash() == content != replace(part, cut_from=()).content_hash()
-        names.add(again.window(0, 2).window_name)
-    assert names == {"train", "validation", "test"}
 
 
 def test_last_bar_is_where_a_symbol_ends():

@@ -9,8 +9,6 @@ from fintrader.errors import DataError
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.universe import (
-    index_membership,
-    member_days,
     missing_members,
     read_membership,
     survivorship,
@@ -47,26 +45,6 @@ def test_a_bad_list_is_named(tmp_path):
         read_membership(tmp_path / "list.csv")
     with pytest.raises(DataError, match=r"does not exist; see data.universe.members"):
         read_membership(tmp_path / "nothing.csv")
-
-
-def test_the_index_of_a_day_has_the_names_of_that_day():
-    members = index_membership("nasdaq100")
-    dates = np.array(["2015-10-12", "2016-02-01", "2020-06-01"], dtype="datetime64[D]")
-    table = member_days(
-        ["BRCM", "TSLA", "MRNA", "FB", "META", "BKNG", "PCLN", "FOXA"], members, dates, {}
-    )
-    assert table[:, 0].tolist() == [True, False, False]  # bought by AVGO
-    assert table[:, 1].all()
-    assert not table[:, 2].any()  # joined in July 2020
-    assert table[:, [3, 6]].tolist() == [
-        [True, True],
-        [True, True],
-        [True, False],
-    ]  # PCLN became BKNG in 2018
-    assert not table[:, 4].any()  # FB became META in 2022
-    assert table[:, 5].tolist() == [False, False, True]
-    assert table[:, 7].all()
-    assert member_days(sorted(members), members, dates, {}).sum(axis=1).tolist() == [108, 105, 103]
 
 
 def growth(close, held):

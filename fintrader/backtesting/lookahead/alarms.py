@@ -128,21 +128,10 @@ def _strengths(
     symbols."""
     known = np.isfinite(ahead)
     together = np.where(known, ahead, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    columns: list[tuple[str, Tensor, Array, Array]] = [
-        (name, market.features[rows, :, k], ahead, traded)
-        for k, name in enumerate(market.feature_names)
-    ]
-    columns += [
-        (
-            name,
-            market.context[rows, k : k + 1],
-            together[:, None],
-            np.asarray(known.any(axis=1, keepdims=True)),
-        )
-        for k, name in enumerate(market.context_names)
-    ]
-    for name, values, returns, counted in columns:
-        means = _block_means(values.numpy(), returns, counted & np.isfinite(returns), blocks)
+    common = together[:, None], np.asarray(known.any(axis=1, keepdims=True))
+    for k, (name, values) in enumerate(market.columns()):
+        returns, counted = (ahead, traded & known) if k < market.num_features else common
+        means = _block_means(values[rows].numpy(), returns, counted, blocks)
         if len(means) >= _FEWEST_BLOCKS:
             yield (
                 Alarm(name, "rank correlation", float(means.mean()), horizon, _t(means)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,65 +49,56 @@ def compare_markets(
     """Every array before `cut`, for the symbols that both have; one leak a column, at its first
     differing bar."""
     common = [name for name in market.symbols if name in changed.symbols]
-    ours, theirs = (
-        torch.tensor([m.symbols.index(name) for name in common]) for m in (market, changed)
-    )
     leaks = []
-
-    def check(what: str, one: Tensor, other: Tensor) -> None:
-        same = (
-            (one == other) | (one.isnan() & other.isnan())
-            if one.is_floating_point()
-            else one == other
-        )
-        rows = same if same.ndim == 1 else same.all(1)
-        if bool(rows.all()):
-            return
-        bar = int((~rows).nonzero()[0])
-        at: tuple[int, ...] = (bar,) if same.ndim == 1 else (bar, int((~same[bar]).nonzero()[0]))
-        where = "" if same.ndim == 1 else f"{common[at[1]]}, "
-        leaks.append(
-            Leak(what, cut, bar, mode, where + _apart(one, float(one[at]), float(other[at])))
-        )
-
-    for name in _SYMBOL_ARRAYS:
-        check(name, getattr(market, name)[:cut, ours], getattr(changed, name)[:cut, theirs])
-    for k, name in enumerate(market.feature_names):
-        check(f"feature {name}", market.features[:cut, ours, k], changed.features[:cut, theirs, k])
-    for k, name in enumerate(market.context_names):
-        check(f"context {name}", market.context[:cut, k], changed.context[:cut, k])
-    for name in ("benchmark", "session", "minutes"):
-        check(name, getattr(market, name)[:cut], getattr(changed, name)[:cut])
-    if market.shares_outstanding is not None:
-        known = changed.shares_outstanding
-        known = torch.full_like(changed.close, torch.nan) if known is None else known
-        check("shares_outstanding", market.shares_outstanding[:cut, ours], known[:cut, theirs])
+    for what, one, other in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
+        at = _find_difference(one, other)
+        if at:
+            of = "".join(f"{common[k]}, " for k in at[1:])
+            apart = _apart(one, float(one[at]), float(other[at]))
+            leaks.append(Leak(what, cut, at[0], mode, of + apart))
     missing = [name for name in market.symbols if name not in changed.symbols]
     if missing:
-        leaks.append(
-            Leak(
-                "symbols",
-                cut,
-                0,
-                mode,
-                f"the future decides that {', '.join(missing)} are in the market",
-            )
-        )
+        said = f"the future decides that {', '.join(missing)} are in the market"
+        leaks.append(Leak("symbols", cut, 0, mode, said))
     return leaks
+
+
+def _pair_arrays(
+    market: MarketTensors, changed: MarketTensors, symbols: Sequence[str]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name and both sides of each array, `[T]` or `[T, N]` with these symbols only."""
+    ours, theirs = ([m.symbols.index(name) for name in symbols] for m in (market, changed))
+    for name in _SYMBOL_ARRAYS:
+        yield name, getattr(market, name)[:, ours], getattr(changed, name)[:, theirs]
+    columns = zip(market.columns(), changed.columns(), strict=True)
+    for k, ((name, one), (_, other)) in enumerate(columns):
+        if k < market.num_features:
+            yield f"feature {name}", one[:, ours], other[:, theirs]
+        else:
+            yield f"context {name}", one[:, 0], other[:, 0]
+    for name in ("benchmark", "session", "minutes"):
+        yield name, getattr(market, name), getattr(changed, name)
+    shares = market.shares_outstanding
+    if shares is not None:
+        known = changed.shares_outstanding
+        known = torch.full_like(changed.close, torch.nan) if known is None else known
+        yield "shares_outstanding", shares[:, ours], known[:, theirs]
+
+
+def _find_difference(one: Tensor, other: Tensor) -> tuple[int, ...]:
+    """Find the first place where two arrays differ, NaN being equal to NaN; empty without one."""
+    differ = ((one != other) & ~(one.isnan() & other.isnan())).nonzero()
+    return tuple(differ[0].tolist()) if len(differ) else ()
 
 
 def _apart(column: Tensor, one: float, other: float) -> str:
     """`0.31 and 0.12, 1.3 deviations apart`."""
-    text = f"{one:.6g} and {other:.6g}"
-    values = (
-        column[column.isfinite()].to(torch.float64) if column.is_floating_point() else column[:0]
-    )
-    spread = float(values.std()) if len(values) > 1 else 0.0
-    return (
-        f"{text}, {abs(one - other) / spread:.2g} deviations apart"
-        if spread > 0 and one - other
-        else text
-    )
+    values = column[column.isfinite()].to(torch.float64)
+    varies = column.is_floating_point() and len(values) > 1
+    spread = float(values.std()) if varies else 0.0
+    gap = abs(one - other)
+    size = f", {gap / spread:.2g} deviations apart" if spread > 0 and gap else ""
+    return f"{one:.6g} and {other:.6g}{size}"
 
 
 def unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set[str]:
@@ -115,19 +107,11 @@ def unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set[str]
 
     Columns that hold one value throughout say nothing, and are left out.
     """
-    columns = {
-        name: (market.features[..., k], changed.features[..., k])
-        for k, name in enumerate(market.feature_names)
-    }
-    columns |= {
-        name: (market.context[:, k], changed.context[:, k])
-        for k, name in enumerate(market.context_names)
-    }
     if market.symbols != changed.symbols:
         return set()
     return {
         name
-        for name, (one, other) in columns.items()
+        for (name, one), (_, other) in zip(market.columns(), changed.columns(), strict=True)
         if name not in CALENDAR
         and torch.equal(one[cut:], other[cut:])
         and bool((one[cut:] != one[cut]).any())
@@ -149,27 +133,24 @@ def compare_trading(
     (one, seen), (other, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
     leaks = []
     for (bar, obs), (_, their_obs) in zip(seen, theirs, strict=True):
-        if not torch.equal(obs, their_obs):
-            column = int((obs != their_obs).flatten().nonzero()[0])
+        at = _find_difference(obs[0], their_obs[0])
+        if at:
+            (column,) = at
             values = f"{float(obs[0, column]):.6g} and {float(their_obs[0, column]):.6g}"
             what = column_name(one.layout, market, column)
             leaks.append(Leak("observation", cut, bar, mode, f"{what}, {values}"))
             break
-    ours_usd = one.trade_log.equity[:cut]
-    theirs_usd = other.trade_log.equity[:cut]
-    apart = np.flatnonzero(ours_usd != theirs_usd)
-    if apart.size:
-        bar = int(apart[0])
-        leaks.append(
-            Leak("equity", cut, bar, mode, f"{ours_usd[bar]:,.2f} and {theirs_usd[bar]:,.2f} USD")
-        )
-    ours_held = one.trade_log.shares[:cut]
-    theirs_held = other.trade_log.shares[:cut]
-    moved = np.argwhere(ours_held != theirs_held)
-    if len(moved):
-        bar, asset = moved[0].tolist()
-        held = f"{ours_held[bar, asset]:,.6g} and {theirs_held[bar, asset]:,.6g} shares"
-        leaks.append(Leak("fill", cut, bar, mode, f"{market.symbols[asset]}, {held}"))
+    log, rival = one.trade_log, other.trade_log
+    for what, ours, changes in (
+        ("equity", log.equity, rival.equity),
+        ("fill", log.shares, rival.shares),
+    ):
+        at = _find_difference(torch.from_numpy(ours[:cut]), torch.from_numpy(changes[:cut]))
+        if at:
+            bar, *who = at
+            of = "".join(f"{market.symbols[k]}, " for k in who)
+            values = f"{ours[at]:,.10g} and {changes[at]:,.10g}"
+            leaks.append(Leak(what, cut, bar, mode, f"{of}{values} {'shares' if who else 'USD'}"))
     # What was asked for fills at `cut`: it may not know that bar. A split there changes it, as it
     # should.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())

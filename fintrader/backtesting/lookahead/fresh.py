@@ -9,7 +9,6 @@ source again.
 
 from __future__ import annotations
 
-import datetime as dt
 import gc
 import json
 import os
@@ -18,15 +17,15 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from fintrader import errors
-from fintrader.backtesting.lookahead.views import Cut, View, ViewFeed, settings_of
+from fintrader.backtesting.lookahead.views import View, ViewFeed, settings_of
 from fintrader.bars.calendar import session_grid, timezone_of
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import load_object
@@ -38,6 +37,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.system import HAS_FORK, start_fork
 
 _ANSWER = "answer.json"
+_VIEW = TypeAdapter(View)
 
 
 class FreshBuilds:
@@ -76,7 +76,7 @@ class FreshBuilds:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -85,12 +85,8 @@ class FreshBuilds:
         self._folder.cleanup()
 
     def _end(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.kill()  # it holds nothing that has to be kept
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        with self._process:  # which closes its pipes
+            self._process.kill()  # it holds nothing that has to be kept
 
     def __call__(self, view: View) -> MarketTensors:
         """The market of a view."""
@@ -99,18 +95,18 @@ class FreshBuilds:
     def each(self, views: Sequence[View]) -> Iterator[MarketTensors]:
         """The markets of views, in their order; as many are built at once as there are
         processors."""
-        for batch in _batches(views, (os.cpu_count() or 1) if HAS_FORK else 1):
+        size = (os.cpu_count() or 1) if HAS_FORK else 1
+        for start in range(0, len(views), size):
             if self._count and not HAS_FORK:
                 self._end()
                 self._process = _spawn()
                 self._ask(**self._source)
             jobs = []
-            for view in batch:
+            for view in views[start : start + size]:
                 self._count += 1
                 folder = Path(self._folder.name) / str(self._count)
                 folder.mkdir()
-                values = json.loads(json.dumps(asdict(view), default=dt.date.isoformat))
-                jobs.append({"view": values, "folder": str(folder)})
+                jobs.append({"view": _VIEW.dump_python(view, mode="json"), "folder": str(folder)})
             self._ask(jobs=jobs)
             for job in jobs:
                 market = MarketTensors.load(Path(job["folder"]) / "market.safetensors")
@@ -141,26 +137,6 @@ def _spawn() -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     environment = {**os.environ, **threads, "PYTHONPATH": path}
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-
-
-def _batches(views: Sequence[View], size: int) -> Iterator[Sequence[View]]:
-    return (views[start : start + size] for start in range(0, len(views), size))
-
-
-def _view(values: Mapping[str, Any]) -> View:
-    day = dt.date.fromisoformat
-    cut = values["cut"]
-    windows = values["windows"]
-    return View(
-        **{
-            **values,
-            "start": day(values["start"]),
-            "end": day(values["end"]),
-            "windows": windows and tuple(map(day, windows)),
-            "symbols": tuple(values["symbols"]),
-            "cut": cut and Cut(**{**cut, "day": day(cut["day"])}),
-        }
-    )
 
 
 def _problem(error: Exception) -> dict[str, str]:
@@ -194,16 +170,13 @@ class _Server:
         timezone_of(self.settings.calendar)  # as below
         gc.freeze()
 
-    def build(self, view: View, folder: Path) -> None:
-        settings = settings_of(self.settings, view, folder)
-        market = assemble(settings, ViewFeed(self.feed, self.bars, view, self.seed))
-        market.save(folder / "market.safetensors")
-
     def _work(self, view: View, folder: Path) -> None:
         """Build a view and write down what came of it."""
         result = {"error": "code of your own ended the process", "type": "BacktestError"}
         try:
-            self.build(view, folder)
+            settings = settings_of(self.settings, view, folder)
+            market = assemble(settings, ViewFeed(self.feed, self.bars, view, self.seed))
+            market.save(folder / "market.safetensors")
             result = {}
         except Exception as error:
             result = _problem(error)
@@ -214,7 +187,7 @@ class _Server:
         """Build each view in a fork of its own; the first problem among them, if there is one."""
         children = []
         for job in jobs:
-            view = _view(job["view"])
+            view = _VIEW.validate_python(job["view"])
             folder = Path(job["folder"])
             session_grid(
                 self.settings.calendar, view.start, view.end

@@ -51,7 +51,7 @@ def lookahead(
     seed: int = 0,
     cache: Path | None = None,
     setup: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> LookaheadReport:
     """The whole way from bars to equity, for a configuration, every view built in a process that
     built nothing before.
@@ -85,7 +85,7 @@ def lookahead(
         untried = [
             f"{name}: says nothing before {bars:,} bars" for name, bars in pieces.late.items()
         ]
-        with (progress or SILENT).task("look-ahead", total=market.num_bars, unit="bars") as task:
+        with progress.task("look-ahead", total=market.num_bars, unit="bars") as task:
             for piece in pieces.plan(settings):
                 try:
                     found += _leaks_of(piece, build, env, seed)
@@ -113,7 +113,7 @@ def find_leaks(
     *,
     cuts: int = 3,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> LookaheadReport:
     """Compare `market` with what `rebuild` makes of changed futures, at `cuts` random bars.
 
@@ -129,9 +129,7 @@ def find_leaks(
     chosen = np.sort(rng.choice(candidates, size=min(cuts, candidates.size), replace=False))
     policy = reacting_policy(market, seed, env)
     leaks: list[Leak] = []
-    with (progress or SILENT).task(
-        "look-ahead", total=len(chosen) * len(MODES), unit="builds"
-    ) as task:
+    with progress.task("look-ahead", total=len(chosen) * len(MODES), unit="builds") as task:
         for cut in chosen.tolist():
             for mode in MODES:
                 changed = rebuild(cut, mode)
@@ -286,13 +284,7 @@ class _Pieces:
 def _first_words(market: MarketTensors) -> dict[str, int]:
     """Bar from which on each column is something else than 0, which it is while it is undefined."""
 
-    def first(values: Array) -> int:
-        spoken = (values != 0).reshape(len(values), -1).any(axis=1)
-        return int(spoken.argmax())  # 0 for a column that never is
+    def find_first(values: Array) -> int:
+        return int((values != 0).any(axis=1).argmax())  # 0 for a column that never is
 
-    features = market.features.numpy()
-    context = market.context.numpy()
-    return {
-        **{name: first(features[:, :, k]) for k, name in enumerate(market.feature_names)},
-        **{name: first(context[:, k]) for k, name in enumerate(market.context_names)},
-    }
+    return {name: find_first(values.numpy()) for name, values in market.columns()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,12 +53,11 @@ class LookaheadReport:
 
 def gathered(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     """One of each name, the first that was found, and how often it was."""
-    ordered = sorted(enumerate(leaks), key=lambda item: (item[1].what, item[0]))
-    groups = [
-        [leak for _, leak in group]
-        for _, group in itertools.groupby(ordered, key=lambda item: item[1].what)
-    ]
-    return tuple(replace(group[0], times=sum(leak.times for leak in group)) for group in groups)
+    found: dict[str, Leak] = {}
+    for leak in leaks:
+        first = found.get(leak.what)
+        found[leak.what] = replace(first, times=first.times + leak.times) if first else leak
+    return tuple(found[what] for what in sorted(found))
 
 
 def trusted(
@@ -87,43 +85,32 @@ def trusted(
         )
     elif planted is not None:
         found.append(f"feature {planted}: planted on purpose, known when its bar has closed")
-    if data.benchmark is not None:
-        found.append(f"index level: {strip_folders(data.benchmark)}")
-    elif own_index:
+    files = {
+        "index level": data.benchmark,
+        **{f"context {name}": path for name, path in features.daily.items()},
+        "membership": universe.membership,
+        "shares outstanding": universe.shares_outstanding,
+        "splits and dividends": data.actions,
+    }
+    found += [f"{what}: {strip_folders(path)}" for what, path in files.items() if path is not None]
+    if data.benchmark is None and own_index:
         found.append(f"index level: {benchmark}, as the source gave it")
-    found += [f"context {name}: {strip_folders(path)}" for name, path in features.daily.items()]
-    if universe.membership is not None:
-        found.append(f"membership: {strip_folders(universe.membership)}")
-    elif universe.index is not None:
-        who = (
-            "fintrader's own table"
-            if universe.index == "nasdaq100"
-            else "the package index-constitution"
-        )
+    if universe.index is not None:
+        own = universe.index == "nasdaq100"
+        who = "fintrader's own table" if own else "the package index-constitution"
         found.append(f"membership: {universe.index} by {who}")
-    if universe.shares_outstanding is not None:
-        found.append(f"shares outstanding: {strip_folders(universe.shares_outstanding)}")
-    if data.actions is not None:
-        found.append(f"splits and dividends: {strip_folders(data.actions)}")
     factor = factor_column(data)
     if factor is not None:
         found.append(f"prices: as traded by the column {factor}")
     declared = {*features.extra, *features.extra_raw, *features.daily, planted}
-    return (
-        *found,
-        *(
-            f"{name}: stays the same when every bar changes, so it is not computed from them"
-            for name in unmoved
-            if name not in declared
-        ),
-    )
+    still = "stays the same when every bar changes, so it is not computed from them"
+    return (*found, *(f"{name}: {still}" for name in unmoved if name not in declared))
 
 
 def planted_column(data: DataSettings) -> str | None:
     """The column that knows something of the returns ahead because somebody asked for it."""
     source = data.source
-    if isinstance(source, PlantedInSettings):
-        return SIGNAL
-    if isinstance(source, SyntheticSettings) and source.planted is not None:
-        return SIGNAL
-    return None
+    is_planted = isinstance(source, PlantedInSettings) or (
+        isinstance(source, SyntheticSettings) and source.planted is not None
+    )
+    return SIGNAL if is_planted else None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from fintrader.bars.bars import PRICES, Array, Bars
+from fintrader.bars.bars import PRICES, Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.companies import Interval
@@ -190,10 +190,9 @@ class ViewFeed(Feed):
         low = view.first_ts - _QUARTER_DAY_NS
         high = view.last_ts + _QUARTER_DAY_NS
         wanted = view.symbols or feed.symbols
+        is_whole = view.windows is None
         found = {name: bars[name].ts for name in wanted}
-        self._rows = {name: (ts >= low) & (ts <= high) for name, ts in found.items()}
-        if view.windows is None:
-            self._rows = {name: np.ones(len(ts), dtype=bool) for name, ts in found.items()}
+        self._rows = {name: is_whole | ((ts >= low) & (ts <= high)) for name, ts in found.items()}
         self.symbols = [name for name in feed.symbols if name in found and self._rows[name].any()]
         known: dt.date = view.cut.day if view.cut else dt.date.max
         self.actions: tuple[Action, ...] = tuple(
@@ -241,43 +240,21 @@ def ending(bars: Bars, ts: int, last_ts: int) -> Bars:
     before = bars.ts < ts
     if before.all():
         return bars
-    known = bars.take(np.flatnonzero(before))
-    one = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(np.array([0]))
+    known = bars.take(before)
+    one = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(slice(1))
     price = one.close if len(known) else np.ones(1)
     when = np.array([ts if len(known) else last_ts])
     last = replace(one, ts=when, volume=np.zeros(1), open=price, high=price, low=price, close=price)
-    return joined(known, last)
-
-
-def joined(one: Bars, other: Bars) -> Bars:
-    """Rows of the same symbols, one after the other."""
-    columns = {
-        name: np.append(getattr(one, name), getattr(other, name))
-        for name in ("ts", "symbol", *PRICES, "volume")
-    }
-    extras = {name: np.append(values, other.extras[name]) for name, values in one.extras.items()}
-    whole: dict[str, Any] = columns
-    return replace(one, **whole, extras=extras, row=None)
+    return concat([known, last])
 
 
 def scrambled(bars: Bars, rows: Array, rng: np.random.Generator) -> Bars:
     """The same times with other prices, volumes and extra columns in `rows`: shuffled among them,
     prices moved."""
     where = np.flatnonzero(rows)
-    order = rng.permutation(where)
-    move = rng.uniform(0.8, 1.25)
-
-    def change(values: Array, factor: float = 1.0) -> Array:
-        changed = np.array(values)
-        changed[where] = values[order] * factor
-        return changed
-
-    return replace(
-        bars,
-        volume=change(bars.volume),
-        extras={name: change(values) for name, values in bars.extras.items()},
-        open=change(bars.open, move),
-        high=change(bars.high, move),
-        low=change(bars.low, move),
-        close=change(bars.close, move),
-    )
+    order = np.arange(len(bars))
+    order[where] = rng.permutation(where)
+    move = np.where(rows, rng.uniform(0.8, 1.25), 1.0)
+    mixed = bars.take(order)
+    prices = {name: getattr(mixed, name) * move for name in PRICES}
+    return replace(mixed, ts=bars.ts, row=bars.row, **prices)
