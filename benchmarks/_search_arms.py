@@ -28,6 +28,7 @@ from fintrader.seeding import derive
 from fintrader.tournament.evaluator import evaluate
 from fintrader.tournament.run_tournament import run_tournament
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
+from fintrader.tournament.spec import EvaluationTerms
 
 BARS = "daily_n100_20151001_20180215.parquet"
 MEMBERS = "n100_membership_20151012_20210601.csv"
@@ -108,7 +109,7 @@ class Market:
         validation window."""
         split = MarketTensors.load(self.path).split()
         tested, chosen = (
-            evaluate([(load_policy(policy), window)], self.config.trading, metric=METRIC)
+            evaluate([(load_policy(policy), window)], self.config.trading, EvaluationTerms(METRIC))
             for window in (split.test, split.validation)
         )
         assert tested.score is not None
@@ -201,7 +202,7 @@ class Trial:
     def judge(self) -> float:
         """The score on the validation window."""
         pair = (self.agent.policy, self.split.validation)
-        score = evaluate([pair], self.market.config.trading, metric=METRIC).score
+        score = evaluate([pair], self.market.config.trading, EvaluationTerms(METRIC)).score
         return -1e9 if score is None else score
 
     def keep(self, path: Path) -> None:

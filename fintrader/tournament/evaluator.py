@@ -93,8 +93,7 @@ def evaluate(
             score(own, terms.metric, other, year, env.risk_aversion) for own, other in cut
         )
         known = [value for value in scores if value is not None]
-        whole = len(known) == windows  # a part without a score leaves none for the whole
-        if not whole:
+        if len(known) < windows:  # a part without a score leaves none for the whole
             return None, scores
         return float(np.mean(known) - terms.spread_penalty * np.std(known)), scores
 

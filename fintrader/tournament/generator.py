@@ -55,8 +55,7 @@ class Generator:
     def draw_fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """Draw a pod that starts from new weights. The first pod of each algorithm has its base
         settings."""
-        base = self.agents[index % len(self.agents)]
-        values = base.model_dump(mode="json")
+        values = self.agents[index % len(self.agents)].model_dump(mode="json")
         if index >= len(self.agents):
             random = create_numpy_generator(self.seed, "fresh", index)
             there = select_values(values, self.settings.search)
@@ -64,17 +63,16 @@ class Generator:
                 name: draw(self.settings.search[name], like, random) for name, like in there.items()
             }
             if self.settings.proposals == "tpe":
-                drawn |= propose(
-                    self.settings.search,
-                    there,
-                    _list_fresh(base, leaderboard),
-                    derive(self.seed, "tpe", index),
-                )
+                tried = [
+                    one
+                    for one in leaderboard.applied
+                    if one.spec.origin == "fresh" and one.spec.agent.get("algo") == values["algo"]
+                ]
+                seed = derive(self.seed, "tpe", index)
+                drawn |= propose(self.settings.search, there, tried, seed)
             for name, value in drawn.items():
                 set_value(values, name, value)
-        return self._build_spec(
-            index, leaderboard, base, values, origin="fresh", generation=generation
-        )
+        return self._build_spec(index, leaderboard, values, origin="fresh", generation=generation)
 
     def propose_founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """Propose a pod without a parent in this run: fresh, or a child of a pod of the earlier
@@ -101,8 +99,6 @@ class Generator:
         """Derive a pod that continues from `parent`'s snapshot, with moved hyper-parameters if
         `explore`."""
         values = copy.deepcopy(dict(parent.spec.agent))
-        algo = values.get("algo")
-        base = next(agent for agent in self.agents if getattr(agent, "algo", None) == algo)
         if explore:
             random = create_numpy_generator(self.seed, "explore", index)
             for name, value in select_values(values, self.settings.search).items():
@@ -111,7 +107,7 @@ class Generator:
                     set_value(values, name, moved)
         origin: Origin = "exploit" if explore else "survivor"
         return self._build_spec(
-            index, leaderboard, base, values, origin=origin, generation=generation, parent=parent
+            index, leaderboard, values, origin=origin, generation=generation, parent=parent
         )
 
     def propose(self, index: int, leaderboard: Leaderboard) -> PodSpec:
@@ -157,17 +153,18 @@ class Generator:
         self,
         index: int,
         leaderboard: Leaderboard,
-        base: Settings,
         values: SettingsValues,
         *,
         origin: Origin,
         generation: int,
         parent: FinishedPod | None = None,
     ) -> PodSpec:
+        algo = values.get("algo")
+        kind = next(type(own) for own in self.agents if getattr(own, "algo", None) == algo)
         try:
-            agent = type(base).model_validate(values).model_dump(mode="json")
+            agent = kind.model_validate(values).model_dump(mode="json")
         except ValidationError as error:
-            problem = describe_problem(type(base), error)
+            problem = describe_problem(kind, error)
             raise ConfigError(
                 f"tournament.search leads to settings no agent can have: {problem}"
             ) from None
@@ -196,16 +193,6 @@ class Generator:
             env=self.env,
             data_hash=self.data_hash,
         )
-
-
-def _list_fresh(base: Settings, leaderboard: Leaderboard) -> list[FinishedPod]:
-    """List the fresh pods of that algorithm, as they were applied."""
-    algo = getattr(base, "algo", None)
-    return [
-        one
-        for one in leaderboard.applied
-        if one.spec.origin == "fresh" and one.spec.agent.get("algo") == algo
-    ]
 
 
 def rank_softmax(count: int, temperature: float, uniform: float) -> int:

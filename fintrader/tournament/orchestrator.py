@@ -56,13 +56,8 @@ from fintrader.tournament.updater import build_result_event, submit
 class MonotonicClock:
     """The machine's monotonic clock and real waiting."""
 
-    def now(self) -> float:
-        """Return monotonic seconds."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`."""
-        time.sleep(seconds)
+    now = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
 
     def wait(self, inbox: queue.SimpleQueue[Any], seconds: float) -> Any | None:
         """Wait for the next item of `inbox`; None if none comes within `seconds`."""

@@ -15,7 +15,7 @@ from fintrader.results.tournament_events import DropEvent, dropped_pods
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
 
 EVERY = 64
@@ -63,9 +63,8 @@ class Retention:
         self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, FinishedPod]
     ) -> None:
         """Delete all but spec and result of these pods, and no content that a kept pod shares."""
-        shared = {
-            digest for pod in kept if pod in over for digest in _list_contents(over[pod].result)
-        }
+        whole = [over[pod].result for pod in kept if pod in over]
+        shared = {str(digest) for one in whole for digest in (one.snapshot, one.policy)}
         for pod in pods:
             try:
                 self.store.drop(over[pod].result, shared)
@@ -92,10 +91,6 @@ class Retention:
                 kept.add(parent)
                 parent = over[parent].spec.parent_here if self.settings.keep == "lineage" else None
         return kept | {pod for pod, entry in over.items() if entry.result.status == "failed"}
-
-
-def _list_contents(result: PodResult) -> Iterable[str]:
-    return filter(None, (result.snapshot, result.policy))
 
 
 def list_needed(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:

@@ -151,7 +151,7 @@ def read_requested_pods(run: RunFolder) -> int | None:
     """Read the number of pods that was requested to be at work; None: by the settings. A damaged
     request counts as none."""
     try:
-        pods = int(read_json(_scale_file(run))["pods"])
+        pods = int(read_json(run.root / "scale.json")["pods"])
         return pods if pods >= 1 else None
     except (RunError, KeyError, TypeError, ValueError):
         return None
@@ -168,11 +168,7 @@ def scale(run: RunFolder, pods: int | None) -> None:
             f"cannot keep {pods} pods at work; give at least 1, or stop the process to pause"
         )
     require_tournament(run)
-    write_json(_scale_file(run), {"pods": pods})
-
-
-def _scale_file(run: RunFolder) -> Path:
-    return run.root / "scale.json"
+    write_json(run.root / "scale.json", {"pods": pods})
 
 
 def describe_effect(run: RunFolder, pods: int | None) -> str:

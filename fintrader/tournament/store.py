@@ -128,9 +128,7 @@ class RunStore:
         except OSError:
             return ""
 
-    def claim(
-        self, identity: TournamentIdentity, follow: Callable[[], bool] = lambda: True
-    ) -> None:
+    def claim(self, identity: TournamentIdentity, follow: Callable[[], bool]) -> None:
         """Note the inputs of this tournament. Raises TournamentError when the folder holds another
         one.
 

@@ -39,9 +39,10 @@ def render(
 ) -> RenderableType:
     """Render the leaderboard, the pods at work and their origins, and the latest events."""
     tables = present_leaderboard(leaderboard, metric), present_pods(progress, origins)
+    recent = [*filter(None, map(describe, records[-50:]))]
     return Group(
         *[Text(str(table), no_wrap=True) for table in tables],
-        *[Text(line, style="dim") for line in list_recent(records)],
+        *[Text(line, style="dim") for line in recent[-EVENTS:]],
     )
 
 
@@ -74,11 +75,6 @@ def present_pods(progress: Mapping[str, PodProgress], origins: Mapping[str, str]
         lines.append((pod, origins.get(pod, ""), at.device, *numbers, at.note))
     columns = ("pod", "origin", "device", "done", "env-steps", "for", "note")
     return Table.of(columns, lines, "at work", words=("origin", "device", "note"))
-
-
-def list_recent(records: Sequence[TournamentEvent]) -> list[str]:
-    """Describe the latest events worth showing, oldest first."""
-    return [*filter(None, map(describe, records[-50:]))][-EVENTS:]
 
 
 def describe(event: TournamentEvent) -> str:

@@ -155,7 +155,7 @@ def _take_over(
     if heirs.settings.validation_folds is not None:
         raise TournamentError(
             f"{address} cannot start pods of tournament.validation_folds: its own have seen the"
-            " blocks these would be judged on; set it to holdout here, or start from nothing (no"
+            " blocks these would be judged on; leave it out here, or start from nothing (no"
             " --from, no walkforward.warm_start)"
         )
     source = open_store(folder, find_mirror(folder.root))

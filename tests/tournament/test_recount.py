@@ -173,14 +173,14 @@ LINKS = (
     "events.jsonl",
     "tournament.json",
     ".tournament.lock",
-)
-LINKS += (
     "leaderboard.sqlite",
     "leaderboard.sqlite-wal",
     "leaderboard.sqlite-shm",
     "leaderboard.sqlite-journal",
+    "pods/p0001/result.json",
+    "pods/p0001/.lock",
+    f"pods/p{PODS:04d}",
 )
-LINKS += ("pods/p0001/result.json", "pods/p0001/.lock", f"pods/p{PODS:04d}")
 HELD = ("lease", ".tournament.lock")
 """Nothing can be set aside without these."""
 
