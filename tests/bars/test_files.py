@@ -12,7 +12,7 @@ from fintrader.errors import BarError, DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import dry_run
 from fintrader.market.settings import DataSettings
-from tests.bars.tables import file_settings, minute_table, write_csv
+from tests.bars.tables import COLUMNS, file_settings, minute_table, write_csv
 
 
 def read(path, **values):
@@ -65,7 +65,7 @@ def test_order_and_repetition_are_repaired_and_counted(tmp_path, caplog):
     repaired, counts = clean(read(write_csv(tmp_path, mixed)))
     assert counts["exact_duplicates"] == 2
     assert counts["shuffled_rows"] > 100
-    for name in ("ts", "symbol", "open", "high", "low", "close", "volume"):
+    for name in ("ts", "symbol", *COLUMNS):
         np.testing.assert_array_equal(getattr(straight, name), getattr(repaired, name))
     market = make_market(file_settings(tmp_path / "bars.csv"))
     assert market.provenance.repairs["exact_duplicates"] == 2
@@ -97,21 +97,8 @@ def test_parquet_and_csv_agree(tmp_path, zoned):
         table["ts"] = table.ts.dt.tz_localize("America/New_York")
     table.astype({"ticker": "category"}).to_parquet(tmp_path / "bars.parquet")
     binary = read(tmp_path / "bars.parquet")
-    for name in ("ts", "symbol", "open", "close", "volume"):
+    for name in ("ts", "symbol", *COLUMNS):
         np.testing.assert_array_equal(getattr(text, name), getattr(binary, name))
-
-
-def test_folders_and_patterns(tmp_path):
-    table = minute_table(2, 1)
-    for name, rows in table.groupby("ticker"):
-        write_csv(tmp_path / "many", rows, f"{name}.csv")
-    write_csv(tmp_path, table)
-    whole = read(tmp_path / "bars.csv")
-    for path in (tmp_path / "many", tmp_path / "many" / "*.csv"):
-        both = read(path)
-        assert both.symbols == ("AAA", "BBB")
-        np.testing.assert_array_equal(both.close, whole.close)
-    assert read(tmp_path / "many" / "B*.csv").symbols == ("BBB",)
 
 
 def test_no_file_wrong_file_and_truncated_file(tmp_path):
@@ -134,27 +121,28 @@ def test_no_file_wrong_file_and_truncated_file(tmp_path):
         read(tmp_path / "numbers.parquet")
 
 
-def test_zip_gzip_and_one_file_per_symbol(tmp_path):
+def test_folders_patterns_archives_and_one_file_per_symbol(tmp_path):
     table = minute_table(2, 2)
     whole = read(write_csv(tmp_path, table))
-    with zipfile.ZipFile(tmp_path / "bars.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+    archive = tmp_path / "bars.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, rows in table.groupby("ticker"):
-            archive.writestr(f"2016/{name}.csv", rows.drop(columns="ticker").to_csv(index=False))
-        archive.writestr("readme.txt", "not bars")
-    (tmp_path / "folder").mkdir()
-    for name, rows in table.groupby("ticker"):
-        rows.drop(columns="ticker").to_csv(tmp_path / "folder" / f"{name}.csv.gz", index=False)
-    for path in (tmp_path / "bars.zip", tmp_path / "folder"):
-        bars = read(path, name_pattern="{symbol}")
+            own = rows.drop(columns="ticker")
+            packed.writestr(f"2016/{name}.csv", own.to_csv(index=False))
+            write_csv(tmp_path / "packed", own, f"{name}.csv.gz")
+            write_csv(tmp_path / "many", own, f"{name}.csv")
+        packed.writestr("readme.txt", "not bars")
+    for path in ("bars.zip", "packed", "many", "many/*.csv"):
+        bars = read(tmp_path / path, name_pattern="{symbol}")
         assert bars.symbols == ("AAA", "BBB")
-        for column in ("ts", "symbol", "open", "close", "volume"):
+        for column in ("ts", "symbol", *COLUMNS):
             np.testing.assert_array_equal(getattr(bars, column), getattr(whole, column))
+    assert read(tmp_path / "many" / "B*.csv", name_pattern="{symbol}").symbols == ("BBB",)
     with pytest.raises(BarError, match=r"bars.zip:2016/AAA.csv: no column 'ticker'"):
-        read(tmp_path / "bars.zip")
-    whole_zip = (tmp_path / "bars.zip").read_bytes()
-    (tmp_path / "bars.zip").write_bytes(whole_zip[: len(whole_zip) // 2])
+        read(archive)
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(BarError, match=r"bars.zip: cannot be read"):
-        read(tmp_path / "bars.zip", name_pattern="{symbol}")
+        read(archive, name_pattern="{symbol}")
 
 
 def test_a_dry_run_reads_no_bars(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Vendor
 from fintrader.bars.sources.vendor_settings import YahooSettings
 from fintrader.errors import DataError
 
-_DAYS_KEPT = {"1m": 30, "5m": 60, "1h": 730, "1d": None}
+_DAYS_KEPT = {"1m": 30, "5m": 60, "1h": 730}
 _DAYS_PER_REQUEST = {"1m": 7, "5m": 60, "1h": 700, "1d": 20_000}
 
 
@@ -48,7 +48,7 @@ class Yahoo(Vendor):
         return {**super().identity, "adjustment": self.adjustment}
 
     def earliest(self, today: dt.date) -> dt.date | None:
-        days = _DAYS_KEPT[self.settings.interval]
+        days = _DAYS_KEPT.get(self.settings.interval)
         return None if days is None else today - dt.timedelta(days=days - 1)
 
     def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
