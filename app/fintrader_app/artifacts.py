@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, FintraderError
 from fintrader.files import parse_jsonl
 from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
@@ -63,6 +63,14 @@ def load_config(folder: Folder) -> dict[str, Any]:
         return values if isinstance(values, dict) else {}
 
     return READ.get("configs", folder.root, folder.signature("config.yaml"), read)
+
+
+def load_tournament(folder: Folder) -> dict[str, Any]:
+    """The settings of a run's tournament; empty where they cannot be read."""
+    try:
+        return select_part(load_config(folder), "tournament")
+    except FintraderError:
+        return {}
 
 
 def backtest(folder: Folder) -> StoredBacktest:

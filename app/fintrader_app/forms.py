@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from fintrader.errors import ConfigError
 from fintrader.yaml_text import parse_yaml
-from fintrader_app.shell import human, plain
+from fintrader_app.shell import human, line_up, plain
 
 Draft = dict[str, Any]
 Schema = dict[str, Any]
@@ -74,7 +74,7 @@ def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) 
     simple = [name for name in fields if name not in nested]
     for position, name in enumerate(simple):
         if position % 2 == 0:
-            places = st.columns(2, vertical_alignment="bottom")
+            places = line_up(1, 1)
         with places[position % 2]:
             draw_widget(fields[name], name, draft, f"{key}.{name}")
     for name in nested:
@@ -236,7 +236,7 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
                 for part, below in model["properties"].items():
                     with st.container(width=170):
                         draw_widget(below, part, values_of_it, f"{key}.{entry}.{part}")
-    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    left, right = line_up(3, 1)
     new = left.selectbox(
         "Add a setting",
         [one for one in names if one not in entries],

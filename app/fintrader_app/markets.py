@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fintrader.errors import MarketError
 from fintrader.market.market_file import parse_header
+from fintrader.metrics import find_session_starts
 from fintrader.records import RecordError
 from fintrader.results.folders import (
     DamagedFileError,
@@ -68,14 +68,9 @@ class Market:
 
     def days(self) -> pd.Series[int]:
         """First bar of each session, indexed by the session's day in the market's own time zone."""
-        first = np.flatnonzero(np.diff(self.arrays["session"], prepend=-1))
+        first = find_session_starts(self.arrays["session"])
         days = self.times[first].tz_convert(self.timezone).strftime("%Y-%m-%d")
         return pd.Series(first, index=days)
-
-    def ends(self) -> NDArray[np.int64]:
-        """Last bar of each session."""
-        session = self.arrays["session"]
-        return np.flatnonzero(np.diff(session, append=session[-1] + 1))
 
     def rows(self, day: str) -> slice:
         """The bars of one session."""

@@ -18,7 +18,7 @@ from fintrader.bars.sources.presets import Preset
 from fintrader.config import is_url
 from fintrader.errors import DataError
 from fintrader.results.folders import Folder
-from fintrader_app.shell import go, guarded, list_config_folders, plain
+from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
 
 ENDINGS = (".csv", ".txt", ".gz", ".parquet", ".pq", ".zip")
@@ -50,7 +50,7 @@ def render() -> None:
     """The picker, what was found, and the button that writes the configuration."""
     with guarded():
         path = browse()
-    left, middle, right = st.columns(3, vertical_alignment="bottom")
+    left, middle, right = line_up(1, 1, 1)
     vendor = left.selectbox(
         "Vendor",
         ["found out", *get_args(Preset)],
@@ -103,7 +103,7 @@ def browse() -> str:
     except DataError:
         state["own_inside"] = inside[:-1]
         raise
-    left, right = st.columns(2, vertical_alignment="bottom")
+    left, right = line_up(1, 1)
     left.selectbox(
         f"Browse {plain(home.name)}/{plain(here)}",
         [*([UP, HERE] if inside else []), *listed],

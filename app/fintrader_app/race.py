@@ -14,9 +14,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from fintrader.errors import FintraderError
 from fintrader.results.figures.style import escape_label
-from fintrader.results.folders import Folder
+from fintrader.results.folders import Folder, NotThereError
 from fintrader.results.formatting import count, number
 from fintrader.results.tournament_events import (
     DrainEvent,
@@ -27,8 +26,7 @@ from fintrader.results.tournament_events import (
     StartEvent,
     TournamentEvent,
 )
-from fintrader.yaml_text import parse_yaml
-from fintrader_app.artifacts import load_validation, to_numbers
+from fintrader_app.artifacts import load_tournament, load_validation, to_numbers
 from fintrader_app.charts import (
     GAIN,
     LOSS,
@@ -38,7 +36,7 @@ from fintrader_app.charts import (
     scale_logs,
     show,
 )
-from fintrader_app.shell import hide_secrets, human
+from fintrader_app.shell import heading, hide_secrets, human
 from fintrader_app.tables import select_settings
 
 MANY = 500
@@ -62,7 +60,6 @@ class Pace:
     """How fast the race goes. What cannot be known yet is None."""
 
     planned: int | None
-    made: int = 0
     done: int = 0
     failed: int = 0
     running: int = 0
@@ -76,11 +73,7 @@ class Pace:
 
 def count_planned_pods(folder: Folder) -> int | None:
     """How many pods the run's configuration asks for."""
-    try:
-        value = parse_yaml(folder.text("config.yaml"), "config.yaml")
-        pods = value["tournament"]["pods"]
-    except (FintraderError, KeyError, TypeError):
-        return None
+    pods = load_tournament(folder).get("pods")
     return pods if isinstance(pods, int) and not isinstance(pods, bool) and pods > 0 else None
 
 
@@ -114,12 +107,12 @@ def measure_pace(
             left = float((ended["finished"] - ended["started"]).mean()) * to_come / running
     failed = int((pods["state"] == "failed").sum())
     best = number(float(pd.to_numeric(pods["score"], errors="coerce").max()))
-    return Pace(planned, len(pods), len(ended), failed, running, best, elapsed, rate, left)
+    return Pace(planned, len(ended), failed, running, best, elapsed, rate, left)
 
 
 def score_figure(pods: pd.DataFrame) -> go.Figure:
     """Score of each pod when it ended, and the best so far."""
-    shown = pods[pods["score"].notna()].sort_values("finished")
+    shown = select_scored(pods).sort_values("finished")
     zero, size, unit = shift_to_start(shown, float(shown["finished"].max()))
     x = (shown["finished"] - zero) / size
     best = shown["score"].cummax()
@@ -145,6 +138,14 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
             hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
         )
     return framed(figure, y_title="validation score", x_title=f"{unit} since the start", height=330)
+
+
+def select_scored(pods: pd.DataFrame) -> pd.DataFrame:
+    """The pods that have a score. Raises NotThereError before there is one."""
+    found = pods[pd.to_numeric(pods["score"], errors="coerce").astype(float).abs() < np.inf]
+    if found.empty:
+        raise NotThereError("no pod has a score yet")
+    return found
 
 
 def split_origins(pods: pd.DataFrame) -> Iterator[tuple[str, str, pd.Series[bool]]]:
@@ -215,7 +216,7 @@ def draw_looks(folder: Folder, names: Iterable[str], key: str) -> int:
     if found:
         for place, column in zip(st.columns(2), _LOOKS, strict=True):
             with place:
-                st.subheader(f"{human(column)} on the validation window", anchor=False)
+                heading(f"{human(column)} on the validation window")
                 show(plot_curves(found, column), f"{key}_validation_{column}")
     return len(found)
 
@@ -227,17 +228,16 @@ def select_numbers(pods: pd.DataFrame) -> pd.DataFrame:
 
 def plot_drift(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Figure:
     """One searched setting, pod by pod; the colour says the score."""
-    scores = pd.to_numeric(pods["score"], errors="coerce")
-    shown = scores.notna() & values.notna()
-    inside = values[shown]
+    shown = select_scored(pods[values.notna()])
+    inside = values[shown.index]
     figure = go.Figure().add_scatter(
-        x=pods.loc[shown, "idx"],
+        x=shown["idx"],
         y=inside,
         mode="markers",
         showlegend=False,
-        marker={"size": 10 if shown.sum() <= MANY else 6, **scale_colours(scores[shown])},
+        marker={"size": 10 if len(shown) <= MANY else 6, **scale_colours(shown["score"])},
         marker_line={"width": 1, "color": "rgba(128,138,148,0.6)"},
-        customdata=label_pods(pods[shown]),
+        customdata=label_pods(shown),
         hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
     )
     framed(figure, y_title=escape_label(human(name)), x_title="pod number", height=300)
@@ -482,21 +482,15 @@ def assign_rows(pods: pd.DataFrame) -> dict[str, float]:
     known = set(pods["pod"])
     for pod, parent in zip(pods["pod"], pods["parent"], strict=True):
         children.setdefault(parent if parent in known and parent != pod else None, []).append(pod)
-    place: dict[str, float] = {}
-    row = 0
-    stack = [(pod, False) for pod in reversed(children.get(None, []))]
+    order: list[str] = []
+    stack = children.get(None, [])[::-1]
     while stack:
-        pod, back = stack.pop()
-        below = children.get(pod, [])
-        if back:
-            place[pod] = sum(place[child] for child in below) / len(below)
-        elif below:
-            stack.append((pod, True))
-            stack += [(child, False) for child in reversed(below)]
-        else:
-            place[pod] = float(-row)
-            row += 1
-    for pod in known - set(place):  # a circle of parents, which no generator makes
-        place[pod] = float(-row)
-        row += 1
+        order.append(stack.pop())
+        stack += children.get(order[-1], [])[::-1]
+    leaves = [pod for pod in order if pod not in children]
+    leaves += known - set(order)  # a circle of parents, which no generator makes
+    place = {pod: float(-row) for row, pod in enumerate(leaves)}
+    for pod in reversed(order):
+        if pod in children:
+            place[pod] = sum(place[child] for child in children[pod]) / len(children[pod])
     return place

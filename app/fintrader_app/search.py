@@ -14,15 +14,14 @@ import plotly.graph_objects as go
 import streamlit as st
 from numpy.typing import NDArray
 
-from fintrader.errors import FintraderError
 from fintrader.results.figures import PALETTE
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import chance, count, percent
 from fintrader.results.importance import ALGORITHM, Importance, importance, settings_of
-from fintrader_app import artifacts
+from fintrader_app.artifacts import load_tournament, select_part
 from fintrader_app.charts import framed, scale_colours, scale_logs
-from fintrader_app.race import GREY, MANY, label_pods, split_origins
+from fintrader_app.race import GREY, MANY, label_pods, select_scored, split_origins
 from fintrader_app.shell import human
 
 MOST_LINES = 500
@@ -31,14 +30,8 @@ MOST_AXES = 8
 
 def find_log_settings(folder: Folder) -> frozenset[str]:
     """Find the searched settings whose logarithm is drawn uniformly."""
-    try:
-        tournament = artifacts.select_part(artifacts.load_config(folder), "tournament")
-    except FintraderError:
-        return frozenset()
-    ranges = artifacts.select_part(tournament, "search")
-    return frozenset(
-        name for name in ranges if artifacts.select_part(ranges, name).get("log") is True
-    )
+    ranges = select_part(load_tournament(folder), "search")
+    return frozenset(name for name in ranges if select_part(ranges, name).get("log") is True)
 
 
 def name_of(setting: str) -> str:
@@ -71,11 +64,6 @@ def place_values(values: list[Any], log: bool = False) -> Axis:
     return Axis(
         np.array([labels.index(str(value)) for value in values], dtype=float), labels=labels
     )
-
-
-def select_scored(pods: pd.DataFrame) -> pd.DataFrame:
-    """The pods that have a score."""
-    return pods[pd.to_numeric(pods["score"], errors="coerce").astype(float).abs() < np.inf]
 
 
 def list_varied(pods: pd.DataFrame) -> list[str]:

@@ -15,7 +15,7 @@ from fintrader.results.formatting import DASH
 from fintrader.results.sections import BacktestView, Chart, Section, present_verdict
 from fintrader.results.table import Row, Table
 from fintrader_app import charts, tables
-from fintrader_app.shell import plain
+from fintrader_app.shell import heading, plain
 
 LONGEST = 1_500
 """Characters of a sentence that are shown."""
@@ -57,7 +57,7 @@ def draw(section: Section, state: Hashable, key: str = "") -> None:
         box, icon = _BOXES[section.tone]
         box("\n\n".join(facts), icon=icon)
     elif section.title:
-        st.subheader(plain(section.title), anchor=False)
+        heading(plain(section.title))
     if section.headline:
         st.markdown(plain(section.headline, LONGEST))
     name = f"{key}{section.key}"

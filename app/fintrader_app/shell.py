@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.config import list_shipped_configs
 from fintrader.errors import FintraderError
@@ -20,7 +21,7 @@ from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, when
 from fintrader.results.run import Summary
-from fintrader.stages import Stage
+from fintrader.stages import Stage, strip
 from fintrader_app.artifacts import load_stages, load_summaries, load_summary
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
 
@@ -117,6 +118,16 @@ def afterwards(key: str) -> bool:
     asked: set[str] = set()
     wait()
     return False
+
+
+def heading(title: str) -> None:
+    """Draw a heading that is no link to itself."""
+    st.subheader(title, anchor=False)
+
+
+def line_up(*widths: int) -> list[DeltaGenerator]:
+    """Columns of these widths, whose widgets stand on one line."""
+    return st.columns(widths, vertical_alignment="bottom")
 
 
 def follow(draw: Callable[[], None], *, live: bool) -> None:
@@ -324,7 +335,7 @@ def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
             "no runs here yet: start one on the New run page, or type `fintrader run CONFIG`"
         )
     by_name = {run.name: run for run in found}
-    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    left, right = line_up(2, 3)
     with left:
         name = choose("Run", list(by_name), "run")
     chosen = by_name[name]
@@ -340,7 +351,7 @@ def pick_race(folder: Folder) -> Folder:
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if not folds:
         return folder
-    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    left, right = line_up(2, 3)
     with left:
         fold = choose(
             "Fold",
@@ -395,7 +406,7 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
     """The strip as it stands; of a finished run one quiet line."""
     if run.status == "finished":
         if any(stage.seconds is not None for stage in found):
-            st.caption(plain(" → ".join(stage.describe() for stage in found)))
+            st.caption(plain(strip(found)))
     elif found:
         st.html(render_stages(found, alive=run.status == "running"))
     at_work = next((stage for stage in found if stage.state == "running"), None)

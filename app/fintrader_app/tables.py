@@ -47,11 +47,12 @@ MOST_ROWS = 20
 """Rows above which a table is scrolled."""
 
 
-def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
-    """A line of figures: title, value, and what to say when somebody points at it."""
+def numbers(cells: Mapping[str, str], about: Mapping[str, str] | None = None) -> None:
+    """Draw a line of figures: title -> value, and `about` some, what pointing at them says."""
     with st.container(horizontal=True, gap="small"):
-        for title, value, *note in cells:
-            st.metric(title, value, help=note[0] if note else None, border=True, width="stretch")
+        for title, value in cells.items():
+            note = (about or {}).get(title)
+            st.metric(title, value, help=note, border=True, width="stretch")
 
 
 def table(

@@ -22,6 +22,7 @@ from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.deploy.status import list_names
 from fintrader.errors import DeployError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
@@ -47,12 +48,11 @@ def locate_home(name: str, deployments_dir: str) -> Path:
 def find_deployment(name: str, deployments_dir: str) -> Path:
     """Find the folder of a deployment by its name or alias (champion, challenger). Raises
     DeployError."""
-    home = locate_home(list_aliases(Path(deployments_dir)).get(name, name), deployments_dir)
+    folder = Path(deployments_dir)
+    home = locate_home(list_aliases(folder).get(name, name), deployments_dir)
     if not (home / "bundle" / BUNDLE).is_file():
-        found = sorted(
-            path.parent.parent.name for path in Path(deployments_dir).glob(f"*/bundle/{BUNDLE}")
-        )
-        known = f"known: {', '.join(found)}" if found else "make one with `fintrader paper RUN`"
+        found = ", ".join(list_names(folder))
+        known = f"known: {found}" if found else "make one with `fintrader paper RUN`"
         raise DeployError(f"{deployments_dir} holds no deployment {name!r}; {known}")
     return home
 
@@ -98,10 +98,9 @@ def _run(
     with Journal(home / JOURNAL, durable=not (replay and simulated)) as journal:
         _check_terms(journal, settings, home)
         last = journal.last(BarDecision)
-        start = window[0] if window is not None else 0
-        clock: Clock = (
-            ReplayClock(last.time if last else start, settings.speed) if replay else WallClock()
-        )
+        clock: Clock = WallClock()
+        if window is not None:
+            clock = ReplayClock(last.time if last else window[0], settings.speed)
         broker: Broker
         if simulated:
             broker = SimulatedBroker(market, bundle.env, clock.now, grows=not replay)

@@ -8,6 +8,7 @@ orders that did not fill. The market makes the difference between the twin and t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -33,6 +34,7 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
 from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import daily_returns, find_session_ends
 from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.alpha import e_process
 from fintrader.verdict.bootstrap import block_length, bootstrap_indices
@@ -67,8 +69,8 @@ def measure(
     result, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
     theirs = result.equity[at]
     session = market.session.numpy()[at]
-    ends = np.append(np.flatnonzero(np.diff(session)), len(at) - 1)
-    ours_daily, twin_daily = (_resample_daily(values, ends) for values in (equity, theirs))
+    ends = find_session_ends(session)
+    ours_daily, twin_daily = (daily_returns(values, session) for values in (equity, theirs))
     expected = np.array(bundle.record.daily_returns, dtype=np.float64)
     decisions = [entry.body for entry in journal.entries(BarDecision)]
     days = np.datetime_as_string(bars.astype("datetime64[ns]"), unit="D").tolist()
@@ -115,12 +117,6 @@ def measure(
         ),
         late_bars=sum(entry.body.bars for entry in journal.entries(LateBars)),
     )
-
-
-def _resample_daily(equity: Array, ends: NDArray[np.int64]) -> Array:
-    closes = np.concatenate([equity[:1], equity[ends]])
-    returns: Array = closes[1:] / closes[:-1] - 1
-    return returns
 
 
 def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> Band | None:
@@ -170,19 +166,20 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
         bar = int(np.searchsorted(minutes, decision.bar))
         if bar + 1 >= len(minutes):
             continue
+        closed = dict(zip(market.symbols, closes[bar + 1].tolist(), strict=True))
+        gain = {
+            symbol: closed[symbol] - price if math.isfinite(closed[symbol]) else 0.0
+            for symbol, price in decision.prices.items()
+        }
         for symbol, rest in decision.rounded.items():
-            later = closes[bar + 1, column[symbol]]
-            price = decision.prices[symbol]
-            total["rounding"] += rest * (later - price) if np.isfinite(later) else 0.0
+            total["rounding"] += rest * gain[symbol]
         for symbol, shares in decision.orders.items():
             report = orders.get(order_id(bundle.id, decision.bar + length, symbol))
             price = decision.prices[symbol]
-            n = column[symbol]
             sent += 1
             ordered += abs(shares) * price
             filled = 0.0 if report is None else report.filled
-            arrival = opens[bar + 1, n]
-            later = closes[bar + 1, n]
+            arrival = opens[bar + 1, column[symbol]]
             if report is not None and filled and np.isfinite(arrival):
                 fills += 1
                 total["delay"] += filled * (arrival - price)
@@ -190,8 +187,7 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
                 fee = min(bundle.env.fee_rate * abs(filled) * report.price_usd, report.cost_usd)
                 total["spread_and_impact"] += slip + report.cost_usd - fee
                 total["fees"] += fee
-            if np.isfinite(later):
-                total["unfilled"] += (shares - filled) * (later - price)
+            total["unfilled"] += (shares - filled) * gain[symbol]
     return Shortfall(sent, fills, float(ordered), {name: float(usd) for name, usd in total.items()})
 
 

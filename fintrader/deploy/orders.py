@@ -24,6 +24,8 @@ SECOND = 1_000_000_000
 _GROUP = 10
 """Orders written as sent together: few syncs for a hundred orders, few questions after a kill."""
 _CANCEL_AGAIN = 5 * SECOND
+_SETTLE = 15 * SECOND
+"""Time after which an order is given up that the broker does not have."""
 _QUIET = 5
 """Answers without news after which the broker is asked less often: it counts requests."""
 _LOOK_BACK = 60 * SECOND
@@ -101,8 +103,6 @@ class OrderRules:
     """Share of the cash that purchases leave alone, for prices that move until they fill."""
     sales_wait_s: float = 20.0
     """Longest wait of purchases for sales."""
-    settle_s: float = 15.0
-    """Time after which an order is given up that the broker does not have."""
     poll_s: float = 1.0
     """Time between two questions to the broker, a quarter of them while nothing happens."""
 
@@ -119,7 +119,6 @@ class Execution:
         self._broker = broker
         self._journal = journal
         self._sales_wait = round(rules.sales_wait_s * SECOND)
-        self._settle = round(rules.settle_s * SECOND)
         self._poll = round(rules.poll_s * SECOND)
         self._slots: dict[str, _Slot] = {}
         self._fitted: set[str] = set()
@@ -270,7 +269,7 @@ class Execution:
     def _expire(self, now: int) -> None:
         """Write off the orders whose time is over and that are at no broker, without asking one."""
         late = [slot for slot in self._slots.values() if now >= slot.until]
-        lost = [slot for slot in late if slot.absent and now - slot.sent >= self._settle]
+        lost = [slot for slot in late if slot.absent and now - slot.sent >= _SETTLE]
         unsent = [slot for slot in late if slot.report.state == "intended"]
         self._write_off(unsent, "not sent in time", now)
         self._write_off(lost, "the broker never had it", now)

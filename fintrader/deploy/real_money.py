@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import LiveSettings
 from fintrader.errors import DeployError
 from fintrader.files import seal, unseal, write_bytes
+from fintrader.metrics import drawdowns
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
@@ -191,7 +191,7 @@ def require_consent(
     )
     print(
         f"  backtest: worst day {expected.min():+.2%},"
-        f" deepest loss {_measure_drawdown(expected):.2%} of its peak"
+        f" deepest loss {abs(drawdowns(expected).min()):.2%} of its peak"
     )
     print(
         f"  limits: it halts after {settings.limits.day_loss:.1%} a day,"
@@ -215,9 +215,3 @@ def _read_consent(path: Path) -> Consent:
         return from_json(Consent, unseal(path.read_bytes(), damaged))
     except RecordError:
         raise damaged from None
-
-
-def _measure_drawdown(returns: np.ndarray[Any, np.dtype[Any]]) -> float:
-    """Measure the largest loss from a peak, as a share of it."""
-    worth = np.concatenate([[1.0], np.cumprod(1 + returns)])
-    return float((1 - worth / np.maximum.accumulate(worth)).max())

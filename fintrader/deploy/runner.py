@@ -12,6 +12,7 @@ of the broker ends it before.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections import Counter
@@ -50,6 +51,7 @@ from fintrader.deploy.orders import Execution, OrderRules, order_prefix
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.status import format_moment
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError, StorageError
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
@@ -234,7 +236,7 @@ class Runner:
         seen = int(np.searchsorted(self.grid.minutes, now - 2 * self.length, side="right"))
         missed = sum(self._is_due(late) for late in range(bar, seen))
         if missed:
-            text = f"{missed} decision(s) were missed until {_format_time(now)}"
+            text = f"{missed} decision(s) were missed until {format_moment(now)}"
             self._record_news("missed", text, now)
         return max(seen - bar, 0)
 
@@ -250,11 +252,7 @@ class Runner:
         closed = int(self.grid.minutes[bar]) + self.length
         self._beat = time.time()
         if self.clock.live:
-            due = next(
-                later
-                for later in range(bar + 1, bar + 2 + self.env.decision_interval)
-                if self._is_due(later)
-            )
+            due = next(later for later in itertools.count(bar + 1) if self._is_due(later))
             self._following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
             self._show_beat()
         self._pursue()
@@ -273,18 +271,12 @@ class Runner:
                 self._report(now)
         except (DataError, BrokerUnsureError) as error:
             self._record_news(
-                "skipped", f"nothing was decided at {_format_time(closed)}: {error}", now
+                "skipped", f"nothing was decided at {format_moment(closed)}: {error}", now
             )
         except BrokerError as error:
             self._halt(str(error), now)
         except FintraderError as error:
             self._outlive(error, now)
-
-    def _keep_account(self) -> None:
-        """Raise RunError where another process has taken the account over while this one slept."""
-        if self._lease is not None:
-            with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
-                self._lease.check()
 
     def _outlive(self, error: FintraderError, now: int) -> None:
         """Go on after an error while a flatten is under way; otherwise raise it."""
@@ -487,19 +479,15 @@ class Runner:
                 self.journal.write(Resumption(), at=now)
             else:
                 self._halt(f"asked to {request}", now)
-                if request == "flatten":
-                    self._begin_flatten(now)
+                if request == "flatten" and not self.flattening:
+                    # Everything is to be sold; the halt has stopped open orders.
+                    self.journal.write(Flattening(), at=now)
+                    self.flattening = True
+                    self._sell_at = now
+                    self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may have been
             path.unlink(missing_ok=True)
 
     # --- the flatten ---------------------------------------------------------------------------
-
-    def _begin_flatten(self, now: int) -> None:
-        """Write down that everything is to be sold; the halt before has stopped open orders."""
-        if not self.flattening:
-            self.journal.write(Flattening(), at=now)
-            self.flattening = True
-            self._sell_at = now
-            self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
 
     def _sell_left(self, now: int) -> None:
         """Sell the broker's shares of the bundle's symbols; end the flatten once there are none.
@@ -629,7 +617,11 @@ class Runner:
         )
 
     def _pursue(self) -> None:
-        self._keep_account()
+        """Go on with orders and flatten. Raises RunError where another process has taken the account
+        over while this one slept."""
+        if self._lease is not None:
+            with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
+                self._lease.check()
         now = self.clock.now()
         if self.execution is not None:
             self._step(self.execution, now)
@@ -710,7 +702,3 @@ def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, floa
 def _format_shares(shares: Mapping[str, float]) -> str:
     """Format shares by symbol."""
     return ", ".join(f"{count:.9g} {symbol}" for symbol, count in sorted(shares.items()))
-
-
-def _format_time(moment: int) -> str:
-    return f"{np.datetime_as_string(np.datetime64(moment, 'ns'), unit='m')}Z"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
-from fintrader.backtesting.result import BacktestResult
 from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport
 from fintrader.envs.settings import EnvSettings
@@ -84,10 +83,10 @@ class SimulatedBroker:
         on."""
         minutes = market.minutes.numpy()
         bar = bars - 1
+        account = self._account
         state = AccountState(*4 * [self.env.initial_cash_usd])
         held: Array = np.zeros(market.num_assets)
         if self._begun:
-            account = self._account
             last = self._minutes[account.bar]
             bar = int(np.searchsorted(minutes, last))
             if last not in minutes[bar : bar + 1]:
@@ -95,7 +94,7 @@ class SimulatedBroker:
                     "the bars received no longer hold the account's last one; give the feed a"
                     " longer history"
                 )
-            state = AccountState(account.cash, account.equity, *account.capital)
+            state = self.state
             held = account.held
             self._baskets = {bar + old - account.bar: own for old, own in self._baskets.items()}
         self._account = state.stand(market, self.env, bar, held)
@@ -175,21 +174,9 @@ class SimulatedBroker:
         """USD at the newest bar that has closed."""
         self._advance()
         bar = self._seen()
-        return (
-            self._account.equity
-            if bar == self._account.bar
-            else float(self._account.trade_log.equity[bar])
-        )
-
-    @property
-    def over(self) -> bool:
-        """True once the window's last bar has closed, or the account is ruined."""
-        self._advance()
-        return self._over
-
-    def result(self, name: str) -> BacktestResult:
-        """Return the account as a backtest of the window, once it is over."""
-        return self._account.trade_log.result(name, "")
+        if bar == self._account.bar:
+            return self._account.equity
+        return float(self._account.trade_log.equity[bar])
 
     def _bar_of(self, close: int) -> int:
         return int(np.searchsorted(self._minutes, close - self._length))

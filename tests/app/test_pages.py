@@ -3,8 +3,7 @@ import shutil
 
 import pytest
 
-from fintrader.errors import FintraderError
-from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
+from fintrader.results.folders import DamagedFileError, Folder
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import Stage
 from fintrader.system import try_lock
@@ -124,26 +123,6 @@ DAMAGE = {
         b'{"format": "something else", "strategies": [1, 2, {"a": null}]}'
     ),
 }
-
-
-def test_every_way_a_file_is_damaged_is_a_typed_error(site):
-    demo = RunsFolder.at(site / "runs").run("demo")
-    readers = {
-        "backtest/metrics.json": lambda: artifacts.backtest(demo).metrics,
-        "backtest/equity.parquet": lambda: artifacts.backtest(demo).equity,
-        "backtest/positions.parquet": lambda: artifacts.backtest(demo).positions,
-        "backtest/trades.parquet": lambda: artifacts.backtest(demo).trades,
-        "leaderboard.sqlite": lambda: artifacts.load_leaderboard(demo),
-    }
-    for artifact, read in readers.items():
-        read()
-        path = site / "runs" / "demo" / artifact
-        whole = path.read_bytes()
-        for harm in DAMAGE.values():
-            harm(path)
-            with pytest.raises(FintraderError):
-                read()
-            path.write_bytes(whole)
 
 
 @pytest.mark.parametrize("page", PAGES)

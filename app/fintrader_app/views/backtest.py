@@ -41,7 +41,9 @@ from fintrader_app.shell import (
     choose_part,
     find_runs_folder,
     guarded,
+    heading,
     human,
+    line_up,
     link_choices,
     list_market_folders,
     page,
@@ -133,7 +135,7 @@ def pick_window(view: BacktestView) -> int | None:
 
 def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
     """The strategy the page is about, and those beside it."""
-    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    left, right = line_up(1, 2)
     with left:
         main = choose("Strategy", stored.strategies, "strategy", format_func=human)
     rest = [name for name in stored.strategies if name != main]
@@ -198,10 +200,9 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
 def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
     mine = stored.trades[stored.trades["strategy"] == main]
     if mine.empty:
-        st.info(f"{human(main)} made no trade.", icon=":material/inbox:")
-        return
+        raise NotThereError(f"{human(main)} made no trade")
     counts = mine["symbol"].astype(str).value_counts()
-    left, middle, right = st.columns(3, vertical_alignment="bottom")
+    left, middle, right = line_up(1, 1, 1)
     with left:
         symbol = choose(
             "Symbol, most traded first",
@@ -236,8 +237,8 @@ def explore_decision(stored: StoredBacktest) -> None:
     form = "%Y-%m-%d %H:%M"
     names = list(found.times.strftime(form))  # UTC: the same in the address on either clock
     when = dict(zip(names, found.times.tz_convert(zone).strftime(form), strict=True))
-    st.subheader("One decision", anchor=False)
-    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    heading("One decision")
+    left, right = line_up(1, 2)
     with left:
         title = f"Decided at the close of the bar of ({zone})"
         chosen = choose(title, names, "decision", format_func=when.__getitem__)

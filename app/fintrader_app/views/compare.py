@@ -20,7 +20,7 @@ from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import load_summaries
 from fintrader_app.sections import draw, draw_verdict
-from fintrader_app.shell import choose_several, guarded, page, plain
+from fintrader_app.shell import choose_several, guarded, heading, page, plain
 from fintrader_app.tables import table
 
 T = TypeVar("T")
@@ -50,8 +50,7 @@ def render(runs: RunsFolder) -> None:
         raise NotThereError("there is no finished backtest to compare yet")
     chosen = choose_several("Runs", names, "runs", names[:2], MOST)
     if not chosen:
-        st.info("Choose at least one run.", icon=":material/compare_arrows:")
-        return
+        raise NotThereError("choose at least one run")
     stored = load(runs, chosen, artifacts.backtest)
     options = {
         f"{run} / {strategy}": Contender(run, strategy, backtest)
@@ -63,8 +62,7 @@ def render(runs: RunsFolder) -> None:
         default = list(options)[:4]
     names = choose_several("Strategies", list(options), "lines", default, MOST)
     if len(names) < 2:
-        st.info("Choose at least two strategies.", icon=":material/compare_arrows:")
-        return
+        raise NotThereError("choose at least two strategies")
     lines = {name: options[name] for name in names}
     with guarded():
         backtests = {line.run: line.backtest for line in lines.values()}
@@ -78,7 +76,7 @@ def render(runs: RunsFolder) -> None:
     with guarded():
         settings = load(runs, chosen, artifacts.load_config)
         if len(settings) > 1:
-            st.subheader("Settings that differ", anchor=False)
+            heading("Settings that differ")
             tables.show_differing_settings(settings, "compare_settings")
 
 
@@ -111,15 +109,15 @@ def overlay(lines: dict[str, Contender], version: Hashable) -> None:
     first, *others = (line.backtest.minutes for line in lines.values())
     if not all(map(first.equals, others)):
         st.warning("These backtests cover different windows; their figures are not like for like.")
-    st.subheader("Wealth, multiples of the start", anchor=False)
+    heading("Wealth, multiples of the start")
     charts.show(figure, "compare_equity", height=400, version=version)
-    st.subheader("Drawdown, from session closes", anchor=False)
+    heading("Drawdown, from session closes")
     charts.show(partial(figure, drawdown=True), "compare_drawdown", height=280, version=version)
 
 
 def differences(lines: dict[str, Contender]) -> None:
     """Metrics side by side, and their differences from the first."""
-    st.subheader("Metrics", anchor=False)
+    heading("Metrics")
     base = st.selectbox("Differences from", list(lines), key=f"compare_base_{len(lines)}")
     values = {
         name: line.backtest.metrics.get(line.strategy, NO_METRICS) for name, line in lines.items()

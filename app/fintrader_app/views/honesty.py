@@ -22,7 +22,7 @@ from fintrader.results.sections import (
 )
 from fintrader_app import artifacts, charts
 from fintrader_app.sections import show
-from fintrader_app.shell import guarded, page, pick_run, plain
+from fintrader_app.shell import guarded, heading, page, pick_run, plain
 from fintrader_app.tables import table
 
 
@@ -45,7 +45,7 @@ def render(runs: RunsFolder) -> None:
 
 def lookahead(folder: Folder) -> None:
     """Whether anything up to a bar depends on what comes after it."""
-    st.subheader("Look-ahead check", anchor=False)
+    heading("Look-ahead check")
     try:
         report = folder.json("lookahead.json")
     except NotThereError:
@@ -91,7 +91,7 @@ def selection(folder: Folder, version: Hashable) -> None:
     scores = pd.to_numeric(pods["score"], errors="coerce").dropna().sort_values(ascending=False)
     if scores.empty:
         return
-    st.subheader("The trials it was chosen from", anchor=False)
+    heading("The trials it was chosen from")
     text = f"{count(len(scores))} trials with a score, of {count(len(pods))} pods."
     named = scores.set_axis(pods.loc[scores.index, "pod"].astype(str))
     contents = int(pd.util.hash_pandas_object(named).sum())

@@ -20,7 +20,7 @@ from fintrader.results.formatting import DASH, percent, usd
 from fintrader_app import charts, sections
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
 from fintrader_app.local_time import pick_clock
-from fintrader_app.shell import choose, follow, format_code, page, plain
+from fintrader_app.shell import choose, follow, format_code, heading, page, plain
 from fintrader_app.tables import numbers, table
 
 COLOURS = {
@@ -113,7 +113,7 @@ def show_head(status: Status, timezone: str) -> None:
         cells["Next decision"] = format_moment(status.next_decision, timezone)
     if status.beat is not None and status.state in ("running", "silent"):
         cells["Seen"] = f"{max(time.time_ns() - status.beat, 0) / 1e9:.0f} s ago"
-    numbers(cells.items())
+    numbers(cells)
     halt = format_code(f"fintrader halt {status.name}")
     st.caption(f"Nothing here trades: {halt}, `resume`, `flatten` and `drift` do what they say.")
 
@@ -124,7 +124,7 @@ def show_curves(status: Status, timezone: str) -> None:
         for present in (present_account, present_shortfall):
             sections.draw(present(status.report), version, "live_")
     elif len(status.curve) > 1:
-        st.subheader("What the account is worth", anchor=False)
+        heading("What the account is worth")
         charts.show(lambda: account_figure(status.curve, timezone), "live_account", version=version)
         st.caption(
             f"The twin and the shortfall come with "
@@ -135,7 +135,7 @@ def show_curves(status: Status, timezone: str) -> None:
 
 
 def show_holdings(status: Status) -> None:
-    st.subheader("Targets and holdings", anchor=False)
+    heading("Targets and holdings")
     decision = status.decision
     if decision is None:
         return
@@ -162,13 +162,13 @@ def show_holdings(status: Status) -> None:
 
 
 def show_headroom(status: Status) -> None:
-    st.subheader("Headroom of the limits", anchor=False)
+    heading("Headroom of the limits")
     for label, (used, limit) in status.headroom().items():
         st.progress(min(used / limit, 1.0), text=f"{label}: {percent(used)} of {percent(limit)}")
 
 
 def show_news(status: Status, timezone: str) -> None:
-    st.subheader("News", anchor=False)
+    heading("News")
     if not status.news:
         st.caption("None.")
     for entry in status.news[:8]:
@@ -177,7 +177,7 @@ def show_news(status: Status, timezone: str) -> None:
 
 
 def show_orders(status: Status) -> None:
-    st.subheader("Orders", anchor=False)
+    heading("Orders")
     if not status.orders:
         st.caption("None yet.")
         return

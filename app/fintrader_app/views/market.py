@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from fintrader.metrics import find_session_ends
 from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
@@ -21,6 +22,7 @@ from fintrader_app.shell import (
     choose,
     choose_part,
     guarded,
+    heading,
     human,
     list_market_folders,
     page,
@@ -63,7 +65,7 @@ def show_head(market: Market) -> None:
         "Traded cells": percent(measure_traded_share(market), 1),
         "Index": plain(known.benchmark_name, 40),
     }
-    numbers(cells.items())
+    numbers(cells)
     text = f"Sessions {days.index[0]} to {days.index[-1]}, days of {market.timezone}"
     if known.windows is not None:
         day_of = market.times.tz_convert(market.timezone)
@@ -114,8 +116,8 @@ def show_bars(market: Market) -> None:
             " made from the stored opens and closes; bars without a trade are left out, not"
             " filled in."
         )
-    st.subheader("All sessions", anchor=False)
-    ends = market.ends()
+    heading("All sessions")
+    ends = find_session_ends(market.arrays["session"])
     index = market.arrays["benchmark"][ends]
     stamps = np.asarray(market.days().index)
     values = market.arrays["close"][ends, column].astype(float)
@@ -169,12 +171,12 @@ def average_by_session(market: Market, array: str) -> np.ndarray[Any, Any]:
 
 
 def show_coverage(market: Market) -> None:
-    st.subheader("Share of each session's bars with a trade", anchor=False)
+    heading("Share of each session's bars with a trade")
     traded = average_by_session(market, "tradable")
     days = list(market.days().index)
     charts.show(plot_shares(traded, days, market.symbols), "market_coverage")
     member = average_by_session(market, "member")
-    st.subheader("Membership of the universe", anchor=False)
+    heading("Membership of the universe")
     if (member == 1).all():
         st.info("Every symbol is a member in every session.", icon=":material/check_circle:")
     else:
@@ -235,7 +237,7 @@ def show_quality(market: Market) -> None:
     it."""
     provenance = market.description.provenance
     repairs = {human(name): number for name, number in provenance.repairs.items()}
-    st.subheader("Repairs", anchor=False)
+    heading("Repairs")
     if not repairs:
         st.info("The market file names no repairs.", icon=":material/info:")
     elif not any(repairs.values()):
@@ -244,15 +246,15 @@ def show_quality(market: Market) -> None:
         table(repairs.items(), "market_repairs", columns=["Repair", "Rows"])
     left, right = st.columns(2)
     with left:
-        st.subheader("Left out", anchor=False)
+        heading("Left out")
         if provenance.left_out:
             table(provenance.left_out.items(), "market_left_out", columns=["Symbol", "Why"])
         else:
             st.caption("No symbol was left out.")
     with right:
-        st.subheader("Ended before the data does", anchor=False)
+        heading("Ended before the data does")
         st.caption(", ".join(map(plain, provenance.ended)) or "None.")
-        st.subheader("Source", anchor=False)
+        heading("Source")
         rows = {"Kind": "unknown"}
         if provenance.source is not None:
             rows["Kind"] = provenance.source.kind
@@ -273,7 +275,7 @@ def show_findings(market: Market) -> None:
         for name, value in select_part(report, "kinds").items()
         if isinstance(value, int)
     }
-    st.subheader("Findings", anchor=False)
+    heading("Findings")
     if not kinds:
         st.success("No fault was found in the bars.")
         return
@@ -288,14 +290,15 @@ def show_findings(market: Market) -> None:
 def measure_correlations(market: Market, most: int) -> Any:
     """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in
     common."""
-    daily = np.log(np.asarray(market.arrays["close"][market.ends(), :most], dtype=float))
+    ends = find_session_ends(market.arrays["session"])
+    daily = np.log(np.asarray(market.arrays["close"][ends, :most], dtype=float))
     return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()
 
 
 def show_correlations(market: Market) -> None:
     symbols = market.symbols[:MOST_SYMBOLS]
     matrix = measure_correlations(market, MOST_SYMBOLS)
-    st.subheader("Correlation of daily returns", anchor=False)
+    heading("Correlation of daily returns")
     off = matrix[~np.eye(len(symbols), dtype=bool)]
     if not np.isfinite(off).any():
         raise NotThereError("too few sessions or symbols for correlations")

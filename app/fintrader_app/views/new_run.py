@@ -35,6 +35,7 @@ from fintrader_app.shell import (
     follow,
     go,
     guarded,
+    heading,
     hide_secrets,
     list_config_folders,
     page,
@@ -58,11 +59,11 @@ MOST_RECORDS = 20
 def render(runs: RunsFolder) -> None:
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.subheader("Settings", anchor=False)
+        heading("Settings")
         with guarded():
             compose(runs)
     with right:
-        st.subheader("Started from here", anchor=False)
+        heading("Started from here")
         watch(runs)
 
 
@@ -239,7 +240,7 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
         if not isinstance(draft.get(section), dict):
             draft[section] = forms.collect_defaults(field)
         forms.draw(field, draft[section], f"{key}.{section}", skip=("search",))
-        st.subheader("Search space", anchor=False)
+        heading("Search space")
         search = field["properties"]["search"]
         st.caption(search["description"])
         forms.draw_rows(

@@ -20,7 +20,9 @@ from fintrader_app.shell import (
     choose_several,
     follow,
     guarded,
+    heading,
     human,
+    line_up,
     page,
     pick_race,
     pick_run,
@@ -41,7 +43,7 @@ def render(runs: RunsFolder) -> None:
         raise NotThereError("no pod has been made yet")
     by_name = pods.set_index("pod", drop=False)
     order = artifacts.rank_pods(pods)
-    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    left, right = line_up(1, 2)
     with left:
         name = choose(
             "Pod, the best first",
@@ -58,16 +60,16 @@ def render(runs: RunsFolder) -> None:
     def draw() -> None:
         with guarded():
             show_looks(folder, [name, *others])
-        st.subheader("Learning curves", anchor=False)
+        heading("Learning curves")
         show_curves(folder, [name, *others])
 
     follow(draw, live=run.status == "running")
     left, right = st.columns(2)
     with left, guarded():
-        st.subheader("Settings", anchor=False)
+        heading("Settings")
         show_settings(chosen, by_name)
     with right, guarded():
-        st.subheader("Validation metrics", anchor=False)
+        heading("Validation metrics")
         show_validation(by_name.loc[[name, *others]])
 
 
@@ -101,7 +103,7 @@ def show_cards(pod: pd.Series[Any]) -> None:
         "With its line": count(pod["lineage_env_steps"]),
         "Took": duration(pod["seconds"]),
     }
-    numbers(cells.items())
+    numbers(cells)
 
 
 def smooth_values(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
@@ -130,7 +132,7 @@ def show_curves(folder: Folder, names: list[str]) -> None:
     axes = [axis for axis in AXES if all(axis in table for table in found.values())]
     if not metrics or not axes:
         raise NotThereError("the stored learning curve holds no numbers")
-    left, middle, right = st.columns([4, 2, 2], vertical_alignment="bottom")
+    left, middle, right = line_up(4, 2, 2)
     default = [name for name in FIRST if name in metrics] or metrics[:4]
     shown = left.multiselect(
         "Curves", metrics, default=default, format_func=human, key="pod_curves"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -27,12 +28,15 @@ from fintrader_app import artifacts, charts, keeping, tables
 from fintrader_app.artifacts import load_summaries
 from fintrader_app.sections import draw, draw_verdict
 from fintrader_app.shell import (
+    PAGES,
     STATUS,
     afterwards,
     describe_error,
     go,
     guarded,
+    heading,
     hide_secrets,
+    line_up,
     link_choice,
     page,
     plain,
@@ -122,8 +126,7 @@ def render(runs: RunsFolder) -> None:
         return
     chosen = filter_runs(found)
     if not chosen:
-        st.info("No run fits the filter.", icon=":material/filter_alt_off:")
-        return
+        raise NotThereError("no run fits the filter")
     by_name = {run.name: run for run in chosen}
     first = st.container()
     if not afterwards("runs"):
@@ -166,7 +169,7 @@ def render_glance(found: list[Summary]) -> str:
 def filter_runs(found: list[Summary]) -> list[Summary]:
     """The filter line: text, status and, where runs have them, tags; archived runs only if asked
     for."""
-    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    left, right = line_up(2, 3)
     words = left.text_input(
         "Filter", placeholder="name or note", key="runs_filter", label_visibility="collapsed"
     )
@@ -224,20 +227,14 @@ def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[s
     """Where to go from here."""
     done = bool(run.metrics)
     several = 2 <= len(picked) <= 8
+    first = "Backtest" if done else "Tournament"
+    by_title = {entry.title: entry for entry in PAGES}
     with st.container(horizontal=True, gap="small"):
-        if st.button(
-            "Backtest",
-            icon=":material/show_chart:",
-            type="primary" if done else "secondary",
-            disabled=not done,
-        ):
-            go("backtest.py", run=run.name)
-        if st.button(
-            "Tournament", icon=":material/trophy:", type="secondary" if done else "primary"
-        ):
-            go("tournament.py", run=run.name)
-        if st.button("Honesty", icon=":material/balance:", disabled=not done):
-            go("honesty.py", run=run.name)
+        for title in ("Backtest", "Tournament", "Honesty"):
+            how: Any = {"type": "primary" if title == first else "secondary"}
+            how["disabled"] = not done and title != first
+            if st.button(title, icon=by_title[title].icon, **how):
+                go(by_title[title].file, run=run.name)
         title = f"Compare {len(picked)}" if several else "Compare"
         if st.button(
             title, icon=":material/compare_arrows:", disabled=not several, help="Select 2 to 8 rows"
@@ -253,7 +250,7 @@ def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[s
 
 def show_preview(runs: RunsFolder, run: Summary) -> None:
     """The chosen run at a glance."""
-    st.subheader(plain(run.name), anchor=False)
+    heading(plain(run.name))
     if run.notes.note or run.notes.tags:
         badges = (f":gray-badge[{plain(tag)}]" for tag in run.notes.tags)
         st.markdown(" ".join([*badges, plain(run.notes.note, 1_000)]))

@@ -10,7 +10,7 @@ import streamlit as st
 
 from fintrader.records import to_json
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import count, duration, score, short_count
+from fintrader.results.formatting import DASH, count, duration, score, short_count
 from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
 from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events
@@ -20,8 +20,10 @@ from fintrader_app.shell import (
     follow,
     go,
     guarded,
+    heading,
     hide_secrets,
     human,
+    line_up,
     load_living,
     page,
     pick_race,
@@ -30,6 +32,12 @@ from fintrader_app.shell import (
 )
 from fintrader_app.tables import show_board, table
 
+ABOUT = {
+    "Failed": "Lost more often than retried; the time line says why",
+    "Best score": "On the validation window, by the tournament's metric",
+    "Env-steps": "Of all finished pods, over the time from the first start to the last end",
+    "Time left": "Estimate: mean time of a pod x pods to come / pods at work",
+}
 MOST_EVENTS = 200
 MOST_CURVES = 8
 EVERY = "all algorithms"
@@ -55,19 +63,15 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
     launched = race.find_launched(events) if alive else {}
     show_numbers(race.measure_pace(pods, planned, launched, alive=alive), alive)
     if pods.empty:
-        st.info("No pod has been made yet.", icon=":material/hourglass_empty:")
-        return
+        raise NotThereError("no pod has been made yet")
     left, right = st.columns([3, 2])
-    with left:
-        st.subheader("Score over time", anchor=False)
-        if pods["score"].notna().any():
-            charts.show(lambda: race.score_figure(pods), "race_score", version=version)
-        else:
-            st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
+    with left, guarded():
+        heading("Score over time")
+        charts.show(partial(race.score_figure, pods), "race_score", version=version)
     with right:
-        st.subheader("Leaderboard", anchor=False)
+        heading("Leaderboard")
         show_board(artifacts.load_leaderboard(folder), "race_board", short=True)
-        place, beside = st.columns([3, 2], vertical_alignment="bottom")
+        place, beside = line_up(3, 2)
         with place:
             order = artifacts.rank_pods(pods)
             pod = choose("Look at a pod", order, "pod", label_visibility="collapsed")
@@ -76,15 +80,15 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
             go("pod.py", pod=pod)
     with guarded():
         show_looks(folder, pods)
-    st.subheader("Pods on the time line", anchor=False)
+    heading("Pods on the time line")
     show_timeline(pods, events, launched, version)
     show_lost_pods(events)
     left, right = st.columns([3, 2])
     with left:
-        st.subheader("Lineage", anchor=False)
-        charts.show(lambda: race.plot_lineage(pods), "race_lineage", version=version)
-    with right:
-        st.subheader("Drift of the searched settings", anchor=False)
+        heading("Lineage")
+        charts.show(partial(race.plot_lineage, pods), "race_lineage", version=version)
+    with right, guarded():
+        heading("Drift of the searched settings")
         show_drift(pods, version)
     with guarded():
         show_search(pods, logs, version)
@@ -95,23 +99,18 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
 def show_numbers(pace: race.Pace, alive: bool) -> None:
     """The head line of figures."""
     planned = f" / {count(pace.planned)}" if pace.planned is not None else ""
-    rate = f"{short_count(pace.steps_per_second)}/s" if pace.steps_per_second is not None else "–"
-    cells = [
-        ("Pods done", f"{count(pace.done)}{planned}", None),
-        ("At work", count(pace.running), None),
-        ("Failed", count(pace.failed), "Lost more often than retried; the time line says why"),
-        ("Best score", score(pace.best), "On the validation window, by the tournament's metric"),
-        (
-            "Env-steps",
-            rate,
-            "Of all finished pods, over the time from the first start to the last end",
-        ),
-        ("Elapsed", duration(pace.elapsed_seconds), None),
-    ]
+    rate = DASH if pace.steps_per_second is None else f"{short_count(pace.steps_per_second)}/s"
+    cells = {
+        "Pods done": f"{count(pace.done)}{planned}",
+        "At work": count(pace.running),
+        "Failed": count(pace.failed),
+        "Best score": score(pace.best),
+        "Env-steps": rate,
+        "Elapsed": duration(pace.elapsed_seconds),
+    }
     if alive:
-        about = "Estimate: mean time of a pod x pods to come / pods at work"
-        cells.append(("Time left", duration(pace.left_seconds), about))
-    tables.numbers(cells)
+        cells["Time left"] = duration(pace.left_seconds)
+    tables.numbers(cells, ABOUT)
     if pace.planned:
         st.progress(min(1.0, pace.done / pace.planned))
 
@@ -167,19 +166,12 @@ def show_lost_pods(events: list[TournamentEvent]) -> None:
 def show_drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
     values = race.select_numbers(pods)
     if values.empty or not len(values.columns):
-        st.info("This tournament searches no numeric setting.", icon=":material/tune:")
-        return
+        raise NotThereError("this tournament searches no numeric setting")
     name = choose(
         "Setting", list(values.columns), "setting", label_visibility="collapsed", format_func=human
     )
-    if pods["score"].notna().any():
-        charts.show(
-            lambda: race.plot_drift(pods, values[name], name),
-            "race_drift",
-            version=(*version, name),
-        )
-    else:
-        st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
+    draw = partial(race.plot_drift, pods, values[name], name)
+    charts.show(draw, "race_drift", version=(*version, name))
 
 
 def show_search(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ...]) -> None:
@@ -187,7 +179,7 @@ def show_search(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object,
     algorithms, or of one."""
     if not any(settings_of(pods)):
         return
-    st.subheader("Settings and score", anchor=False)
+    heading("Settings and score")
     algos = sorted(pods[ALGORITHM].dropna().unique())
     if len(algos) > 1:
         algo = choose("Pods of", [EVERY, *algos], "algo")
