@@ -65,6 +65,7 @@ def render_drift(report: DriftReport) -> str:
 def present_account(report: DriftReport) -> Section:
     daily = report.daily
     band = None if daily.band is None else (daily.band.low_usd, daily.band.high_usd)
+    curves = (daily.days, daily.account_usd, daily.twin_usd)
     equity = report.equity
     rows = [
         ("Account", f"{equity.account_usd:,.2f}", f"{equity.account_return:+.2%}"),
@@ -76,16 +77,11 @@ def present_account(report: DriftReport) -> Section:
         " from the backtest's."
     )
     return Section(
-        key="account",
-        title="Account and twin",
+        "account",
+        "Account and twin",
         figures=(
-            Chart(
-                "drift", partial(drift_figure, daily.days, daily.account_usd, daily.twin_usd, band)
-            ),
-            Chart(
-                "difference",
-                partial(difference_figure, daily.days, daily.account_usd, daily.twin_usd),
-            ),
+            Chart("drift", partial(drift_figure, *curves, band)),
+            Chart("difference", partial(difference_figure, *curves)),
         ),
         tables=(Table.of(("", "Equity, USD", "Return"), rows),),
         notes=(note,),
@@ -119,8 +115,8 @@ def present_shortfall(report: DriftReport) -> Section:
         f" {shortfall.ordered_usd:,.0f} USD in all. Above zero is a cost."
     )
     return Section(
-        key="shortfall",
-        title="Cost of the orders",
+        "shortfall",
+        "Cost of the orders",
         figures=(Chart("shortfall", partial(shortfall_figure, bps)),),
         tables=(Table.of(("Against the price at the decision", "USD", "bps"), rows),),
         notes=(note,),
@@ -136,8 +132,8 @@ def _present_features(report: DriftReport) -> Section:
         f"Between the backtest's rows and those decided upon; above {PSI_NOTABLE:g} is usually"
         " called a shift."
     )
-    columns = ("Feature", "Population stability index", "")
-    return Section("features", "Features seen", tables=(Table.of(columns, rows),), notes=(note,))
+    table = Table.of(("Feature", "Population stability index", ""), rows)
+    return Section("features", "Features seen", tables=(table,), notes=(note,))
 
 
 def _present_news(report: DriftReport) -> Section:

@@ -91,9 +91,14 @@ def open_page(monkeypatch, tmp_path):
     return opened
 
 
+def one(elements, label):
+    """The element of that label."""
+    return next(element for element in elements if element.label == label)
+
+
 def box(test, label):
     """The select box of that label."""
-    return next(one for one in test.selectbox if one.label == label)
+    return one(test.selectbox, label)
 
 
 def said(test):

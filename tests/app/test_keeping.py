@@ -14,11 +14,7 @@ from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.runs import RunFolder
 from fintrader.system import read_process_start
 from fintrader_app import jobs
-from tests.app.conftest import healthy, said
-
-
-def one(elements, label):
-    return next(element for element in elements if element.label == label)
+from tests.app.conftest import healthy, one, said
 
 
 def listed(test):

@@ -16,7 +16,7 @@ from fintrader.results.folders import Folder, RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import forms, jobs, launch, own_bars
 from fintrader_app.artifacts import load_summary
-from tests.app.conftest import healthy, said
+from tests.app.conftest import box, healthy, one, said
 from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import write_config
 from tests.engines.waiting import answers, free_port, until
@@ -43,13 +43,13 @@ def test_defaults_are_valid_for_every_model_of_a_run():
 
 
 def widgets(test):
-    kinds = ("text_input", "number_input", "selectbox", "toggle")
-    return {
-        str(one.key): one
-        for kind in kinds
-        for one in test.get(kind)
-        if one.key and str(one.key).startswith("new:")
-    }
+    kinds = ("text_input", "number_input", "selectbox", "toggle", "date_input")
+    found = (one for kind in kinds for one in test.get(kind))
+    return {str(one.key): one for one in found if str(one.key).startswith("new:")}
+
+
+def widget(test, ending):
+    return next(found for key, found in widgets(test).items() if key.endswith(ending))
 
 
 @pytest.mark.parametrize("section", ["run", "data", "env", "agent", "tournament", "backtest"])
@@ -78,8 +78,7 @@ def test_an_untouched_form_changes_nothing(open_page, tmp_path):
 
 def test_changes_reach_the_yaml_and_the_models(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="env")
-    cost = next(one for key, one in widgets(test).items() if key.endswith(".cost_bps"))
-    cost.set_value(3.5).run()
+    widget(test, ".cost_bps").set_value(3.5).run()
     test.query_params["section"] = "yaml"
     test.run()
     shown = yaml.safe_load(test.code[0].value)
@@ -89,12 +88,10 @@ def test_changes_reach_the_yaml_and_the_models(open_page, tmp_path):
 
 def test_a_mistake_is_named_and_cannot_be_started(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="run")
-    name = next(one for key, one in widgets(test).items() if key.endswith(".name"))
-    name.set_value("../evil").run()
+    widget(test, ".name").set_value("../evil").run()
     assert "name" in said(test)
     assert test.error
-    start = next(button for button in test.button if button.label == "Start")
-    assert start.disabled
+    assert one(test.button, "Start").disabled
 
 
 def test_runs_made_here_get_an_unused_name(open_page, site):
@@ -270,10 +267,9 @@ def test_a_job_that_gave_up_says_why(quick, printed, why):
 
 def test_what_is_not_there_is_named_before_the_start(open_page, tmp_path, monkeypatch):
     test = open_page(tmp_path, "new_run", section="data")
-    path = next(one for key, one in widgets(test).items() if key.endswith("data.path"))
-    path.set_value("nowhere/bars.csv").run()
+    widget(test, "data.path").set_value("nowhere/bars.csv").run()
     assert any("bar file" in str(error.value) for error in test.error), said(test)
-    assert next(button for button in test.button if button.label == "Start").disabled
+    assert one(test.button, "Start").disabled
 
 
 def test_time_is_estimated_before_the_start(open_page, tmp_path):
@@ -285,19 +281,17 @@ def test_time_is_estimated_before_the_start(open_page, tmp_path):
 
 def test_the_search_space_has_a_row_a_setting(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="tournament")
-    adder = next(one for one in test.selectbox if one.label == "Add a setting")
+    adder = box(test, "Add a setting")
     assert "learning_rate" not in adder.options
     adder.set_value("gamma").run()
-    next(button for button in test.button if button.label == "Add").click().run()
+    one(test.button, "Add").click().run()
     assert list(test.session_state["new_draft"]["tournament"]["search"]) == [
         "learning_rate",
         "gamma",
     ]
     assert "expected a number" in said(test)
     for end, value in (("low", 0.9), ("high", 0.99)):
-        next(
-            one for one in test.number_input if str(one.key).endswith(f"search.gamma.{end}")
-        ).set_value(value).run()
+        widget(test, f"search.gamma.{end}").set_value(value).run()
     assert not test.error, said(test)
     next(
         button for button in test.button if str(button.key).endswith("learning_rate.remove")
@@ -307,12 +301,11 @@ def test_the_search_space_has_a_row_a_setting(open_page, tmp_path):
 
 def test_dates_are_picked_and_rewards_chosen(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="data")
-    start = next(one for one in test.date_input if str(one.key).endswith("data.start"))
-    start.set_value(date(2024, 5, 3)).run()
+    widget(test, "data.start").set_value(date(2024, 5, 3)).run()
     assert test.session_state["new_draft"]["data"]["start"] == "2024-05-03"
     test.query_params["section"] = "env"
     test.run()
-    reward = next(one for one in test.selectbox if one.label == "Reward")
+    reward = box(test, "Reward")
     assert "differential_sharpe" in reward.options
     reward.set_value("drawdown").run()
     assert test.session_state["new_draft"]["env"]["reward"] == "drawdown"

@@ -47,7 +47,8 @@ class Deployed:
             runner.policy = ConstantPolicy(runner.policy, action)
             runner.clock.at_minute = lambda now: hook(runner, now)
 
-        command = ("sh", "-c", 'cat >> "$0"; echo >> "$0"', str(self.told))
+        # One write a line: alerts are delivered at once.
+        command = ("sh", "-c", 'printf "%s\\n" "$(cat)" >> "$0"', str(self.told))
         chosen = {"adopt": True, "alerts": AlertSettings(command=command)} | chosen
         trade(
             self.home, self.bundle, self.market, self.server, bars, change=change, **chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -88,40 +89,41 @@ def render(runs: RunsFolder) -> None:
 
 def draw_part(tab: str, view: BacktestView, version: Hashable, run: Summary) -> None:
     """Draw the sections of one part of the page, below what a reader can choose of them."""
+    draw = partial(show, view=view, version=version)
     match tab:
         case "curves":
             scales = ["USD", "Relative", "Log"]
             scale = st.segmented_control("Scale", scales, default="USD", key="curves_scale")
-            show(present_curves, view, version, scale=scale or "USD")
+            draw(present_curves, scale=scale or "USD")
         case "risk":
-            show(present_rolling, view, version, window=pick_window(view))
+            draw(present_rolling, window=pick_window(view))
         case "calendar":
             slot = st.segmented_control(
                 "Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots"
             )
-            show(present_returns, view, version, slot_minutes=slot or 30)
-            show(present_periods, view, version)
-            show(present_regimes, view, version)
+            draw(present_returns, slot_minutes=slot or 30)
+            draw(present_periods)
+            draw(present_regimes)
         case "weights":
             apart = st.slider("Symbols shown apart", 3, 12, figures.APART, key="weights_top")
-            show(present_positions, view, version, apart=apart)
-            show(present_execution, view, version)
-            show(present_capacity, view, version)
+            draw(present_positions, apart=apart)
+            draw(present_execution)
+            draw(present_capacity)
         case "profit":
-            show(present_profit, view, version, most=None)
-            show(present_attribution, view, version)
-            show(present_trips, view, version)
+            draw(present_profit, most=None)
+            draw(present_attribution)
+            draw(present_trips)
             list_lots(view, version)
-            show(present_factors, view, version)
+            draw(present_factors)
         case "trades":
             trades(view.stored, run, view.main)
         case "decisions":
-            show(present_decisions, view, version)
+            draw(present_decisions)
             explore_decision(view.stored)
         case "metrics":
-            show(present_baselines, view, version)
-            show(present_folds, view, version)
-            show(present_metrics, view, version)
+            draw(present_baselines)
+            draw(present_folds)
+            draw(present_metrics)
 
 
 def pick_window(view: BacktestView) -> int | None:
