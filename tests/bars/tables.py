@@ -63,10 +63,10 @@ def stamps_of(table):
     return utc.astype("int64").to_numpy()
 
 
-def write_csv(folder, table, name="bars.csv"):
+def write_csv(folder, table, name="bars.csv", **how):
     """Write a table the way a user would."""
     folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / name, index=False)
+    table.to_csv(folder / name, index=False, **how)
     return folder / name
 
 

@@ -1,4 +1,3 @@
-import gzip
 import json
 import zipfile
 from pathlib import Path
@@ -17,7 +16,14 @@ from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.starter import config_path, render_yaml, write_config
 from fintrader.pipeline.config import RunConfig
-from tests.bars.tables import COLUMNS, PRICES, assert_same_market, minute_table, write_csv
+from tests.bars.tables import (
+    COLUMNS,
+    PRICES,
+    assert_same_market,
+    minute_table,
+    stamps_of,
+    write_csv,
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +64,10 @@ def lean(folder, table):
 
 def polygon(folder, table):
     table = around(table)
-    start = utc(table).dt.tz_localize(None).astype("datetime64[ns]").astype("int64")
-    table = table.assign(window_start=start, transactions=5)
-    (folder / "polygon").mkdir()
+    table = table.assign(window_start=stamps_of(table), transactions=5)
     columns = ["ticker", "volume", "open", "close", "high", "low", "window_start", "transactions"]
     for day, rows in table.groupby(table.ts.dt.strftime("%Y-%m-%d")):
-        with gzip.open(folder / "polygon" / f"{day}.csv.gz", "wt") as file:
-            rows[columns].to_csv(file, index=False)
+        write_csv(folder / "polygon", rows[columns], f"{day}.csv.gz")
     return folder / "polygon"
 
 
@@ -75,22 +78,23 @@ def databento(folder, table):
     return write_csv(folder, table.rename(columns={"ticker": "symbol"})[columns], "databento.csv")
 
 
+def by_ticker(folder, table, columns, name="{}.csv", **how):
+    """A file for each ticker, called by it."""
+    for ticker, rows in table.groupby("ticker"):
+        write_csv(folder, rows[columns], name.format(ticker), **how)
+    return folder
+
+
 def firstrate(folder, table):
-    (folder / "firstrate").mkdir()
-    for ticker, rows in around(table).groupby("ticker"):
-        path = folder / "firstrate" / f"{ticker}_full_1min_UNADJ.txt"
-        rows[["ts", *COLUMNS]].to_csv(path, index=False, header=False)
-    return folder / "firstrate"
+    columns = ["ts", *COLUMNS]
+    name = "{}_full_1min_UNADJ.txt"
+    return by_ticker(folder / "firstrate", around(table), columns, name, header=False)
 
 
 def kibot(folder, table):
-    (folder / "kibot").mkdir()
     table = table.assign(day=table.ts.dt.strftime("%m/%d/%Y"), clock=table.ts.dt.strftime("%H:%M"))
-    for ticker, rows in table.groupby("ticker"):
-        rows[["day", "clock", *COLUMNS]].to_csv(
-            folder / "kibot" / f"{ticker}.txt", index=False, header=False
-        )
-    return folder / "kibot"
+    columns = ["day", "clock", *COLUMNS]
+    return by_ticker(folder / "kibot", table, columns, "{}.txt", header=False)
 
 
 def alpaca(folder, table):
@@ -101,11 +105,8 @@ def alpaca(folder, table):
 
 def yahoo(folder, table):
     table = table.assign(Datetime=table.ts.dt.tz_localize("America/New_York"))
-    for ticker, rows in table.rename(columns={name: name.title() for name in COLUMNS}).groupby(
-        "ticker"
-    ):
-        write_csv(folder / "yahoo", rows[["Datetime", *map(str.title, COLUMNS)]], f"{ticker}.csv")
-    return folder / "yahoo"
+    titles = {name: name.title() for name in COLUMNS}
+    return by_ticker(folder / "yahoo", table.rename(columns=titles), ["Datetime", *titles.values()])
 
 
 def german(folder, table):
@@ -121,17 +122,13 @@ def german(folder, table):
 
 
 def epoch(folder, table):
-    seconds = utc(table).dt.tz_localize(None).astype("datetime64[ns]").astype("int64") // 10**9
-    return write_csv(
-        folder, table.assign(ts=seconds).rename(columns={"ts": "t", "ticker": "sym"}), "epoch.csv"
-    )
+    rows = table.assign(ts=stamps_of(table) // 10**9)
+    return write_csv(folder, rows.rename(columns={"ts": "t", "ticker": "sym"}), "epoch.csv")
 
 
 def many(folder, table):
     ends = table.assign(time=table.ts + pd.Timedelta("1min"))
-    for ticker, rows in ends.groupby("ticker"):
-        write_csv(folder / "many", rows[["time", *COLUMNS]], f"{ticker}.csv")
-    return folder / "many"
+    return by_ticker(folder / "many", ends, ["time", *COLUMNS])
 
 
 def chicago(folder, table):
@@ -140,17 +137,14 @@ def chicago(folder, table):
 
 def polygon_api(folder, table):
     short = {name: name[0] for name in COLUMNS}
-    milliseconds = utc(table).astype("datetime64[ns, UTC]").astype("int64") // 10**6
-    rows = table.rename(columns={**short, "ts": "t"}).assign(t=milliseconds, vw=1.5, n=3)
-    for ticker, own in rows.groupby("ticker"):
-        write_csv(folder / "polygon_api", own.drop(columns="ticker"), f"{ticker}.csv")
-    return folder / "polygon_api"
+    rows = table.rename(columns=short).assign(t=stamps_of(table) // 10**6, vw=1.5, n=3)
+    return by_ticker(folder / "polygon_api", rows, ["t", *short.values(), "vw", "n"])
 
 
 def fixed_point(folder, table):
     """Databento's prices as whole billionths, its moments as nanoseconds."""
     rows = table.rename(columns={"ts": "ts_event", "ticker": "symbol"})
-    rows["ts_event"] = utc(table).astype("datetime64[ns, UTC]").astype("int64")
+    rows["ts_event"] = stamps_of(table)
     rows[PRICES] = (rows[PRICES] * 1e9).round().astype("int64")
     rows.insert(1, "rtype", 33)
     return write_csv(folder, rows, "fixed_point.csv")

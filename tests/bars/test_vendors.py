@@ -22,7 +22,7 @@ from fintrader.market.inspect import dry_run, quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import ObjectStore
-from tests.bars.tables import COLUMNS, assert_same_market, minute_table, write_csv
+from tests.bars.tables import COLUMNS, assert_same_market, minute_table, stamps_of, write_csv
 from tests.engines.servers import Fake, alpaca, serve, yahoo
 
 TODAY = dt.date(2016, 1, 29)
@@ -136,10 +136,7 @@ def test_bars_come_as_they_are_and_once(kind, fake, tmp_path, bars):
         got = feed.bars(symbol).sorted()
         for name in COLUMNS:
             np.testing.assert_allclose(getattr(got, name), mine[name], rtol=1e-12)
-        stamps = (
-            mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
-        )
-        np.testing.assert_array_equal(got.ts, stamps)
+        np.testing.assert_array_equal(got.ts, stamps_of(mine))
     assert verify_store(ObjectStore(tmp_path / "store")) == []
     asked = len(fake.requests)
     again = prepared(kind, tmp_path / "store")
