@@ -152,12 +152,12 @@ def time_task_start(count: int) -> Samples:
     """
     import ray
 
-    from fintrader.tournament.launchers.ray.cluster import remote
+    from fintrader.tournament.launchers.ray.cluster import wrap_remote
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        start = remote(import_body, {"CPU": 1, "GPU": 1}, "imports")
+        start = wrap_remote(import_body, {"CPU": 1, "GPU": 1}, "imports")
         pids = set()
         samples = time_calls(lambda: pids.add(ray.get(next(start()))), count + 1)
         assert len(pids) == count + 1, "a process was used again"

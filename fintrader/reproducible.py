@@ -25,6 +25,7 @@ from fintrader.system import name_processor, read_starting_environment
 
 Reproducible = Literal["same_machine", "across_machines"]
 
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "default",  # torch's kernels
     "MKL_CBWR": "COMPATIBLE",  # its matrix products and vector functions
@@ -40,9 +41,7 @@ VARIABLES = {
     "NUMBA_DISABLE_INTEL_SVML": "1",
     # exp, log, sin, ...
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX2_Usable,-FMA_Usable,-FMA4_Usable",
-    **dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
-    ),  # threads split sums
+    **ONE_THREAD,  # threads split sums
 }
 """Variables with which a process of a run `across_machines` begins."""
 _CONTRARY = ("NPY_ENABLE_CPU_FEATURES",)

@@ -82,9 +82,7 @@ def test_ray_sends_them_to_its_nodes(monkeypatch):
             sent.append(options)
             return type("Task", (), {"remote": None})
 
-    monkeypatch.setattr(
-        cluster, "import_ray", lambda: type("Ray", (), {"remote": lambda function: Function()})
-    )
+    monkeypatch.setattr(cluster.ray, "remote", lambda function: Function())
     cluster.wrap_remote(print, {"CPU": 1.0}, "plain")
     for name, value in reproducible.VARIABLES.items():
         monkeypatch.setenv(name, value)

@@ -43,7 +43,7 @@ class MetricsEndpoint(Protocol):
     host: str
     port: int
 
-    def watching(
+    def observe(
         self, run: str, settings: TournamentSettings
     ) -> AbstractContextManager[Callable[[Orchestrator], None]]:
         """Return the callback of the reconcile loop, called after each turn, inside a block."""
@@ -89,7 +89,7 @@ def watching(
         if endpoint is None:
             yield None
             return
-        with endpoint.watching(folder.label, config.tournament) as watch:
+        with endpoint.observe(folder.label, config.tournament) as watch:
             yield watch
 
 

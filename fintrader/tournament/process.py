@@ -16,6 +16,7 @@ from typing import TextIO
 
 from fintrader.files import open_file
 from fintrader.records import RecordError, from_json, to_json
+from fintrader.reproducible import ONE_THREAD
 from fintrader.system import end_with_parent
 from fintrader.tournament.messages import Message, PodTask, RankTask
 
@@ -30,8 +31,7 @@ def describe_location(device: str) -> str:
 def build_environment() -> dict[str, str]:
     """Copy this process's environment, with one thread a pod so that libraries do not compete for
     cores."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
 
 
 def spawn(

@@ -33,7 +33,6 @@ from fintrader.tournament.fusion.coordinator import (
     assign_ranks,
 )
 from fintrader.tournament.fusion.learners import average, build_maker, locate_replica, read_round
-from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.messages import EndMessage, PodTask
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import find_reason, run_pod
@@ -244,6 +243,8 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path, monkeypatch):
     """The second host is a thread that does what the task on another node does, on an empty
     disk."""
     ray = pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
+    from fintrader.tournament.launchers.ray import tasks as nodes
+
     monkeypatch.setattr(
         ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node")
     )

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from uuid import uuid4
 
 import psutil
@@ -315,10 +316,11 @@ def test_a_tournament_inside_a_run(tmp_path, race, run, url):
 def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch, stored_run, url):
     """What a Ray task does there: with a store it works from a copy of its own, without one it says
     what is wrong."""
-    import queue
+    ray = pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
+    from fintrader.tournament.launchers.ray.tasks import run_task
 
-    from fintrader.tournament.launchers.ray import tasks as node
-
+    here = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
     run = RunFolder(stored_run.root / "null_model")
     race("run/null_model", pods=3)
@@ -331,16 +333,13 @@ def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch
         body="tests.engines.stubs:body",
         operations=OperationsSettings(store_seconds=60.0),
     )
-    said = queue.SimpleQueue()
-    node._run_pod(task, said)
-    word = said.get()
+    *_, word = run_task(task)
     assert isinstance(word, FailureMessage)
     assert "or the run in a store" in word.detail
-    node._run_pod(replace(task, mirror={"url": url, "inside": "null_model/"}), said)
-    words = [said.get() for _ in range(said.qsize())]
-    assert isinstance(words[-1], ResultMessage), words[-1]
+    *_, word = run_task(replace(task, mirror={"url": url, "inside": "null_model/"}))
+    assert isinstance(word, ResultMessage), word
     assert open_store(run, find_mirror(run.root)).has_result("p0003")
-    assert RunStore(run).read_result("p0003").score == words[-1].result.score
+    assert RunStore(run).read_result("p0003").score == word.result.score
 
 
 def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path, run, url, race):

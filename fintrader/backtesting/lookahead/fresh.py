@@ -34,6 +34,7 @@ from fintrader.market.bar_source import open_feed
 from fintrader.market.build import assemble
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
+from fintrader.reproducible import ONE_THREAD
 from fintrader.system import HAS_FORK, start_fork
 
 _ANSWER = "answer.json"
@@ -132,10 +133,9 @@ class FreshBuilds:
 def _spawn() -> subprocess.Popen[str]:
     """Start a process that builds views, spoken to by lines of JSON."""
     path = os.pathsep.join(part or "." for part in sys.path)
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     pipe = subprocess.PIPE
-    environment = {**os.environ, **threads, "PYTHONPATH": path}
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
 

@@ -16,7 +16,7 @@ from tests.engines.waiting import until
 PODS = 48
 STRIKES = ["process", "node", "raylet", "join", "drain", "orchestrator"]
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("with_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 class Campaign:

@@ -20,7 +20,7 @@ from tests.engines.ray_race import Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
+pytestmark = pytest.mark.ray
 
 
 @pytest.mark.slow

@@ -16,19 +16,20 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from types import ModuleType
 from typing import Any
 
+import ray
+from ray.util import list_named_actors
+
+from fintrader import reproducible
 from fintrader.tournament.at_work import wait_for_checkpoint
-from fintrader.tournament.launchers.ray.cluster import Resources, build_options, import_ray
+from fintrader.tournament.launchers.ray.cluster import Resources, build_options
 from fintrader.tournament.launchers.ray.tasks import (
-    build_context,
     find_run,
     follow_node,
     is_last,
-    log_traceback,
-    settle_body,
     train_or_evaluate,
+    work_on_pod,
 )
 from fintrader.tournament.messages import (
     Message,
@@ -39,7 +40,7 @@ from fintrader.tournament.messages import (
     TrainedMessage,
 )
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod import describe_failure, evaluate_pod
+from fintrader.tournament.pod import evaluate_pod
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import Fenced, PodResult, TrainedPod
 
@@ -55,11 +56,7 @@ class PodActor:
     """One pod at work. Messages are numbered from 1; of progress only the last is kept."""
 
     def __init__(self, task: PodTask) -> None:
-        import ray
-
-        os.environ.update(
-            dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        )
+        os.environ.update(reproducible.ONE_THREAD)
         self.task = task
         self.patience = task.operations.orphan_seconds
         self.token = task.token
@@ -70,7 +67,9 @@ class PodActor:
         self._heard = time.monotonic()
         self._over = threading.Event()
         self._send(StartMessage(self.node, socket.gethostname(), os.getpid()))
-        threading.Thread(target=self._run_pod, daemon=True, name=task.spec.pod).start()
+        threading.Thread(
+            target=work_on_pod, args=(task, self._send, self._work), daemon=True, name=task.spec.pod
+        ).start()
         if self.patience:
             threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
         if task.mirror is not None and task.operations.store_seconds:
@@ -115,24 +114,15 @@ class PodActor:
             wait_for_checkpoint(find_run(self.task)[0].pod(self.task.spec.pod))
         os._exit(1)
 
-    def _run_pod(self) -> None:
-        """Train or evaluate the pod."""
-        spec = self.task.spec
-        context = build_context(self.task, self._send)
-        try:
-            context.run, context.mirror = find_run(self.task)
-            settle_body(self.task, context)
-            outcome = self._train_or_evaluate(context)
-            if isinstance(outcome, TrainedPod):
-                if self._offer_evaluation(outcome):
-                    return
-                outcome = evaluate_pod(spec, context, outcome)
-        except BaseException as error:
-            log_traceback(context.run, spec.pod)
-            self._send(describe_failure(error))
-            return
+    def _work(self, context: PodContext) -> Message | None:
+        """Train or evaluate the pod; None where its evaluation was left to the orchestrator."""
+        outcome = self._train_or_evaluate(context)
+        if isinstance(outcome, TrainedPod):
+            if self._offer_evaluation(outcome):
+                return None
+            outcome = evaluate_pod(self.task.spec, context, outcome)
         self._over.set()
-        self._send(ResultMessage(outcome))
+        return ResultMessage(outcome)
 
     def _train_or_evaluate(self, context: PodContext) -> PodResult:
         """Make the pod's result, stored under the newest token. Raises Fenced when the run's holder
@@ -175,9 +165,6 @@ def name_namespace(access: PodContext) -> str:
 
 def list_actors(namespace: str, access: PodContext) -> set[str]:
     """List the names of present actors whose pod has no result yet; the others are about to end."""
-    import_ray()
-    from ray.util import list_named_actors
-
     store = open_store(access.run, access.mirror)
     names = {
         one["name"]
@@ -189,7 +176,6 @@ def list_actors(namespace: str, access: PodContext) -> set[str]:
 
 def start(task: PodTask, need: Resources, name: str, namespace: str) -> Any:
     """Find the actor of that name, or start one for `task`."""
-    ray = import_ray()
     named = {"name": name, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
     options = {**build_options(need), **named, "max_concurrency": 4, "max_restarts": 0}
     return ray.remote(PodActor).options(**options).remote(task)
@@ -197,7 +183,6 @@ def start(task: PodTask, need: Resources, name: str, namespace: str) -> Any:
 
 def kill(name: str, namespace: str) -> None:
     """End the actor of that name, if there is one."""
-    ray = import_ray()
     with suppress(Exception):
         ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
 
@@ -213,7 +198,7 @@ class ActorSource:
         self._gone = False
         self.pending = actor.listen.remote(0, token)
 
-    def take(self, ray: ModuleType) -> list[Message]:
+    def take(self) -> list[Message]:
         """Take the arrived messages. Raises RayError when the actor is gone, StopIteration after
         that."""
         if self._gone:
@@ -236,4 +221,4 @@ class ActorSource:
     def kill(self) -> None:
         """End the actor's process; the next call raises."""
         with suppress(Exception):
-            import_ray().kill(self.actor, no_restart=True)
+            ray.kill(self.actor, no_restart=True)

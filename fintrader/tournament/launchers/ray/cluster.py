@@ -14,11 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
+import ray
+from ray._private import ray_constants, services
+from ray._private.authentication import authentication_token_setup
+from ray._private.state import state
+from ray._raylet import GcsClient
+from ray.autoscaler.sdk import request_resources
+from ray.exceptions import AuthenticationError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
 from fintrader import reproducible
-from fintrader.errors import ConfigError, TournamentError, install_command
+from fintrader.errors import TournamentError
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
@@ -73,33 +81,21 @@ def count_groups(room: Iterable[int], size: int) -> int:
     return number
 
 
-def import_ray() -> ModuleType:
-    """Import Ray. Raises ConfigError naming the extra when it is missing."""
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(f"`--launcher.kind ray` needs Ray: {install_command('ray')}") from None
-    module: ModuleType = ray
-    return module
-
-
 # --- connecting -----------------------------------------------------------------------------------
 
 
 def connect(settings: RaySettings) -> bool:
     """Connect this process to the cluster; False when it was connected already.
 
-    Raises ConfigError when Ray is missing; TournamentError when no cluster answers, it requires a
-    token that this process lacks, it accepts anyone without being on loopback, or it runs another
-    version.
+    Raises TournamentError when no cluster answers, it requires a token that this process lacks, it
+    accepts anyone without being on loopback, or it runs another version.
     """
-    ray = import_ray()
     if ray.is_initialized():
         return False
     more: dict[str, Any] = {"runtime_env": settings.runtime_env} if settings.runtime_env else {}
     if settings.address == "local":
         _keep_on_loopback()
-        return _init(ray, "local", include_dashboard=False, **more)
+        return _init("local", include_dashboard=False, **more)
     address = _resolve(settings.address)
     _reach(address)
     manner = probe_authentication(address)
@@ -120,7 +116,7 @@ def connect(settings: RaySettings) -> bool:
         )
     if loopback:
         _keep_on_loopback()
-    return _init(ray, address, **more)
+    return _init(address, **more)
 
 
 def wrap_remote(
@@ -134,11 +130,8 @@ def wrap_remote(
     GPU's memory, and its next task would stay on that GPU. Ray does this only for GPUs in the
     decorator, not for those in `options`.
     """
-    ray = import_ray()
     options = {**build_options(need), "num_returns": "streaming", "max_retries": 0, "name": name}
     if group is not None:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=bundle
         )
@@ -159,9 +152,7 @@ def build_options(need: Resources) -> dict[str, Any]:
     return options
 
 
-def _init(ray: ModuleType, address: str, **more: Any) -> bool:
-    from ray.exceptions import AuthenticationError
-
+def _init(address: str, **more: Any) -> bool:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
@@ -180,8 +171,6 @@ def _resolve(address: str) -> str:
     """Resolve `auto` to HOST:PORT, by Ray's rules. Raises TournamentError without a cluster."""
     if address != "auto":
         return address
-    from ray._private import services
-
     found: str | None = None
     with contextlib.suppress(ConnectionError, ValueError, OSError):
         found = services.get_ray_address_from_environment("auto", None)
@@ -248,9 +237,9 @@ def _take_token() -> None:
     """Enable token authentication if there is a token and the environment sets no mode, as Ray
     does."""
     if "RAY_AUTH_MODE" not in os.environ:
-        from ray._private.authentication import authentication_token_setup as setup
-
-        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        authentication_token_setup.maybe_enable_token_auth_if_token_available(
+            warn_if_disabled=False
+        )
 
 
 def _build_refusal(address: str, error: Exception) -> TournamentError:
@@ -261,9 +250,6 @@ def _build_refusal(address: str, error: Exception) -> TournamentError:
 
 
 def _list_addresses(address: str) -> list[str]:
-    from ray._raylet import GcsClient
-    from ray.exceptions import AuthenticationError, RayError
-
     try:
         nodes = GcsClient(address=address).get_all_node_info(timeout=20).values()
     except AuthenticationError as error:
@@ -284,8 +270,6 @@ def is_loopback(host: str) -> bool:
 def _keep_on_loopback() -> None:
     """Keep Ray from replacing 127.0.0.1 by this machine's outward address, at which such a cluster
     does not listen."""
-    from ray._private import ray_constants
-
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
@@ -345,8 +329,6 @@ class Cluster:
     def _ask_for_more(self) -> None:
         requested = self._requested
         if requested is not None:
-            from ray.autoscaler.sdk import request_resources
-
             request_resources(bundles=requested)
             if self._requested is requested:
                 self._requested = None
@@ -360,7 +342,7 @@ class Cluster:
             with contextlib.suppress(Exception):
                 self._ask_for_more()
             if self.ours:
-                import_ray().shutdown()
+                ray.shutdown()
 
         silent = self.silent
         self.request([])
@@ -372,8 +354,6 @@ class Cluster:
 
 def read_nodes() -> ClusterView:
     """Read all living nodes and their resources."""
-    from ray._private.state import state
-
     totals = state.total_resources_per_node()
     available = state.available_resources_per_node()
     leaving = state.get_draining_nodes()
@@ -383,13 +363,10 @@ def read_nodes() -> ClusterView:
         )
         for name, total in totals.items()
     }
-    return ClusterView(nodes, _read_growth(state))
-
-
-def _read_growth(state: Any) -> tuple[Resources, ...] | None:
     config = state.get_cluster_config()
-    if config is None or not config.node_group_configs:
-        return None
-    return tuple(
-        dict(group.resources) for group in config.node_group_configs if group.max_count != 0
+    growth = (
+        tuple(dict(group.resources) for group in config.node_group_configs if group.max_count != 0)
+        if config is not None and config.node_group_configs
+        else None
     )
+    return ClusterView(nodes, growth)

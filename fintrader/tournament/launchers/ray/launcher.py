@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ray.util import placement_group
+
 from fintrader.errors import ConfigError, StorageError, TournamentError
 from fintrader.tournament.launchers import (
     START_SECONDS,
@@ -184,8 +186,6 @@ class RayLauncher(Launcher):
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
         if self.gpus > 1 or self.settings.nodes > 1:
-            from ray.util import placement_group
-
             bundles = [dict(self.need)] * self.settings.nodes
             group = placement_group(
                 bundles, "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD", name=spec.pod
@@ -245,10 +245,7 @@ class RayLauncher(Launcher):
     # --- room -------------------------------------------------------------------------------------
 
     def _is_leaving(self, node: Node) -> bool:
-        return (
-            bool(node.leaves)
-            and time.time() > float(node.leaves or 0.0) - self.settings.drain_seconds
-        )
+        return bool(node.leaves and time.time() > node.leaves - self.settings.drain_seconds)
 
     def _check_room(self, pods: Sequence[_Pod]) -> None:
         """Raise TournamentError when nothing runs and nothing can."""
@@ -308,12 +305,13 @@ class RayLauncher(Launcher):
         else:
             name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
             source = TaskSource(wrap_remote(run_task, need, name, group=group)(pod.task))
-        pod.stream = self._streams.start(
+        pod.stream = Stream(
             source,
             lambda message: self._receive(pod, message),
             lambda error: self._settle_pod(pod, error),
-            group=group,
+            group,
         )
+        self._streams.add(pod.stream)
 
     def _stop(self, pod: _Pod, reason: Reason, detail: str) -> None:
         """Kill a pod's process. The lock of its folder keeps the next attempt waiting until it is
@@ -322,7 +320,7 @@ class RayLauncher(Launcher):
             self._end(pod, PodFailure(reason, detail))
             stream = pod.stream
         if stream is not None:
-            self._streams.stop(stream)
+            stream.stop()
 
     def _end(self, pod: _Pod, outcome: PodResult | PodFailure) -> None:
         with self._lock:

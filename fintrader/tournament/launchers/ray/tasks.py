@@ -18,9 +18,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import ray
+from ray import exceptions
+from ray._private.state import state
+from ray.util import get_node_ip_address, remove_placement_group
 
 from fintrader import reproducible
 from fintrader.config import load_object
@@ -30,7 +35,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, locate_cache, open_mirror, open_working_copy
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
 from fintrader.tournament.launchers import LEAVE_SECONDS
-from fintrader.tournament.launchers.ray.cluster import import_ray, wrap_remote
+from fintrader.tournament.launchers.ray.cluster import wrap_remote
 from fintrader.tournament.lease import read_token
 from fintrader.tournament.messages import (
     EndMessage,
@@ -66,27 +71,28 @@ class Source(Protocol):
     pending: Any
     """The object that `ray.wait` waits for."""
 
-    def take(self, ray: Any) -> Sequence[Message]:
+    def take(self) -> Sequence[Message]:
         """Take the arrived messages. Raises RayError for a failure, StopIteration at the end."""
 
     def kill(self) -> None:
         """End its process, without another call."""
 
 
+@dataclass
 class TaskSource:
     """Messages of a task, which yields them."""
 
-    def __init__(self, generator: Any) -> None:
-        self.pending = generator
+    pending: Any
 
-    def take(self, ray: Any) -> Sequence[Message]:
+    def take(self) -> Sequence[Message]:
         return [ray.get(next(self.pending))]
 
     def kill(self) -> None:
         with suppress(Exception):
-            import_ray().cancel(self.pending, force=True)
+            ray.cancel(self.pending, force=True)
 
 
+@dataclass(eq=False)
 class Stream:
     """One task's messages, with the placement group that it lives in.
 
@@ -94,28 +100,28 @@ class Stream:
     no longer read, Ray would kill it and print an unhandled error.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        group: Any,
-        on_message: Callable[[Any], None],
-        ended: Callable[[Exception | None], None],
-    ) -> None:
-        self.source = source
-        self.group = group
-        self.on_message = on_message
-        self.ended = ended
-        self.error: Exception | None = None
-        self.silent = False
-        """Stopped: whatever else it sends is of no interest."""
-        self.deadline: float | None = None
-        """When it is to have ended (monotonic seconds)."""
-        self.over = threading.Event()
-        """Set once it has ended and its group is released."""
+    source: Source
+    on_message: Callable[[Any], None]
+    ended: Callable[[Exception | None], None]
+    """Called once, at the end."""
+    group: Any = None
+    error: Exception | None = None
+    silent: bool = False
+    """Stopped: whatever else it sends is of no interest."""
+    deadline: float | None = None
+    """When it is to have ended (monotonic seconds)."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set once it has ended and its group is released."""
 
     def set_deadline(self) -> None:
         """Give the task LEAVE_SECONDS from now to end; a deadline once set stays."""
         self.deadline = self.deadline or time.monotonic() + LEAVE_SECONDS
+
+    def stop(self) -> None:
+        """Kill the task's process. Its group is released when it is gone."""
+        self.silent = True
+        self.set_deadline()
+        self.source.kill()
 
 
 class Streams:
@@ -128,25 +134,10 @@ class Streams:
         self._thread = threading.Thread(target=self._read, daemon=True, name="ray streams")
         self._thread.start()
 
-    def start(
-        self,
-        source: Source,
-        on_message: Callable[[Any], None],
-        ended: Callable[[Exception | None], None],
-        *,
-        group: Any = None,
-    ) -> Stream:
-        """Read a task from now on. The thread calls `on_message`, and `ended` once at the end."""
-        stream = Stream(source, group, on_message, ended)
+    def add(self, stream: Stream) -> None:
+        """Read a task from now on."""
         with self._lock:
             self._streams.add(stream)
-        return stream
-
-    def stop(self, stream: Stream) -> None:
-        """Kill the task's process. Its group is released when it is gone."""
-        stream.silent = True
-        stream.set_deadline()
-        stream.source.kill()
 
     def close(self, *, wait: bool = True) -> None:
         """Read stopped tasks to their end, within their deadline; not when the head is gone."""
@@ -157,7 +148,6 @@ class Streams:
         self._thread.join(timeout=2)
 
     def _read(self) -> None:
-        ray = import_ray()
         while not self._closing.is_set():
             with self._lock:
                 streams = {stream.source.pending: stream for stream in self._streams}
@@ -168,7 +158,7 @@ class Streams:
                 ready, _ = ray.wait(
                     list(streams), num_returns=1, timeout=WAIT_SECONDS, fetch_local=False
                 )
-                if ready and len(streams) > 1:
+                if ready:
                     ready, _ = ray.wait(
                         list(streams), num_returns=len(streams), timeout=0, fetch_local=False
                     )
@@ -176,20 +166,20 @@ class Streams:
                 self._closing.wait(WAIT_SECONDS)
                 continue
             for one in ready:
-                self._take_messages(streams[one], ray)
+                self._take_messages(streams[one])
             for stream in streams.values():
                 if stream.deadline is not None and time.monotonic() > stream.deadline:
                     stream.source.kill()
                     self._end(stream)
 
-    def _take_messages(self, stream: Stream, ray: Any) -> None:
+    def _take_messages(self, stream: Stream) -> None:
         """Take the arrived messages. An error is not the end: another may follow and is read as
         well."""
         try:
-            messages = stream.source.take(ray)
+            messages = stream.source.take()
         except StopIteration:
             self._end(stream)
-        except ray.exceptions.RayError as error:
+        except exceptions.RayError as error:
             stream.error = stream.error or error
             stream.set_deadline()
         else:
@@ -205,8 +195,6 @@ class Streams:
                 return
             self._streams.discard(stream)
         if stream.group is not None:
-            from ray.util import remove_placement_group
-
             with suppress(Exception):
                 remove_placement_group(stream.group)
         if not stream.silent:
@@ -233,16 +221,12 @@ def find_run(task: PodTask) -> tuple[RunFolder, Mirror | None]:
 
 def find_address() -> str:
     """Find the address at which other nodes of the cluster reach this one."""
-    from ray.util import get_node_ip_address
-
     return str(get_node_ip_address())
 
 
 def serve_ranks(task: PodTask, ranks: list[RankTask]) -> Iterator[StartMessage | RankMessage]:
     """Run `ranks` on this node for the pod of `task`, and yield their messages, each with its
     rank."""
-    import ray
-
     node = ray.get_runtime_context().get_node_id()
     run, mirror = find_run(task)
     folder = run.pod(task.spec.pod)
@@ -272,38 +256,29 @@ def serve_ranks(task: PodTask, ranks: list[RankTask]) -> Iterator[StartMessage |
         host.stop()
 
 
+@dataclass
 class RayHost:
     """Another node, as the pod's task sees it."""
 
-    def __init__(
-        self,
-        task: PodTask,
-        group: Any,
-        bundle: int,
-        streams: Streams,
-        joined: Callable[[StartMessage], None],
-    ) -> None:
-        """`task`: the pod's; `joined` is called with the place where the ranks have begun."""
-        self.address = ""  # known to its ranks only: they go to the first host
-        self._task = task
-        self._group = group
-        self._bundle = bundle
-        self._streams = streams
-        self._joined = joined
-        self._stream: Stream | None = None
+    task: PodTask
+    """The pod's."""
+    group: Any
+    bundle: int
+    streams: Streams
+    joined: Callable[[StartMessage], None]
+    """Called with the place where the ranks have begun."""
+    address: str = ""
+    """Known to its ranks only: they go to the first host."""
+    stream: Stream | None = None
 
     def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
-        from ray.exceptions import RayTaskError
-
-        name = f"{self._task.spec.pod} ranks"
-        serve = wrap_remote(
-            serve_ranks, self._task.need, name, group=self._group, bundle=self._bundle
-        )
+        name = f"{self.task.spec.pod} ranks"
+        serve = wrap_remote(serve_ranks, self.task.need, name, group=self.group, bundle=self.bundle)
         ranks = {task.rank for task in tasks}
 
         def receive(news: StartMessage | RankMessage) -> None:
             if isinstance(news, StartMessage):
-                self._joined(news)
+                self.joined(news)
                 return
             rank, message = news
             if isinstance(message, EndMessage):
@@ -317,35 +292,31 @@ class RayHost:
                 if error is not None
                 else ("rank", "its task ended without a message")
             )
-            own = isinstance(error, RayTaskError)  # raised by `serve_ranks` itself
+            own = isinstance(error, exceptions.RayTaskError)  # raised by `serve_ranks` itself
             if error is not None and not own and reason not in ("oom", "node"):
                 reason = "rank"
                 detail = f"its node, or the process above it, died ({detail})"
             for rank in sorted(ranks):
                 on_message(rank, EndMessage(None, "", reason, detail))
 
-        self._stream = self._streams.start(
-            TaskSource(serve(self._task, list(tasks))), receive, ended
-        )
+        self.stream = Stream(TaskSource(serve(self.task, list(tasks))), receive, ended)
+        self.streams.add(self.stream)
 
     def stop(self) -> None:
-        if self._stream is not None and not self._stream.over.wait(
-            GRACE_SECONDS
-        ):  # its ranks were ordered to end
-            self._streams.stop(self._stream)
-            self._stream.over.wait(GRACE_SECONDS)
+        # Its ranks were ordered to end.
+        if self.stream is not None and not self.stream.over.wait(GRACE_SECONDS):
+            self.stream.stop()
+            self.stream.over.wait(GRACE_SECONDS)
 
 
 def explain_error(error: Exception) -> tuple[Reason, str]:
     """Translate the error of a task to a reason and a detail."""
-    from ray import exceptions
-
-    if isinstance(error, exceptions.OutOfMemoryError):
+    if isinstance(error, exceptions.OutOfMemoryError) or (
+        isinstance(error, exceptions.RayActorError) and "out of memory" in str(error).lower()
+    ):
         return "oom", "killed by Ray, out of memory on its node; lower env.num_envs"
     if isinstance(error, exceptions.NodeDiedError):
         return "node", "its node vanished"
-    if isinstance(error, exceptions.RayActorError) and "out of memory" in str(error).lower():
-        return "oom", "killed by Ray, out of memory on its node; lower env.num_envs"
     if isinstance(error, exceptions.WorkerCrashedError | exceptions.RayActorError):
         return "killed", "its process died"
     if isinstance(error, exceptions.TaskCancelledError):
@@ -362,11 +333,7 @@ REPORT_SECONDS = 0.5
 
 def run_task(task: PodTask) -> Iterator[Message]:
     """Run `task` in a thread and yield its messages, until one `is_last`."""
-    import ray
-
-    os.environ.update(
-        dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    )
+    os.environ.update(reproducible.ONE_THREAD)
     node = ray.get_runtime_context().get_node_id()
     yield StartMessage(node, socket.gethostname(), os.getpid())
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -378,8 +345,15 @@ def run_task(task: PodTask) -> Iterator[Message]:
             RayHost(task, group, bundle, streams, messages.put) for bundle in range(1, task.nodes)
         ]
         hosts = [LocalHost(find_address()), *others]
+
+    def work(context: PodContext) -> Message:
+        outcome = train_or_evaluate(task, context)
+        return (
+            TrainedMessage(outcome) if isinstance(outcome, TrainedPod) else ResultMessage(outcome)
+        )
+
     threading.Thread(
-        target=_run_pod, args=(task, messages, hosts), daemon=True, name=task.spec.pod
+        target=work_on_pod, args=(task, messages.put, work, hosts), daemon=True, name=task.spec.pod
     ).start()
     over = threading.Event()
     if task.mirror is not None and task.operations.store_seconds:
@@ -401,37 +375,24 @@ def follow_node(node: str, over: threading.Event) -> None:
 
     Ray's cancellation of the task is no substitute, since it does not always interrupt.
     """
-    from ray._private.state import state
-
     while not over.wait(DRAIN_CHECK_SECONDS):
         with suppress(Exception):  # the head does not answer: the launcher will see
             if node in state.get_draining_nodes():
                 save_all()
 
 
-def _run_pod(
-    task: PodTask, messages: queue.SimpleQueue[Message], hosts: Sequence[Host] = ()
+def work_on_pod(
+    task: PodTask,
+    send: Callable[[Message], None],
+    work: Callable[[PodContext], Message | None],
+    hosts: Sequence[Host] = (),
 ) -> None:
-    """Train or evaluate the pod of `task`, and put its messages into the queue."""
-    context = build_context(task, messages.put, hosts)
-    try:
-        context.run, context.mirror = find_run(task)
-        settle_body(task, context)
-        outcome = train_or_evaluate(task, context)
-    except BaseException as error:
-        log_traceback(context.run, task.spec.pod)
-        messages.put(describe_failure(error))
-        return
-    if isinstance(outcome, TrainedPod):
-        messages.put(TrainedMessage(outcome))
-    else:
-        messages.put(ResultMessage(outcome))
+    """Do `work` on the pod of `task`, and send its signs of life, at most one every
+    REPORT_SECONDS, and the message that it returns.
 
-
-def build_context(
-    task: PodTask, send: Callable[[Message], None], hosts: Sequence[Host] = ()
-) -> PodContext:
-    """Build a pod's context, which sends a sign of life at most every REPORT_SECONDS."""
+    The body is imported and the threads are set before, as in a local worker, since results depend
+    on their number. A failure is sent as well; its traceback goes to the run's logs.
+    """
     last_report = 0.0
 
     def report(share: float, env_steps: int, note: str) -> None:
@@ -440,15 +401,18 @@ def build_context(
             last_report = time.monotonic()
             send(ProgressMessage(task.spec.pod, share, env_steps, note))
 
-    return PodContext.from_task(task, report=report, hosts=hosts)
-
-
-def settle_body(task: PodTask, context: PodContext) -> None:
-    """Import the body and set the threads as in a local worker, since results depend on their
-    number; then give the first sign of life."""
-    load_object(task.body)
-    reproducible.settle()
-    context.report(0.0, 0, "ready")
+    context = PodContext.from_task(task, report=report, hosts=hosts)
+    try:
+        context.run, context.mirror = find_run(task)
+        load_object(task.body)
+        reproducible.settle()
+        report(0.0, 0, "ready")
+        last = work(context)
+    except BaseException as error:
+        _log_traceback(context.run, task.spec.pod)
+        last = describe_failure(error)
+    if last is not None:
+        send(last)
 
 
 def train_or_evaluate(task: PodTask, context: PodContext) -> PodResult:
@@ -458,7 +422,7 @@ def train_or_evaluate(task: PodTask, context: PodContext) -> PodResult:
     return begin_pod(task.spec, context, task.body)
 
 
-def log_traceback(run: RunFolder, pod: str) -> None:
+def _log_traceback(run: RunFolder, pod: str) -> None:
     """Write the traceback to the run's folder, as a local worker does."""
     with suppress(OSError, RunError):
         folder = run.root / "logs"
