@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     )
 else:
     JsonValue = object
-Reader: TypeAlias = Callable[[Any], Any]
-_PLAIN = frozenset((bool, int, float, str, NoneType))
+_PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+"""Types that are stored as they are, in words."""
 
 
 class RecordError(RunError):
@@ -60,7 +60,7 @@ def to_json(record: object) -> dict[str, JsonValue]:
 
 def to_plain(value: Any) -> Any:
     """Return the JSON value of a record, or of a tuple or a mapping of them."""
-    if type(value) in _PLAIN:
+    if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
         return {name: to_plain(item) for name, item in value.items()}
@@ -74,187 +74,122 @@ def to_plain(value: Any) -> Any:
 
 def from_json(kind: type[T], value: object) -> T:
     """Make a record from parsed JSON. Raises RecordError naming the first field that is wrong."""
-    return cast(T, _reader_of(cast(Hashable, kind))(value))
+    return cast(T, _read(kind, value))
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """Read a value of this type."""
+    if kind is JsonValue or (type(value) is kind and kind in _PLAIN):
+        return value
+    origin, arguments = _take_apart(kind)
+    if dataclasses.is_dataclass(kind):
+        return _read_record(kind, value)
+    if origin in (Union, UnionType):
+        return _read_union(arguments, value)
+    if origin is tuple:
+        return _read_tuple(arguments, value)
+    if origin in (dict, Mapping):
+        items = _expect_object(value).items()
+        return _read_each((name, arguments[1], item) for name, item in items)
+    if origin is Literal:
+        if value not in arguments:
+            raise _wrong(value, f"one of {', '.join(map(str, arguments))}")
+        return value
+    if kind is float and type(value) is int:
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    if kind in _PLAIN:
+        raise _wrong(value, _PLAIN[kind])
+    if not hasattr(kind, "model_validate"):
+        raise TypeError(f"{kind} has no place in a stored record")
+    try:
+        return kind.model_validate(value)
+    except ValueError as error:
+        raise RecordError(f"is no such settings ({str(error).splitlines()[0]})") from None
 
 
 @cache
-def _reader_of(kind: Any) -> Reader:
-    """Build the function that reads values of this type; cached by type."""
-    origin = get_origin(kind)
-    arguments = get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _record_reader(cast("type[Any]", kind))
-    if origin in (Union, UnionType):
-        return _union_reader(arguments)
-    if origin is tuple:
-        return _tuple_reader(arguments)
-    if origin in (dict, Mapping):
-        return _mapping_reader(arguments[1])
-    if origin is Literal:
-        return _literal_reader(arguments)
-    if kind is float:
-        return _read_float
-    if kind in (bool, int, str):
-        return _exact_reader(kind)
-    if kind is JsonValue:
-        return lambda value: value
-    if hasattr(kind, "model_validate"):
-        return _settings_reader(kind.model_validate)
-    raise TypeError(f"{kind} has no place in a stored record")
+def _take_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
 
 
-def _record_reader(kind: type[Any]) -> Reader:
+@cache
+def _fields_of(kind: Any) -> dict[str, Any]:
+    """Name -> type of a record's fields."""
     hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
-    readers = {name: _reader_of(hints[name]) for name in names}
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise _wrong(value, "an object")
-        if missing := [name for name in readers if name not in value]:
-            raise RecordError("is missing", missing[0])
-        if unknown := value.keys() - readers.keys():
-            raise RecordError("is a field that this version does not know", min(unknown)[:60])
-        values = {}
-        name = ""
-        try:
-            for name, reader in readers.items():
-                values[name] = reader(value[name])
-        except RecordError as error:
-            raise error.within(name) from None
-        try:
-            return kind(**values)
-        except ValueError as error:
-            raise RecordError(str(error)) from None
-
-    return read
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _settings_reader(validate: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        try:
-            return validate(value)
-        except ValueError as error:
-            raise RecordError(f"is no such settings ({str(error).splitlines()[0]})") from None
-
-    return read
-
-
-def _find_tag(kinds: Sequence[Any]) -> str | None:
-    """Find the field whose one literal tells records apart; None where there is none."""
-    if len(kinds) < 2 or not all(map(dataclasses.is_dataclass, kinds)):
-        return None
-    hints = [get_type_hints(kind) for kind in kinds]
-    return next(
-        (name for name in hints[0] if all(_find_word(own.get(name)) for own in hints)), None
-    )
+def _read_record(kind: Any, value: Any) -> Any:
+    fields = _fields_of(kind)
+    stored = _expect_object(value)
+    if missing := [name for name in fields if name not in stored]:
+        raise RecordError("is missing", missing[0])
+    if unknown := stored.keys() - fields.keys():
+        raise RecordError("is a field that this version does not know", min(unknown)[:60])
+    try:
+        return kind(**_read_each((name, field, stored[name]) for name, field in fields.items()))
+    except ValueError as error:
+        raise RecordError(str(error)) from None
 
 
-def _find_word(hint: Any) -> str:
-    """Find the only word of a literal; empty for another type."""
-    words = get_args(hint) if get_origin(hint) is Literal else ()
-    return str(words[0]) if len(words) == 1 else ""
-
-
-def _tagged_reader(tag: str, kinds: Sequence[Any]) -> Reader:
-    readers = {_find_word(get_type_hints(kind)[tag]): _reader_of(kind) for kind in kinds}
-    read_word = _literal_reader(tuple(readers))
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise _wrong(value, "an object")
-        try:
-            word = read_word(value.get(tag))
-        except RecordError as error:
-            raise error.within(tag) from None
-        return readers[word](value)
-
-    return read
-
-
-def _union_reader(kinds: tuple[Any, ...]) -> Reader:
-    """Build a reader that takes the kind with the value's tag; without tags the first kind that
-    fits, and an error is that of the last kind."""
+@cache
+def _sort_union(kinds: Sequence[Any]) -> tuple[list[Any], str, dict[str, Any]]:
+    """Find the kinds but None, the field whose one literal tells records apart, and the record of
+    each literal; the latter are empty where there is none."""
     present = [kind for kind in kinds if kind is not NoneType]
-    tag = _find_tag(present)
-    readers = [_tagged_reader(tag, present)] if tag else [_reader_of(kind) for kind in present]
-    is_optional = NoneType in kinds
-
-    def read(value: Any) -> Any:
-        if value is None and is_optional:
-            return None
-        for reader in readers[:-1]:
-            with contextlib.suppress(RecordError):
-                return reader(value)
-        return readers[-1](value)
-
-    return read
+    if len(present) > 1 and all(map(dataclasses.is_dataclass, present)):
+        for name in _fields_of(present[0]):
+            hints = [_fields_of(kind).get(name) for kind in present]
+            words = [get_args(hint) for hint in hints if get_origin(hint) is Literal]
+            if [len(literals) for literals in words] == [1] * len(present):
+                by_word = {word: kind for (word,), kind in zip(words, present, strict=True)}
+                return present, name, by_word
+    return present, "", {}
 
 
-def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
-    """Build a reader of lists: of any length for `tuple[X, ...]`, otherwise of fixed length."""
-    readers = [_reader_of(kind) for kind in kinds if kind is not Ellipsis]
+def _read_union(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Read a value of the kind with its tag; without tags of the first kind that fits, and an error
+    is that of the last kind."""
+    if value is None and NoneType in kinds:
+        return None
+    present, tag, by_word = _sort_union(kinds)
+    if tag:
+        word = _expect_object(value).get(tag)
+        read = _read_each([(tag, Literal[tuple(by_word)], word)])
+        return _read(by_word[read[tag]], value)
+    for kind in present[:-1]:
+        with contextlib.suppress(RecordError):
+            return _read(kind, value)
+    return _read(present[-1], value)
+
+
+def _read_tuple(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    """Read a list: of any length for `tuple[X, ...]`, otherwise of fixed length."""
     is_open = kinds[-1] is Ellipsis
-
-    def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list | tuple) or not (is_open or len(value) == len(readers)):
-            raise _wrong(value, "a list" if is_open else f"a list of {len(readers)}")
-        by_place = readers * len(value) if is_open else readers
-        return tuple(_each(enumerate(zip(by_place, value, strict=True))).values())
-
-    return read
+    if not isinstance(value, list | tuple) or not (is_open or len(value) == len(kinds)):
+        raise _wrong(value, "a list" if is_open else f"a list of {len(kinds)}")
+    by_place = kinds[:1] * len(value) if is_open else kinds
+    places = range(len(value))
+    return tuple(_read_each(zip(places, by_place, value, strict=True)).values())
 
 
-def _mapping_reader(kind: Any) -> Reader:
-    reader = _reader_of(kind)
-
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise _wrong(value, "an object")
-        return _each((name, (reader, item)) for name, item in value.items())
-
-    return read
-
-
-def _each(items: Any) -> dict[Any, Any]:
-    """Read (place, (reader, value)) pairs; an error names its place."""
+def _read_each(items: Iterable[tuple[Any, Any, Any]]) -> dict[Any, Any]:
+    """Read (place, kind, value); an error names its place."""
     read = {}
     place: Any = ""
     try:
-        for place, (reader, value) in items:
-            read[place] = reader(value)
+        for place, kind, value in items:
+            read[place] = _read(kind, value)
     except RecordError as error:
         raise error.within(str(place)[:60]) from None
     return read
 
 
-def _literal_reader(words: tuple[Any, ...]) -> Reader:
-    def read(value: Any) -> Any:
-        if value not in words:
-            raise _wrong(value, f"one of {', '.join(map(str, words))}")
-        return value
-
-    return read
-
-
-def _exact_reader(kind: type) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _wrong(value, {bool: "true or false", int: "a whole number"}.get(kind, "text"))
-        return value
-
-    return read
-
-
-def _read_float(value: Any) -> float:
-    if type(value) is float:
-        return value
-    try:
-        if type(value) is int:
-            return float(value)
-    except OverflowError:
-        pass
-    raise _wrong(value, "a number")
+def _expect_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(value, "an object")
+    return value
 
 
 def _wrong(value: object, expected: str) -> RecordError:

@@ -101,7 +101,7 @@ def test_objects_are_imported_by_reference_and_misses_are_typed():
 
 
 def test_a_union_is_named_as_it_is_written(tmp_path):
-    from fintrader.pipeline import load_config
+    from fintrader.pipeline.config import load_config
 
     for text, field in (
         ("env: {num_env: 3}", "env.num_env:"),
@@ -125,7 +125,7 @@ def test_a_union_is_named_as_it_is_written(tmp_path):
 
 
 def test_one_of_several_agents_is_chosen_before_it_is_trained_alone(tmp_path):
-    from fintrader.pipeline import load_config
+    from fintrader.pipeline.config import load_config
 
     path = tmp_path / "c.yaml"
     path.write_text("agent: [{algo: ppo, gamma: 0.5}, {algo: sac}]")

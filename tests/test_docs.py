@@ -24,14 +24,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from fintrader import TradingEnv, load_market, pipeline
+from fintrader import TradingEnv, load_market, run
 from fintrader.agents import SAC, Budget, make_agent, train
 from fintrader.cli import main
 from fintrader.cli.registry import COMMANDS
 from fintrader.config import list_models, validate
 from fintrader.deploy.settings import LiveSettings
 from fintrader.envs import EnvSettings
-from fintrader.pipeline import CHOICES, RunConfig
+from fintrader.pipeline.config import CHOICES, RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -107,7 +107,7 @@ def small_world(tmp_path_factory):
     write_random_walks(world / "my.csv")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world)
-        pipeline.run(pipeline.load_config(Path("configs/quickstart.yaml")))
+        run("configs/quickstart.yaml")
     return world
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fintrader import cli, reproducible
 from fintrader.errors import ConfigError
-from fintrader.pipeline import RunConfig
+from fintrader.pipeline.config import RunConfig
 from tests.engines.runs import TINY, fintrader, write_config
 
 pytestmark = pytest.mark.skipif(

@@ -125,7 +125,7 @@ def locate_copies(url: str) -> Path:
 
     Raises StorageError when the store cannot be read.
     """
-    from fintrader.pipeline import open_store
+    from fintrader.pipeline.session import open_store
 
     home = open_store(url)
     home.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def locate_copies(url: str) -> Path:
 
 def follow(url: str, parent: int) -> None:
     """Bring the copies up to date again and again, until the process that asked for it is gone."""
-    from fintrader.pipeline import open_store
+    from fintrader.pipeline.session import open_store
 
     reported = ""
     while os.getppid() == parent:

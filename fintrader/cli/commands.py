@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from fintrader.cli.options import (
     parse,
     parse_config,
@@ -18,9 +16,9 @@ from fintrader.cli.options import (
     take_argument,
     take_options,
 )
-from fintrader.cli.run_arguments import run_path
-from fintrader.cli.terminal_tables import table_of
-from fintrader.config import Settings
+from fintrader.cli.run_arguments import folder_of
+from fintrader.cli.terminal_tables import tabulate
+from fintrader.config import Settings, load_object
 from fintrader.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,35 +27,30 @@ if TYPE_CHECKING:
 
 def run(argv: list[str]) -> None:
     """Run the whole pipeline."""
-    _run_verb("run", "run", argv)
+    _run_verb("run", "run_stages:run", argv)
 
 
 def train(argv: list[str]) -> None:
     """Train one agent."""
-    _run_verb("train", "train_one", argv)
+    _run_verb("train", "train:train_one", argv)
 
 
 def tournament(argv: list[str]) -> None:
     """Run data and tournament."""
-    _run_verb("tournament", "run_tournament", argv)
+    _run_verb("tournament", "run_stages:run_tournament", argv)
 
 
 def walk_forward(argv: list[str]) -> None:
     """Run a tournament for each fold."""
-    _run_verb("walkforward", "walk_forward", argv)
+    _run_verb("walkforward", "run_stages:walk_forward", argv)
 
 
 def _run_verb(name: str, function: str, argv: list[str]) -> None:
-    """Call `pipeline.<function>` on a configuration, then name the report; exit with status 1 where
-    the call returns False."""
-    from fintrader import pipeline
-
+    """Call a function of the pipeline (`module:name`) on a configuration, then name the report."""
     config = parse_config(name, argv)
-    done = getattr(pipeline, function)(config)
-    if done is False:
-        sys.exit(1)
-    report = done / "backtest" / "report.html" if isinstance(done, Path) else None
-    if report is not None and report.is_file():
+    home: Path = load_object(f"fintrader.pipeline.{function}")(config)
+    report = home / "backtest" / "report.html"
+    if report.is_file():
         _print_next_steps(config, report)
 
 
@@ -125,54 +118,58 @@ def report_quality(argv: list[str]) -> None:
 
 def lookahead(argv: list[str]) -> None:
     """Search for look-ahead."""
-    from fintrader import pipeline
     from fintrader.backtesting.settings import LookaheadSettings
 
     settings, words = take_options(LookaheadSettings(), argv, "lookahead")
-    report = pipeline.check_lookahead(parse_config("lookahead", words), settings)
+    config = parse_config("lookahead", words)
+    from fintrader.pipeline.data import check_lookahead  # after the settings: it loads torch
+
+    report = check_lookahead(config, settings)
     if not report.clean:
         sys.exit(1 if report.leaks else 3)
 
 
 def backtest(argv: list[str]) -> None:
     """Backtest a run's stored policies again."""
-    from fintrader import pipeline
+    from fintrader.pipeline.config import load_config
 
     folder, rest = take_argument("backtest", "RUN_DIR", argv)
-    home = pipeline.open_run(folder)
+    home = folder_of(folder).root
     path = home / "config.yaml"
     if not path.is_file():
         raise ConfigError(
             f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run"
         )
-    config = parse(pipeline.load_config(path), rest, "backtest")
-    pipeline.backtest_run(home, config, called=folder)
+    config = parse(load_config(path), rest, "backtest")
+    from fintrader.pipeline.run_stages import backtest_run  # after the settings: it loads torch
+
+    backtest_run(home, config, called=folder)
+
+
+class ComparisonOptions(Settings):
+    """Place of a page that compares backtests."""
+
+    out: Path = Path("comparison.html")
+    """File to write."""
 
 
 def compare(argv: list[str]) -> None:
     """Write several backtests on one page."""
     from fintrader.report.run_comparison import labels, write_comparison
 
-    words = list(argv)
-    out = Path("comparison.html")
-    if "--out" in words:
-        place = words.index("--out")
-        if not words[place + 1 :]:
-            raise ConfigError("--out needs a value: the file to write")
-        out = Path(words[place + 1])
-        del words[place : place + 2]
+    options, words = take_options(ComparisonOptions(), argv, "compare")
     if not words or any(word.startswith("-") for word in words):
         raise ConfigError(
             "`fintrader compare` needs RUN RUN ..., and knows no option but --out FILE"
         )
-    if out.is_dir():
-        raise ConfigError(f"--out: {out} is a folder; name the file to write")
+    if options.out.is_dir():
+        raise ConfigError(f"--out: {options.out} is a folder; name the file to write")
     from fintrader.results.backtest_files import read_backtest
     from fintrader.results.looks import LedgerError, note_shown
 
     found = {}
     for label, word in zip(labels(words), words, strict=True):
-        home = run_path(word)
+        home = folder_of(word).root
         found[label] = read_backtest(
             home if (home / "metrics.json").is_file() else home / "backtest"
         )
@@ -183,7 +180,7 @@ def compare(argv: list[str]) -> None:
             note_shown(stored, shlex.join(["fintrader", "compare", *words]))
         except LedgerError as error:
             print(f"not noted as a look: {error}")
-    print(write_comparison(out, found))
+    print(write_comparison(options.out, found))
 
 
 class LooksOptions(Settings):
@@ -221,10 +218,7 @@ def looks(argv: list[str]) -> None:
         for one in by_window(lines)
     ]
     if rows:
-        console = Console()
-        # A table cut to 80 columns says nothing.
-        console = console if console.is_terminal else Console(width=200)
-        console.print(table_of(rows, tuple(rows[0])))
+        print(tabulate(rows, *rows[0]))
     for sentence in (*deleted, *foreign):
         print(sentence)
     print(f"{ledger.path}: {len(lines)} looks, no line of it changed, deleted or moved")

@@ -10,8 +10,7 @@ A mistake is one line that names the option as it was typed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -249,24 +248,25 @@ def parse_config(command: str, argv: list[str]) -> RunConfig:
     """Read CONFIG and its overrides as a run's settings. Raises ConfigError."""
     from fintrader.pipeline.config import CHOICES, load_config
 
-    path, rest, chosen = _split(command, argv, CHOICES)
-    return parse(load_config(Path(path), chosen), rest, command, list(CHOICES))
+    return _parse_file(command, argv, load_config, CHOICES)
 
 
 def parse_data_config(command: str, argv: list[str]) -> DataConfig:
     """Read CONFIG and its overrides, as far as they concern bars. Raises ConfigError."""
     from fintrader.market.data_config import DATA_CHOICES, load_data_config
 
-    path, rest, chosen = _split(command, argv, DATA_CHOICES)
-    return parse(load_data_config(Path(path), chosen), rest, command, list(DATA_CHOICES))
+    return _parse_file(command, argv, load_data_config, DATA_CHOICES)
 
 
-def _split(
-    command: str, argv: list[str], choices: Choices
-) -> tuple[str, list[str], dict[str, str]]:
+def _parse_file(
+    command: str,
+    argv: list[str],
+    load: Callable[[str, Mapping[str, str]], T],
+    choices: Choices,
+) -> T:
     path, rest = take_argument(command, "CONFIG", argv)
     rest, chosen = take_choices(rest, choices)
-    return path, _without_dates(rest), chosen
+    return parse(load(path, chosen), _without_dates(rest), command, list(choices))
 
 
 def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:

@@ -84,6 +84,7 @@ COMMANDS: Mapping[str, Command] = {
         "commands:compare",
         "RUN RUN ... [--out FILE]",
         "several backtests on one page; RUN/backtest/WINDOW is one of another window",
+        ("fintrader.cli.commands:ComparisonOptions",),
     ),
     "runs": Command(
         "run_folders:edit_run",

@@ -10,18 +10,13 @@ from fintrader.runs import RunFolder
 
 
 def folder_of(name: str) -> RunFolder:
-    """Open the folder of a run given by its path or URL."""
-    return RunFolder(run_path(name))
-
-
-def run_path(name: str) -> Path:
-    """Find the folder of a run given by its path or URL. Raises TournamentError when there is none."""
+    """Open the folder of a run given by its path or URL. Raises TournamentError when there is none."""
     if is_url(name):
-        from fintrader.pipeline import open_run
+        from fintrader.pipeline.session import open_run
 
-        return open_run(name)
+        return RunFolder(open_run(name))
     path = Path(name)
     if not path.is_dir():
         problem = "a file" if path.is_file() else "no such folder"
         raise TournamentError(f"{name}: {problem}; give the folder of a run")
-    return path
+    return RunFolder(path)

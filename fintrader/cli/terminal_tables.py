@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
 
-
-def table_of(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:
+def tabulate(rows: Sequence[Mapping[str, Any]], *columns: str) -> str:
+    """Write the columns that any of the rows has."""
     from fintrader.results.formatting import score
+    from fintrader.results.table import Table
 
-    table = Table(pad_edge=False)
     present = [column for column in columns if any(column in row for row in rows)]
-    for column in present:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(
-            *[
-                score(row[column]) if column == "score" else shown(row.get(column))
-                for column in present
-            ]
-        )
-    return table
+    formats = {"score": score}
+    cells = [[formats.get(name, shown)(row.get(name)) for name in present] for row in rows]
+    return str(Table.of(present, cells))
 
 
 def shown(value: Any) -> str:
+    """Write a value for people."""
     from fintrader.results.formatting import DASH, count
 
     if value is None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from rich.console import Console
 
 from fintrader.cli import deployments
 from fintrader.cli.options import parse_argument
 from fintrader.cli.run_arguments import folder_of
-from fintrader.cli.terminal_tables import shown, table_of
+from fintrader.cli.terminal_tables import shown, tabulate
 from fintrader.config import Settings, is_url
 from fintrader.errors import ConfigError
 from fintrader.records import to_json
@@ -85,41 +83,35 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
             answer["stages"] = [asdict(stage) | {"about": stage.about} for stage in whole[1]]
         print(json.dumps(answer, indent=2, sort_keys=True))
         return
-    console = Console()
-    print_plainly = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     if whole is not None:
-        print_plainly(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}")
+        print(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}")
         if whole[0].problem:
-            print_plainly(f"  {whole[0].problem}")
+            print(f"  {whole[0].problem}")
     if race is None:
         return
     state = "finished" if race.finished else "racing" if race.active else "interrupted"
     counts = ", ".join(f"{pods} {name}" for name, pods in sorted(race.states.items()))
     done = f"{count(race.trials)} trials, {count(race.env_steps)} env-steps"
     name = race.run if whole is None else "tournament"
-    console.print(f"{name}: {state}; {counts}; {done}")
+    print(f"{name}: {state}; {counts}; {done}")
     if race.eta_seconds is not None:
         left = duration(race.eta_seconds)
-        console.print(f"{race.applied} of {race.requested_results} results; about {left} left")
+        print(f"{race.applied} of {race.requested_results} results; about {left} left")
     if race.losses:
         lost = ", ".join(f"{times} x {name}" for name, times in sorted(race.losses.items()))
-        console.print(f"lost attempts: {lost}")
-    console.print(
-        table_of(
-            [*map(vars, race.leaderboard)],
-            ("rank", "pod", "score", "algo", "origin", "parent", "env_steps"),
-        )
-    )
+        print(f"lost attempts: {lost}")
+    columns = ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
+    print(tabulate([*map(vars, race.leaderboard)], *columns))
     for pod in race.at_work:
         facts = ", ".join(f"{key} {shown(value)}" for key, value in vars(pod).items())
-        console.print(f"  at work: {facts}")
+        print(f"  at work: {facts}")
 
 
 def _print_lineage(place: str, pod: str) -> None:
     from fintrader.results.leaderboard_reader import lineage, read_pods
 
     rows = lineage(read_pods(folder_of(place).leaderboard), pod)
-    Console().print(table_of([*map(vars, rows)], ("pod", "origin", "score", "algo", "changed")))
+    print(tabulate([*map(vars, rows)], "pod", "origin", "score", "algo", "changed"))
 
 
 def _scale(place: str, pods: int | None) -> None:
@@ -152,7 +144,7 @@ def export(argv: list[str]) -> None:
 
 def _export_onnx(place: str, name: str, out: Path) -> None:
     from fintrader.agents.policy import export_onnx, load_policy
-    from fintrader.pipeline import open_run
+    from fintrader.pipeline.session import open_run
     from fintrader.results.run import Run
 
     if out.is_dir():

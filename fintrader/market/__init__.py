@@ -6,17 +6,12 @@ market.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fintrader.seams import import_on_use
 
 if TYPE_CHECKING:
     from fintrader.market.planted import oracle_policy, planted_optimum
 
 __all__ = ["oracle_policy", "planted_optimum"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: most of the package needs no torch."""
-    if name in __all__:
-        return getattr(import_module("fintrader.market.planted"), name)
-    raise AttributeError(f"module 'fintrader.market' has no attribute {name!r}")
+__getattr__, __dir__ = import_on_use(__name__, dict.fromkeys(__all__, "market.planted"))

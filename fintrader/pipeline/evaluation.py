@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,32 @@ from fintrader.results.backtest_files import (
     read_context,
     read_seal,
 )
-from fintrader.results.context import BacktestContext, FoldReturns, LimitedOutcome
+from fintrader.results.context import FoldReturns, LimitedOutcome
 from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
-from fintrader.results.looks import CHOSEN, Ledger, Look
+from fintrader.results.looks import CHOSEN, Ledger
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
 from fintrader.tournament.store import RunStore
 from fintrader.verdict.selection import SearchRecord
 from fintrader.verdict.verdict import NullSearch
+
+
+@dataclass(frozen=True)
+class _Traded:
+    """Choices of one search, or of those of all folds, traded over their windows."""
+
+    folders: Sequence[RunFolder]
+    """The searches that the strategies were chosen in, one for each of `markets`."""
+    markets: Sequence[MarketTensors]
+    results: Mapping[str, BacktestResult]
+    free: BacktestResult | None
+    """Result of the same searches with information-free features."""
+    moved: Sequence[Explainer]
+    about: Mapping[str, Any]
+    """Fields of the backtest's context that only this kind has."""
+    title: str | None = None
+    """Name of a walk-forward's windows together."""
 
 
 def evaluate_chosen(
@@ -71,7 +88,6 @@ def evaluate_chosen(
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck,
     written down."""
     folder = config.folder
-    env = config.trading
     windows = MarketTensors.load(path).split()
     market: MarketTensors = getattr(windows, window)
 
@@ -87,45 +103,11 @@ def evaluate_chosen(
             config, folder, windows, window, shuffled, best, progress
         )
         free = results.pop("null_model", None)
-        shares = _add_oracle(market, env, results, progress)
-        results = measured_against(results, baselines.portfolio)
-        policy = load_policy(_policy(folder.root))
-        rows = (
-            sensitivity(policy, market, env, progress=progress)
-            if config.backtest.sensitivity
-            else []
-        )
-        limited = _within_limits([policy], [market], env, LimitSettings(), progress)
-    context = replace(
-        provenance(config, manifest, window, repeat),
-        shrinkage=shrinkage_of([folder]),
-        left_out=dict(baselines.left_out),
-        within_limits=limited,
-        share_of_oracle=shares,
-    )
-    context = add_data(context, path, [market])
-    look = _look(
-        config,
-        manifest,
-        window,
-        results,
-        [market],
-        "backtest" if repeat is None else "re-backtest",
-        context,
-    )
-    _write(
-        config,
-        manifest,
-        look,
-        results,
-        [folder],
-        context,
-        free,
-        config.tournament.metric,
-        [market],
-        rows,
-        [moved],
-    )
+        shares = _add_oracle(market, config.trading, results, progress)
+    results = measured_against(results, baselines.portfolio)
+    about = {"left_out": dict(baselines.left_out), "share_of_oracle": shares}
+    traded = _Traded([folder], [market], results, free, [moved], about)
+    _write(config, manifest, path, window, traded, repeat)
 
 
 def check_window(config: RunConfig) -> None:
@@ -154,11 +136,9 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its"
             " config.yaml first"
         )
-    env = config.trading
     parts: dict[str, list[BacktestResult]] = {}
     folds = []
     tests = list[MarketTensors]()
-    policies = []
     moved = []
     left_out: dict[str, str] = {}
     with reporter() as progress:
@@ -177,16 +157,9 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
             tests.append(windows.test)
-            policies.append(load_policy(_policy(folder.root)))
             days = [str(stamp)[:10] for stamp in windows.test.timestamps()[[0, -1]]]
             returned = {name: result.metrics.cumulative_return for name, result in results.items()}
             folds.append(FoldReturns(days[0], days[-1], returned))
-        rows = (
-            sensitivity(policies, tests, env, progress=progress)
-            if config.backtest.sensitivity
-            else []
-        )
-        limited = _within_limits(policies, tests, env, LimitSettings(), progress)
     whole = {
         name: stitch(results, name=name)
         for name, results in parts.items()
@@ -194,39 +167,20 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     }
     whole = measured_against(whole, whole[baselines.portfolio.name])
     free = whole.pop("null_model", None)
+    about = {"left_out": left_out, "folds": tuple(folds)}
     title = f"walk-forward, {len(folders)} folds"
-    context = replace(
-        provenance(config, manifest, "test", repeat, title=title),
-        shrinkage=shrinkage_of(folders),
-        folds=tuple(folds),
-        left_out=left_out,
-        within_limits=limited,
-    )
-    context = add_data(context, Path(str(manifest.values["market"])), tests)
-    metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
-    look = _look(
-        config,
-        manifest,
-        "test",
-        whole,
-        tests,
-        "walkforward" if repeat is None else "re-backtest",
-        context,
-    )
-    _write(config, manifest, look, whole, folders, context, free, metric, tests, rows, moved)
+    traded = _Traded(folders, tests, whole, free, moved, about, title)
+    _write(config, manifest, Path(str(manifest.values["market"])), "test", traded, repeat)
 
 
 def _within_limits(
     policies: Sequence[PolicyModule],
     markets: Sequence[MarketTensors],
     env: EnvSettings,
-    limits: LimitSettings,
     progress: Progress,
-) -> LimitedOutcome | None:
-    """Simulate policies within a deployment's limits, each in its own window; None without
-    limits."""
-    if not limits.enforced:
-        return None
+) -> LimitedOutcome:
+    """Simulate policies within a deployment's default limits, each in its own window."""
+    limits = LimitSettings()
     growth = 1.0
     cut = Counter[str]()
     halted = ""
@@ -250,21 +204,47 @@ def _own_test(search: RunFolder, path: Path) -> MarketTensors:
     return _own_windows(search, path).test
 
 
-def _look(
+def _write(
     config: RunConfig,
     manifest: Manifest,
+    path: Path,
     window: str,
-    results: Mapping[str, BacktestResult],
-    markets: Sequence[MarketTensors],
-    kind: str,
-    context: BacktestContext,
-) -> Look:
-    """Describe the results for the ledger of looks."""
-    return look_at(
+    traded: _Traded,
+    repeat: Repeat | None,
+) -> None:
+    """Write and seal a backtest, its report and its tear sheet; the look at its window is counted
+    first.
+
+    `path` is the market file.
+    """
+    env = config.trading
+    folders = traded.folders
+    markets = traded.markets
+    policies = [load_policy(_policy(folder.root)) for folder in folders]
+    rows: list[Variation] = []
+    with reporter() as progress:
+        if config.backtest.sensitivity and traded.title:
+            rows = sensitivity(policies, markets, env, progress=progress)
+        elif config.backtest.sensitivity:
+            rows = sensitivity(policies[0], markets[0], env, progress=progress)
+        limited = _within_limits(policies, markets, env, progress)
+    context = replace(
+        provenance(config, manifest, window, repeat, title=traded.title),
+        shrinkage=shrinkage_of(folders),
+        within_limits=limited,
+        **traded.about,
+    )
+    context = add_data(context, path, markets)
+    metric: str = config.tournament.metric
+    kind = "backtest"
+    if traded.title:
+        metric += f", mean of {len(folders)} folds"
+        kind = "walkforward"
+    look = look_at(
         markets,
-        results,
-        [name for name in CHOSEN if name in results],
-        kind=kind,
+        traded.results,
+        [name for name in CHOSEN if name in traded.results],
+        kind="re-backtest" if repeat else kind,
         run=config.name,
         created=manifest.values["created"],
         folder=config.folder.root.name,
@@ -273,56 +253,35 @@ def _look(
         trials=context.trials,
         command=context.command,
     )
-
-
-def _write(
-    config: RunConfig,
-    manifest: Manifest,
-    look: Look,
-    results: Mapping[str, BacktestResult],
-    folders: Sequence[RunFolder],
-    context: BacktestContext,
-    free: BacktestResult | None,
-    metric: str,
-    markets: Sequence[MarketTensors],
-    rows: Sequence[Variation],
-    moved: Sequence[Explainer],
-) -> None:
-    """Write and seal a backtest, its report and its tear sheet; the look at its window is counted
-    first.
-
-    `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by
-    `metric` there. `free`: the same searches on information-free features.
-    """
     search = SearchRecord(
         returns=_list_trial_returns(folders, "returns"),
         active=_list_trial_returns(folders, "active_returns"),
-        null_model=None if free is None else _selection_scores(folders, metric),
+        null_model=None if traded.free is None else _selection_scores(folders, metric),
     )
-    home = window_folder(config.folder, look.window)
+    home = window_folder(config.folder, window)
     ledger = Ledger(config.runs_dir)
     number, line = ledger.record(look)
     stored = write_backtest(
         home,
-        results,
+        traded.results,
         context=replace(
             context,
-            null_model=None if free is None else free.metrics,
+            null_model=None if traded.free is None else traded.free.metrics,
             window_key=look.bars.key,
-            look=number if look.window == "test" else None,
+            look=number if window == "test" else None,
         ),
         search=search,
         market=markets,
-        settings=config.trading,
+        settings=env,
         caveats=caveats(config, context),
         sensitivity=rows,
-        explanation=explain("ensemble", moved),
+        explanation=explain("ensemble", traded.moved),
         seed=config.seed,
     )
     with manifest.stage("report"):
         _draw(config, stored, home)
         sealed = make_seal(hashes_of(home), line)
-        ledger.note_seal(config.name, look.window, line["line"], hashlib.sha256(sealed).hexdigest())
+        ledger.note_seal(config.name, window, line["line"], hashlib.sha256(sealed).hexdigest())
         write_bytes(home / SEAL, sealed)
 
 
@@ -438,23 +397,18 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
 
 
 def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray[np.float64]]:
-    """List the trials' `returns` or `active_returns`, `[S, M]` for each folder that has any."""
-    every = [_trial_returns(folder, name) for folder in folders]
-    return [matrix for matrix in every if matrix is not None]
-
-
-def _trial_returns(folder: RunFolder, name: str) -> NDArray[np.float64] | None:
-    """`[S, M]`: `returns` or `active_returns` of every scored pod, in the order of the pods; None
-    if none."""
-    results = RunStore(folder).read_results().values()
-    columns = [
-        getattr(result, name)
-        for result in results
-        if result.score is not None and getattr(result, name)
-    ]
-    if not columns or len({len(column) for column in columns}) != 1:
-        return None
-    return np.array(columns, dtype=np.float64).T
+    """List `[S, M]` for each folder that has any: `returns` or `active_returns` of every scored pod,
+    in the order of the pods."""
+    found = []
+    for folder in folders:
+        columns = [
+            getattr(result, name)
+            for result in RunStore(folder).read_results().values()
+            if result.score is not None and getattr(result, name)
+        ]
+        if len(set(map(len, columns))) == 1:
+            found.append(np.array(columns, dtype=np.float64).T)
+    return found
 
 
 def information_free_market(path: Path, seed: int, target: Path | None = None) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,8 @@ from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import observing, open_run, watching, workplace
 from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
-from fintrader.results.backtest_files import StoredBacktest, read_backtest
-from fintrader.results.formatting import (
-    window_words,
-)
+from fintrader.results.backtest_files import read_backtest
+from fintrader.results.formatting import window_words
 from fintrader.results.looks import Ledger
 from fintrader.results.sections import BacktestView, present_baselines, present_verdict
 from fintrader.results.tournament_events import FinishEvent
@@ -108,22 +106,12 @@ def _race_fold(
         fold_market(market, fold).save(path)
     number = f"fold {fold.number + 1} of {count}"
     print(number)
-    result = search(
-        config,
-        folder,
-        path,
-        MarketTensors.stored_hash(path),
-        start=start,
-        title=f"{number}, tournament",
-    )
+    result = search(config, folder, path, start=start, title=f"{number}, tournament")
     if config.backtest.null_model:
         shuffled = evaluation.information_free_market(
             path, config.seed, path.with_name("information_free.safetensors")
         )
-        null_model = RunFolder(folder.null_model)
-        start = _without_information(start, null_model)
-        content = MarketTensors.stored_hash(shuffled)
-        search(config, null_model, shuffled, content, start=start, title=f"{number}, null model")
+        _search_without_information(config, folder, shuffled, start, f"{number}, null model")
     return result.trials
 
 
@@ -233,6 +221,7 @@ def claim(
         ).lines()  # raises where it is broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
+    config_hash = hashlib.sha256(text.encode()).hexdigest()
     if _nothing_made(folder):
         remove(folder.config)
         remove(folder.manifest)
@@ -246,7 +235,7 @@ def claim(
             name=config.name,
             seed=config.seed,
             device=config.resolved_device(),
-            config_hash=hashlib.sha256(text.encode()).hexdigest(),
+            config_hash=config_hash,
             command=f"fintrader {verb} {folder.config}",
         )
     used = manifest.values.get("code_paths", [])
@@ -263,9 +252,7 @@ def claim(
         manifest.update(engine=engine)
         print(f"engine: {engine}")
     if reopened or not folder.config.is_file():
-        manifest.update(
-            config_hash=hashlib.sha256(text.encode()).hexdigest()
-        )  # first: a kill between is made good
+        manifest.update(config_hash=config_hash)  # first: a kill between is made good
         write_text(folder.config, text)
     if mirror is not None:
         manifest.saved = mirror.publish
@@ -319,7 +306,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
         return
     with manifest.stage("tournament"):
         start = _start(config, manifest)
-        result = search(config, config.folder, market, manifest.values["data_hash"], start=start)
+        result = search(config, config.folder, market, start=start)
         manifest.update(trials=result.trials + _earlier_trials(manifest), best=result.best)
 
 
@@ -337,16 +324,17 @@ def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> Non
         )
         return
     with manifest.stage("null_model"):
-        null_model = RunFolder(config.folder.null_model)
-        start = _without_information(_start(config, manifest), null_model)
-        search(
-            config,
-            null_model,
-            shuffled,
-            MarketTensors.stored_hash(shuffled),
-            start=start,
-            title="null model",
-        )
+        start = _start(config, manifest)
+        _search_without_information(config, config.folder, shuffled, start, "null model")
+
+
+def _search_without_information(
+    config: RunConfig, folder: RunFolder, shuffled: Path, start: Start | None, title: str
+) -> None:
+    """Repeat the search of `folder` on the market `shuffled`."""
+    null_model = RunFolder(folder.null_model)
+    start = _without_information(start, null_model)
+    search(config, null_model, shuffled, start=start, title=title)
 
 
 @dataclass(frozen=True)
@@ -367,12 +355,7 @@ def _start(config: RunConfig, manifest: Manifest) -> Start | None:
         return None
 
     def noted(found: WarmStart) -> None:
-        said = {
-            "address": found.address,
-            "run": found.run,
-            "policies": found.policies,
-            "trials": found.trials,
-        }
+        said = {name: getattr(found, name) for name in ("address", "run", "policies", "trials")}
         if manifest.values.get("inherited") != said:
             manifest.update(inherited=said)
 
@@ -387,25 +370,22 @@ def _earlier_trials(manifest: Manifest) -> int:
 def _without_information(start: Start | None, folder: RunFolder) -> Start | None:
     """Find the earlier run's null model, from which the null model in `folder` may start. Without one
     it starts from new weights: weights that learned from information would spoil it."""
-    begun = (folder.root / "tournament.json").is_file()
-    if start is None or (begun and WarmStart.read(folder) is None):
+    if start is None:
         return None
 
     def find() -> RunFolder:
         return RunFolder(start.find().null_model)
 
-    if WarmStart.read(folder) is None and not has_pods(find()):
+    begun = (folder.root / "tournament.json").is_file()
+    if WarmStart.read(folder) is None and (begun or not has_pods(find())):
         return None
-    return replace(
-        start, address=f"{start.address}/null_model", find=find, noted=lambda found: None
-    )
+    return Start(f"{start.address}/null_model", find)
 
 
 def search(
     config: RunConfig,
     folder: RunFolder,
     market: Path,
-    data_hash: str,
     race: Callable[..., FinishEvent] = run_race,
     start: Start | None = None,
     title: str = "tournament",
@@ -416,25 +396,26 @@ def search(
     `race` is called as `tournament.run_tournament.run_tournament` is; `title` is what the search is called in
     its progress.
     """
-    trained = {"env": config.trading, "agents": config.agents, "seed": config.seed}
-    where: dict[str, Any] = {"folder": folder, "market": market, "data_hash": data_hash}
-    machines = {
-        "device": config.resolved_device(),
-        "launcher": config.make_launcher(),
-        "operations": config.operations,
-    }
+    how: dict[str, Any] = {}
     if start is not None:
         heirs = WarmStartTarget(config.tournament, config.agents, config.trading, market)
-        where["inherit"] = partial(_inherit, start, heirs)
+        how["inherit"] = partial(_inherit, start, heirs)
     with watching(config, folder) as watch, reporter() as progress:
         return race(
             config.tournament,
-            **where,
-            **trained,
-            **machines,
+            folder=folder,
+            market=market,
+            data_hash=MarketTensors.stored_hash(market),
+            env=config.trading,
+            agents=config.agents,
+            seed=config.seed,
+            device=config.resolved_device(),
+            launcher=config.make_launcher(),
+            operations=config.operations,
             progress=progress,
             watch=watch,
             title=title,
+            **how,
         )
 
 
@@ -466,20 +447,16 @@ def backtest_stage(
 def conclude(config: RunConfig, manifest: Manifest) -> Path:
     """Print the results of a finished run in every window; return its folder."""
     for window in config.backtest.window:
-        _print_outcome(
-            config, manifest, window, read_backtest(evaluation.window_folder(config.folder, window))
-        )
+        _print_outcome(config, manifest, evaluation.window_folder(config.folder, window))
     for path in (config.folder.leaderboard, config.folder.root):
         if path.exists():
             Console(soft_wrap=True).print(f"  {path}", highlight=False)
     return config.folder.root
 
 
-def _print_outcome(
-    config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest
-) -> None:
-    """Print the paper's table, the verdict, and the files' places."""
-    folder = evaluation.window_folder(config.folder, window)
+def _print_outcome(config: RunConfig, manifest: Manifest, folder: Path) -> None:
+    """Print the paper's table, the verdict, and the places of a backtest's files."""
+    stored = read_backtest(folder)
     context = stored.context
     view = BacktestView.of(stored)
     title = f"{config.name}: {window_words(str(context.window))}, net of {context.costs}"

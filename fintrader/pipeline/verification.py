@@ -116,7 +116,7 @@ def check_replay(folder: Path, name: str | None = None) -> Check:
     target = RunFolder.named(name or f"{source.root.name}-replay", source.root.parent)
     here = config.model_copy(update={"launcher": LauncherSettings()})
     with target.lock():
-        search(here, target, market, manifest.values["data_hash"], race=partial(replay, source))
+        search(here, target, market, race=partial(replay, source))
     return Check(
         "replay",
         f"specs, results and leaderboard with those of the same race run again in {target.root}",

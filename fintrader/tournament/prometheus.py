@@ -21,7 +21,10 @@ from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-from fintrader.errors import ConfigError, install_command
+import prometheus_client as prometheus
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from fintrader.errors import ConfigError
 from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events
 from fintrader.runs import commit, versions
 from fintrader.tournament.orchestrator import Orchestrator
@@ -203,33 +206,22 @@ class Endpoint:
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen on `host:port` (0: any free port, see `.port`).
 
-        Raises ConfigError when the port is taken or the extra `observe` is not installed.
+        Raises ConfigError when the port is taken.
         """
-        try:
-            import prometheus_client as prometheus
-        except ImportError:
-            raise ConfigError(
-                "operations.metrics needs prometheus-client; install it with"
-                f" `{install_command('observe')}`"
-            ) from None
         self._watches: dict[str, Watch] = {}
         self._racing: set[str] = set()
         registry = prometheus.CollectorRegistry()
         registry.register(self)
         prometheus.ProcessCollector(registry=registry)
         prometheus.PlatformCollector(registry=registry)
-        name = "fintrader_build"
         known = versions()
         build = {"version": known.get("fintrader", ""), "commit": commit() or ""}
         build |= {package: known.get(package, "") for package in ("python", "torch")}
+        name = "fintrader_build"
         prometheus.Info(name, CATALOGUE[name].meaning, registry=registry).info(build)
         name = "fintrader_reconcile_seconds"
         self._turns = prometheus.Histogram(
-            name,
-            CATALOGUE[name].meaning,
-            CATALOGUE[name].labels,
-            buckets=BUCKETS,
-            registry=registry,
+            name, CATALOGUE[name].meaning, ("run",), buckets=BUCKETS, registry=registry
         )
         endpoint = self
 
@@ -277,8 +269,6 @@ class Endpoint:
 
     def collect(self) -> Iterable[Any]:
         """Collect all watches and the GPUs as families; called at every scrape."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         makers = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
         families = {
             name: makers[metric.kind](name, metric.meaning, labels=metric.labels)

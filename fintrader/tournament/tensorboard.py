@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import TournamentError, install_command
+from torch.utils.tensorboard import SummaryWriter
+
+from fintrader.errors import TournamentError
 from fintrader.files import make_folder, move, read_jsonl, remove_tree
 from fintrader.results.tournament_events import (
     LossEvent,
@@ -47,16 +49,10 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
     """Write the event files of `run` to `out` (`<run>/tensorboard` unless given); an earlier export
     is replaced whole.
 
-    Works while the tournament runs. Raises TournamentError when the folder holds no tournament, the
-    extra `observe` is not installed, or `out` holds something else.
+    Works while the tournament runs. Raises TournamentError when the folder holds no tournament, or
+    `out` holds something else.
     """
     require_tournament(run)
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise TournamentError(
-            f"TensorBoard is not installed; install it with `{install_command('observe')}`"
-        ) from None
     out = run.root / "tensorboard" if out is None else out
     if out.exists() and not (out / MARK).is_file():
         raise TournamentError(f"{out} exists and is no export of a run; choose another --out")

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fintrader import cli, pipeline
+from fintrader import cli
 from fintrader.errors import ConfigError, StorageError
+from fintrader.pipeline.session import open_store
 from fintrader.results.folders import RunsFolder, is_locked
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
@@ -145,7 +146,7 @@ def test_the_server_is_told_of_copies(tmp_path, store, monkeypatch):
 
 
 def test_copies_follow_until_the_app_has_gone(tmp_path, store, monkeypatch, capsys):
-    home = pipeline.open_store(store)
+    home = open_store(store)
     turns = [
         lambda: race(RunFolder(tmp_path / "runs" / "one"), 3, processes=False),
         lambda: monkeypatch.setattr(ObjectStore, "check_access", away),
@@ -168,9 +169,9 @@ def test_copies_follow_until_the_app_has_gone(tmp_path, store, monkeypatch, caps
 
 def test_a_run_at_work_elsewhere_is_shown_as_such(store):
     with hold(ObjectStore(f"{store}/one")):
-        runs = RunsFolder.at(pipeline.open_store(store))
+        runs = RunsFolder.at(open_store(store))
         assert is_locked(runs.run("one"))
-    pipeline.open_store(store)
+    open_store(store)
     assert not is_locked(runs.run("one"))
     (runs.root / "one" / ".held").touch()
     os.utime(runs.root / "one" / ".held", (0, 0))  # nobody has looked for a long time

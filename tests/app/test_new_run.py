@@ -11,7 +11,7 @@ import yaml
 
 from fintrader.config import list_models, validate
 from fintrader.errors import FintraderError
-from fintrader.pipeline import RunConfig
+from fintrader.pipeline.config import RunConfig
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import forms, jobs, launch, own_bars

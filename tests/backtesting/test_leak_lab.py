@@ -13,7 +13,7 @@ from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, ConfigError, DataError
 from fintrader.market.settings import DataSettings
-from fintrader.pipeline import load_config
+from fintrader.pipeline.config import load_config
 from tests.backtesting import leak_lab as lab
 from tests.bars.tables import REAL_2016, REAL_2019
 from tests.factories import make_market, planted_market

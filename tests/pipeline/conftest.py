@@ -1,7 +1,8 @@
 import pytest
 
 from fintrader.files import write_text
-from fintrader.pipeline import RunConfig, evaluation
+from fintrader.pipeline import evaluation
+from fintrader.pipeline.config import RunConfig
 from fintrader.tournament.pod_training import train_and_evaluate
 from tests.engines.thread_launcher import ThreadLauncher
 

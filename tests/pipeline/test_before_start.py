@@ -6,8 +6,10 @@ import pytest
 
 from fintrader.config import list_models, refuse_secret, validate
 from fintrader.market.settings import DataSettings
-from fintrader.pipeline import RunConfig, estimate, missing_inputs, record_of
-from fintrader.pipeline.inputs import named_files
+from fintrader.market.tensors import MarketTensors
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.estimates import estimate, record_of
+from fintrader.pipeline.inputs import missing_inputs, named_files
 from fintrader.pipeline.run_stages import search
 from fintrader.runs import Manifest
 from tests.engines.runs import TINY, fintrader, write_config
@@ -155,11 +157,12 @@ def test_a_run_without_its_bars_fails_by_name_and_status_says_so(tmp_path):
     assert "still-none.csv" in manifest.values["failure"]["sentence"]
 
 
-def test_pods_wait_and_retry_as_the_configuration_says(tmp_path):
+def test_pods_wait_and_retry_as_the_configuration_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(MarketTensors, "stored_hash", lambda path: "hash")
     asked = config(tmp_path, operations={"retries": 7})
 
     def race(_, **how):
         return how["operations"]
 
-    found = search(asked, asked.folder, tmp_path / "market.safetensors", "hash", race=race)
+    found = search(asked, asked.folder, tmp_path / "market.safetensors", race=race)
     assert found == asked.operations

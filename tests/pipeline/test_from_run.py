@@ -13,12 +13,9 @@ from fintrader.agents.policy import FORMAT
 from fintrader.errors import ConfigError, FintraderError, TournamentError
 from fintrader.files import hash_file, read_json
 from fintrader.market.tensors import MarketTensors
-from fintrader.pipeline import (
-    load_config,
-    run_tournament,
-    train_one,
-    walk_forward,
-)
+from fintrader.pipeline.config import load_config
+from fintrader.pipeline.run_stages import run_tournament, walk_forward
+from fintrader.pipeline.train import train_one
 from fintrader.pipeline.verification import check_replay
 from fintrader.results.leaderboard_reader import lineage, read_pods
 from fintrader.runs import Manifest, RunFolder

@@ -7,7 +7,8 @@ import pytest
 from fintrader.backtesting import read_backtest
 from fintrader.cli import main
 from fintrader.errors import ConfigError
-from fintrader.pipeline import backtest_run, load_config, run, run_tournament, walk_forward
+from fintrader.pipeline.config import load_config
+from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
 from fintrader.results.looks import FILE, Ledger
 from fintrader.runs import Manifest
 from tests.cli.test_commands import complaint

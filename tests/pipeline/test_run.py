@@ -12,9 +12,9 @@ import yaml
 
 from fintrader.backtesting import read_backtest
 from fintrader.errors import RunError
-from fintrader.pipeline import load_config, run, walk_forward
+from fintrader.pipeline.config import load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run_stages import claim
+from fintrader.pipeline.run_stages import claim, run, walk_forward
 from fintrader.runs import Manifest
 from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config

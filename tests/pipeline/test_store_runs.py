@@ -8,9 +8,9 @@ import pytest
 from fintrader import cli
 from fintrader.errors import DataError, RunError, StorageOfflineError
 from fintrader.files import read_jsonl
-from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run, run_tournament
-from fintrader.pipeline.run_stages import claim
-from fintrader.pipeline.session import workplace
+from fintrader.pipeline.config import load_config
+from fintrader.pipeline.run_stages import backtest_run, claim, run, run_tournament
+from fintrader.pipeline.session import open_run, open_store, workplace
 from fintrader.results.backtest_files import read_backtest, read_seal
 from fintrader.results.folders import Folder
 from fintrader.results.looks import Ledger

@@ -9,15 +9,14 @@ import gymnasium
 import pytest
 import yaml
 
-from fintrader import pipeline
 from fintrader.agents import load_policy, off_policy, train
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs.settings import TradingSettings
 from fintrader.errors import CheckpointError, ConfigError, RunError
 from fintrader.files import read_json
-from fintrader.pipeline import RunConfig
-from fintrader.pipeline.train import EVALUATION_EPISODES
+from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.pipeline.train import EVALUATION_EPISODES, train_one
 from tests.cli.test_commands import complaint
 from tests.engines.killing import assert_same_training, killed_at, writes_of
 from tests.engines.runs import write_config
@@ -55,7 +54,7 @@ def test_the_trading_environment_is_the_default_kind():
     assert isinstance(validate(RunConfig, {}, "here").env, TradingSettings)
     assert validate(RunConfig, {"env": {"num_envs": 3}}, "here").trading.num_envs == 3
     for path in sorted((ROOT / "configs").glob("*.yaml")):
-        config = pipeline.load_config(path)
+        config = load_config(path)
         assert config.name == path.stem
         assert isinstance(config.env, TradingSettings) == (path.stem != "pendulum"), path
     with pytest.raises(ConfigError, match=r"env.observation: unknown setting"):
@@ -82,10 +81,10 @@ def test_a_classic_environment_is_trained_and_judged(tmp_path):
     assert evaluation(tmp_path) == found
     assert state.read_bytes() == before
     with pytest.raises(RunError, match=r"agent\.gamma"):
-        pipeline.train_one(pipeline.load_config(classic(tmp_path, agent__gamma=0.5)))
+        train_one(load_config(classic(tmp_path, agent__gamma=0.5)))
     state.write_bytes(before[: len(before) // 2])
     with pytest.raises(CheckpointError, match=r"state\.safetensors.* truncated or damaged"):
-        pipeline.train_one(pipeline.load_config(classic(tmp_path)))
+        train_one(load_config(classic(tmp_path)))
     assert state.read_bytes() == before[: len(before) // 2]
 
 
@@ -125,7 +124,7 @@ def test_a_simulator_of_ones_own_is_imported_by_its_name(tmp_path, workers, monk
     (tmp_path / f"{workers}_simulator.py").write_text(SIMULATOR)
     path = classic(tmp_path, env__id=f"{workers}_simulator:Drift-v0", env__workers=workers)
     with pytest.raises(ConfigError, match=f"{workers}_simulator.*PYTHONPATH"):
-        pipeline.train_one(pipeline.load_config(path))
+        train_one(load_config(path))
     monkeypatch.syspath_prepend(tmp_path)
     main(["train", str(path)])
     assert evaluation(tmp_path)["env_steps"] == 128
@@ -161,7 +160,7 @@ def test_what_cannot_be_trained(tmp_path, changes, said, monkeypatch):
 
     monkeypatch.setattr(gymnasium, "make", make)
     with pytest.raises(ConfigError, match=said):
-        pipeline.train_one(pipeline.load_config(classic(tmp_path, **changes)))
+        train_one(load_config(classic(tmp_path, **changes)))
 
 
 def test_locomotion_trains(tmp_path):

@@ -12,8 +12,9 @@ import pytest
 
 from fintrader.backtesting import read_backtest
 from fintrader.files import read_json, seal, unseal, write_json
-from fintrader.pipeline import load_config, walk_forward
-from fintrader.pipeline import run as run_stages
+from fintrader.pipeline.config import load_config
+from fintrader.pipeline.run_stages import run as run_stages
+from fintrader.pipeline.run_stages import walk_forward
 from fintrader.results.looks import Ledger
 from fintrader.results.tournament_events import FinishEvent, read_events
 from fintrader.tournament.events import EventLog

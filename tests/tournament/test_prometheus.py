@@ -16,10 +16,10 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.logs import FORMAT_VARIABLE
-from fintrader.pipeline import RunConfig
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.session import observing, watching
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
-from fintrader.tournament.prometheus import CATALOGUE, STALE_SECONDS, Endpoint, Watch
 from fintrader.tournament.settings import OperationsSettings
 from tests.engines import stubs
 from tests.engines.races import settings
@@ -28,6 +28,8 @@ from tests.engines.waiting import PATIENCE_SECONDS
 pytest.importorskip(
     "prometheus_client", reason="prometheus-client is missing: pip install '.[observe]'"
 )
+from fintrader.tournament.prometheus import CATALOGUE, STALE_SECONDS, Endpoint, Watch
+
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "configs" / "grafana" / "tournament.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -192,6 +194,15 @@ def test_health_fails_when_a_race_stands_still(endpoint):
     assert get(endpoint, "/secrets")[0] == 404
 
 
+def test_a_search_of_a_run_is_observed_where_its_settings_say_so(tmp_path):
+    wanted = {"runs_dir": tmp_path, "operations": {"metrics": 0}}
+    config = RunConfig.model_validate(wanted)
+    with observing(config) as served, watching(config, config.folder) as watch:
+        assert isinstance(watch, Watch)
+        assert watch.run == config.name
+        assert get(served, "/healthz")[0] == 200
+
+
 def test_a_taken_port_is_a_readable_error(endpoint):
     with pytest.raises(
         ConfigError, match=f"operations.metrics: 127.0.0.1:{endpoint.port} is taken"
@@ -210,12 +221,6 @@ def test_it_binds_loopback_unless_told_otherwise(endpoint):
         if found.laddr.port == endpoint.port
     ]
     assert set(bound) == {"127.0.0.1"}
-
-
-def test_without_the_extra_the_error_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"pip install .prometheus-client"):
-        Endpoint()
 
 
 @pytest.mark.slow

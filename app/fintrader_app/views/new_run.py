@@ -132,7 +132,7 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
 
 def show_estimate(runs: RunsFolder, settings: Any) -> None:
     """Time and memory before the start, and how sure that is."""
-    from fintrader.pipeline import estimate
+    from fintrader.pipeline.estimates import estimate
 
     found = estimate(settings, list_records(runs))
     low, high = map(duration, found.span)
@@ -165,7 +165,7 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
 
 def list_records(runs: RunsFolder) -> list[Any]:
     """What the newest finished runs here took."""
-    from fintrader.pipeline import record_of
+    from fintrader.pipeline.estimates import record_of
 
     found = []
     for run in [one for one in load_summaries(runs) if one.status == "finished"][:MOST_RECORDS]:
@@ -189,7 +189,7 @@ def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) 
 def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
     """A configuration, complete with defaults, as plain data. Raises ConfigError when it is not
     valid."""
-    from fintrader.pipeline import RunConfig
+    from fintrader.pipeline.config import RunConfig
 
     values: Any = {}
     name: Any = "run"
@@ -224,7 +224,7 @@ def format_path(path: Path) -> str:
 
 def edit(section: str, draft: dict[str, Any], source: str) -> None:
     """The widgets of one part of the configuration."""
-    from fintrader.pipeline import RunConfig
+    from fintrader.pipeline.config import RunConfig
 
     fields = dict(forms.read_schema(RunConfig)["properties"])
     fields["agent"] = forms.choose_single(fields["agent"])
@@ -273,7 +273,8 @@ def format_yaml(draft: dict[str, Any]) -> str:
 def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
     """The draft as settings that can start, or None and messages that name the field and what to
     do."""
-    from fintrader.pipeline import RunConfig, missing_inputs
+    from fintrader.pipeline.config import RunConfig
+    from fintrader.pipeline.inputs import missing_inputs
 
     try:
         settings = validate(RunConfig, copy.deepcopy(draft), "settings")
