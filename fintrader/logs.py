@@ -1,6 +1,6 @@
 """Structured logs: one JSON object a line on standard error, with its run and pod.
 
-    with logs.use_format("json"), logs.bind(run="quickstart"):
+    with logs.use_format(), logs.bind(run="quickstart"):
         logging.getLogger("fintrader").info("a result", extra={"fields": {"score": 1.2}})
 
 They are off by default; FINTRADER_LOG_FORMAT=json, which processes of pods inherit, turns them on. Logging of the standard library, warnings and uncaught exceptions then have
@@ -20,9 +20,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, TextIO, cast
+from typing import Any, TextIO, cast
 
-LogFormat = Literal["plain", "json"]
 FORMAT_VARIABLE = "FINTRADER_LOG_FORMAT"
 """Environment variable with the log format, which processes of pods inherit."""
 RESERVED = ("time", "level", "logger", "message", "exception")
@@ -77,13 +76,10 @@ def is_structured() -> bool:
 
 
 @contextlib.contextmanager
-def use_format(form: str | None = None) -> Iterator[None]:
-    """Write logs as `form` within the block; `plain` changes nothing, nor does a nested block.
-
-    None takes the format of FORMAT_VARIABLE, as the parent process set it.
-    """
-    before = os.environ.get(FORMAT_VARIABLE)
-    if (form or before) != "json" or is_structured():
+def use_format() -> Iterator[None]:
+    """Write JSON within the block where FORMAT_VARIABLE asks for it; a nested block changes
+    nothing."""
+    if os.environ.get(FORMAT_VARIABLE) != "json" or is_structured():
         yield
         return
     root = logging.getLogger()
@@ -96,7 +92,6 @@ def use_format(form: str | None = None) -> Iterator[None]:
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
-    os.environ[FORMAT_VARIABLE] = "json"
     try:
         yield
     finally:
@@ -105,9 +100,6 @@ def use_format(form: str | None = None) -> Iterator[None]:
         logging.captureWarnings(False)
         if sys.exc_info()[0] is None:  # an exception that leaves the block is still to be logged
             sys.excepthook = hook
-        os.environ.pop(FORMAT_VARIABLE, None) if before is None else os.environ.update(
-            {FORMAT_VARIABLE: before}
-        )
 
 
 def _log_uncaught(

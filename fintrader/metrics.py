@@ -179,12 +179,6 @@ def hit_rate(returns: ArrayLike) -> float | None:
     return finite_or_none((values > 0).mean()) if values.size else None
 
 
-def profit_factor(returns: ArrayLike) -> float | None:
-    """Sum of gains over sum of losses: `Σ r⁺ / Σ r⁻`."""
-    values = drop_missing(returns)
-    return ratio(float(values[values > 0].sum()), float(-values[values < 0].sum()))
-
-
 def payoff_ratio(returns: ArrayLike) -> float | None:
     """Mean gain over mean loss."""
     values = drop_missing(returns)
@@ -236,8 +230,7 @@ def value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
 
 def conditional_value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
     """Mean of the worst `⌊(n − 1) · cutoff⌋ + 1` returns (expected shortfall)."""
-    values = drop_missing(returns)
-    return _measure("conditional_value_at_risk", values, cutoff=cutoff) if values.size else None
+    return _measure("conditional_value_at_risk", drop_missing(returns), cutoff=cutoff)
 
 
 def tail_ratio(returns: ArrayLike) -> float | None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -27,30 +27,29 @@ from rich.text import Text
 
 from fintrader import logs
 
-_observer: ContextVar[Callable[[Task], None] | None] = ContextVar(
-    "fintrader_observer", default=None
-)
-_strip: ContextVar[Callable[[], str] | None] = ContextVar("fintrader_strip", default=None)
+
+class Observer(Protocol):
+    """Observer of the tasks of a larger work."""
+
+    def tell(self, task: Task) -> None:
+        """Note that a task moved."""
+
+    def strip(self) -> str:
+        """Describe the whole work in a line."""
+
+
+_observer: ContextVar[Observer | None] = ContextVar("fintrader_observer", default=None)
 
 
 @contextlib.contextmanager
-def observe_tasks(tell: Callable[[Task], None]) -> Iterator[None]:
-    """Inside the block, call `tell` with every task that begins there, whenever it moves."""
-    token = _observer.set(tell)
+def observe_tasks(observer: Observer) -> Iterator[None]:
+    """Inside the block, tell `observer` of every task that begins there, whenever it moves, and show
+    its strip above a terminal's bars."""
+    token = _observer.set(observer)
     try:
         yield
     finally:
         _observer.reset(token)
-
-
-@contextlib.contextmanager
-def with_strip(line: Callable[[], str]) -> Iterator[None]:
-    """Inside the block, show the line `line()` above a terminal's bars."""
-    token = _strip.set(line)
-    try:
-        yield
-    finally:
-        _strip.reset(token)
 
 
 class Task:
@@ -71,7 +70,7 @@ class Task:
 
     def _tell(self) -> None:
         if self._observer is not None:
-            self._observer(self)
+            self._observer.tell(self)
 
     def advance(self, amount: float = 1.0, *, note: str | None = None) -> None:
         """Count `amount` more units as done."""
@@ -233,12 +232,12 @@ _MISHAPS = frozenset({"lost", "damaged", "leaderboard_damaged", "no_capacity"})
 class _Bars(RichProgress):
     """Rich bars between a line about the whole run and an extra drawing."""
 
-    strip: Callable[[], str] | None = None
+    observer: Observer | None = None
     extra: Callable[[], RenderableType] | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        if self.strip is not None:
-            yield Text(self.strip(), style="dim")
+        if self.observer is not None:
+            yield Text(self.observer.strip(), style="dim")
         yield from super().get_renderables()
         if self.extra is not None:
             yield self.extra()
@@ -260,7 +259,7 @@ class TerminalProgress(Progress):
             console=console,
             transient=True,
         )
-        self._bars.strip = _strip.get()  # read here, because another thread draws the bars
+        self._bars.observer = _observer.get()  # read here, because another thread draws the bars
         self._ids: dict[Task, RichTaskID] = {}
 
     def __enter__(self) -> Progress:
@@ -296,7 +295,7 @@ class TerminalProgress(Progress):
 def reporter(stream: TextIO | None = None) -> Progress:
     """Make the progress that suits `stream` (stderr by default): bars at a terminal, else lines.
 
-    Where logs are structured (`logs.use_format("json")`) it writes records.
+    Where logs are structured (`logs.use_format`) it writes records.
     """
     if stream is None and logs.is_structured():
         return LogProgress(sys.stderr)

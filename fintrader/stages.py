@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +20,14 @@ from typing import Any, Literal
 
 from fintrader.errors import FintraderError
 from fintrader.files import dump_json, remove, write_bytes
-from fintrader.progress import Task, format_duration, observe_tasks, with_strip
+from fintrader.progress import Task, format_duration, observe_tasks
 
 State = Literal["done", "running", "failed", "stopped", "waiting"]
 
 WHOLE = ("data", "tournament", "null_model", "backtest", "report")
 """The stages of `fintrader run`, in order."""
-TITLES = {
-    "data": "data",
-    "tournament": "tournament",
-    "null_model": "null model",
-    "backtest": "backtest",
-}
-TITLES |= {"report": "report", "train": "training"}
+TITLES = {"null_model": "null model", "train": "training"}
+"""Names for people of the stages that have another."""
 ABOUT = {
     "data": "bars become the market that agents trade in",
     "tournament": "agents are trained, compared on the validation window, and copied with changes",
@@ -73,7 +68,7 @@ class Stage:
     @property
     def title(self) -> str:
         """Name for people."""
-        return TITLES.get(self.name, self.name.replace("_", " "))
+        return TITLES.get(self.name, self.name)
 
     @property
     def about(self) -> str:
@@ -154,10 +149,8 @@ def _estimate_null_model(before: Sequence[Stage]) -> float | None:
     more."""
     for stage in before:
         if stage.name == "tournament" and stage.seconds is not None:
-            if stage.state == "done":
-                return stage.seconds
-            if stage.state == "running" and stage.seconds_left is not None:
-                return stage.seconds + stage.seconds_left
+            left = 0.0 if stage.state == "done" else stage.seconds_left
+            return None if left is None else stage.seconds + left
     return None
 
 
@@ -169,25 +162,20 @@ def _guess_stages(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> list
 def _read_live_stage(name: str, live: Mapping[str, Any], state: State) -> Stage:
     if live.get("stage") != name:
         return Stage(name, state)
-    number = {
-        key: _read_number(live.get(key))
-        for key in ("done", "total", "seconds_left", "seconds", "updated")
-    }
-    since = (
-        0.0
-        if state != "running" or number["updated"] is None
-        else max(0.0, time.time() - number["updated"])
+    updated, seconds, left = (
+        _read_number(live.get(key)) for key in ("updated", "seconds", "seconds_left")
     )
-    left = number["seconds_left"]
+    is_running = state == "running"
+    since = max(0.0, time.time() - updated) if is_running and updated is not None else 0.0
     return Stage(
         name,
         state,
-        seconds=None if number["seconds"] is None else number["seconds"] + since,
+        seconds=None if seconds is None else seconds + since,
         doing=str(live.get("doing") or ""),
-        done=number["done"],
-        total=number["total"],
+        done=_read_number(live.get("done")),
+        total=_read_number(live.get("total")),
         unit=str(live.get("unit") or ""),
-        seconds_left=None if left is None or state != "running" else max(0.0, left - since),
+        seconds_left=max(0.0, left - since) if is_running and left is not None else None,
         note=str(live.get("note") or ""),
     )
 
@@ -210,18 +198,11 @@ _outer: ContextVar[_Teller | None] = ContextVar("fintrader_stage", default=None)
 class _Teller:
     """Writer of one stage's progress, as its tasks report it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        values: Mapping[str, Any],
-        name: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, folder: Path, values: Mapping[str, Any], name: str) -> None:
         self._path = folder / LIVE
         self._values = values
         self._name = name
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._written = self._began - SECONDS
         self._task: Task | None = None
         self.tell(None)
@@ -229,7 +210,7 @@ class _Teller:
     def tell(self, task: Task | None) -> None:
         """Write the progress of a task; None: no task is at work any more."""
         self._task = task
-        now = self._clock()
+        now = time.monotonic()
         if now - self._written >= SECONDS:
             self._written = now
             # A run goes on where its progress cannot be written.
@@ -244,7 +225,7 @@ class _Teller:
     def _describe_live(self) -> dict[str, Any]:
         found = {
             "stage": self._name,
-            "seconds": round(self._clock() - self._began, 3),
+            "seconds": round(time.monotonic() - self._began, 3),
             "updated": time.time(),
         }
         task = self._task
@@ -275,7 +256,7 @@ def track_stage(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[
     teller = _Teller(folder, values, name)
     token = _outer.set(teller)
     try:
-        with observe_tasks(teller.tell), with_strip(teller.strip):
+        with observe_tasks(teller):
             yield
     finally:
         _outer.reset(token)

@@ -2,7 +2,6 @@ import io
 import json
 import logging
 import math
-import os
 import subprocess
 import sys
 import warnings
@@ -19,10 +18,13 @@ def lines(capsys):
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_record_carries_what_is_bound_and_what_came_with_it(
-    capsys,
-):
-    with logs.use_format("json"), logs.bind(run="r"), logs.bind(pod="p0001"):
+@pytest.fixture
+def asked(monkeypatch):
+    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+
+
+def test_a_record_carries_what_is_bound_and_what_came_with_it(capsys, asked):
+    with logs.use_format(), logs.bind(run="r"), logs.bind(pod="p0001"):
         logging.getLogger("x").info(
             "%s steps", 5, extra={"fields": {"score": math.nan, "time": 3, "deep": [math.inf]}}
         )
@@ -37,9 +39,9 @@ def test_a_record_carries_what_is_bound_and_what_came_with_it(
     assert str(record["time"]).endswith("+00:00")
 
 
-def test_warnings_and_prints_of_pods_become_records(capsys, monkeypatch):
+def test_warnings_and_prints_of_pods_become_records(capsys, monkeypatch, asked):
     monkeypatch.setattr(sys, "stdout", sys.stdout)
-    with logs.use_format("json"), warnings.catch_warnings():
+    with logs.use_format(), warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("careful", stacklevel=1)
         logs.print_as_records()
@@ -50,26 +52,25 @@ def test_warnings_and_prints_of_pods_become_records(capsys, monkeypatch):
     assert messages[1:] == ["a word"]
 
 
-def test_plain_stays_as_it_was(capsys):
+def test_plain_stays_as_it_was(capsys, monkeypatch):
     handlers = logging.getLogger().handlers[:]
     level = logging.getLogger().level
-    with logs.use_format("plain"):
+    with logs.use_format():
         assert not logs.is_structured()
         assert not isinstance(reporter(), LogProgress)
-    with logs.use_format("json"):
+    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+    with logs.use_format():
         assert logs.is_structured()
-        assert os.environ[logs.FORMAT_VARIABLE] == "json", "pods' processes inherit it"
         assert isinstance(reporter(), LogProgress)
-        with logs.use_format("json"):
+        with logs.use_format():
             pass
         assert logs.is_structured(), "the inner block changed nothing"
     assert (logging.getLogger().handlers, logging.getLogger().level) == (handlers, level)
-    assert logs.FORMAT_VARIABLE not in os.environ
     assert capsys.readouterr().err == ""
 
 
-def test_progress_is_told_with_its_numbers(capsys):
-    with logs.use_format("json"), reporter() as progress:
+def test_progress_is_told_with_its_numbers(capsys, asked):
+    with logs.use_format(), reporter() as progress:
         with progress.task("train", total=10, unit="steps") as task:
             task.update(10)
         progress.print_line("  a line")
@@ -80,8 +81,7 @@ def test_progress_is_told_with_its_numbers(capsys):
     assert (lost["level"], lost["message"], lost["pod"]) == ("warning", "lost", "p0001")
 
 
-def test_mistakes_are_records_too(monkeypatch):
-    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+def test_mistakes_are_records_too(asked):
     done = fintrader("run", "nowhere.yaml")
     assert done.status == 2
     record = json.loads(done.err)
@@ -99,8 +99,7 @@ def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal, status)
     assert "the same command goes on from here" in done.stderr
 
 
-def test_a_bug_is_a_record_with_its_trace(monkeypatch):
-    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+def test_a_bug_is_a_record_with_its_trace(asked):
     code = "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -3,6 +3,8 @@
 import io
 import json
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -151,7 +153,8 @@ def test_tasks_are_told_whoever_shows_them(manifest, often):
 
 def test_a_file_is_written_once_a_second_at_most(manifest, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(stages._Teller.__init__, "__defaults__", (lambda: now,))
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(stages, "time", clock)
     with manifest.stage("data"), LineProgress(io.StringIO()).task("read", total=10) as task:
         for done, at, stored in (
             (1, 0.4, None),

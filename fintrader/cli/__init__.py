@@ -66,8 +66,9 @@ def _main(argv: list[str]) -> None:
     except OSError as error:
         if error.errno not in _PLACES:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        _complain(f"{where}{error.strerror}; free space or rights there, or choose another folder")
+        from fintrader.runs import explain_failure
+
+        _complain(explain_failure(error))
         sys.exit(2)
 
 

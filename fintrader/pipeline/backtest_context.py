@@ -33,13 +33,13 @@ class Repeat:
 
 def settings_hash(config: RunConfig, window: str) -> str:
     """SHA-256 of everything a window's backtest is made with besides the run itself."""
-    asked = {
+    made_with = {
+        "env": config.trading.model_dump(mode="json"),
         "window": window,
         "null_model": config.backtest.null_model,
         "sensitivity": config.backtest.sensitivity,
+        "limits": LimitSettings().model_dump(),
     }
-    asked["limits"] = LimitSettings().model_dump()
-    made_with = {"env": config.trading.model_dump(mode="json"), **asked}
     return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
 
 

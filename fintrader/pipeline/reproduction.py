@@ -65,10 +65,12 @@ def check_report(
         if others
         else "the same commit, packages and processor as here",
     )
-    with _place(keep) as home:
+    # Nothing that lies here already is believed: the market is built in that folder too.
+    temporary = tempfile.TemporaryDirectory(prefix="fintrader-reproduce-")
+    with temporary if keep is None else contextlib.nullcontext(keep) as home:
 
         def settings(values: Any) -> RunConfig:
-            places = {"runs_dir": str(home), "cache": str(home / "tensors")}
+            places = {"runs_dir": str(home), "cache": str(Path(home) / "tensors")}
             config = config_from(values, where, allow_code=allow_code, **places)
             only = {
                 "window": [window],
@@ -175,17 +177,6 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _short(commit: Any) -> str:
     return f"{commit:.12}" if isinstance(commit, str) else "unknown"
-
-
-@contextlib.contextmanager
-def _place(keep: Path | None) -> Iterator[Path]:
-    """The folder to run in, with the market built in it: nothing that lies here already is
-    believed."""
-    if keep is not None:
-        yield keep
-        return
-    with tempfile.TemporaryDirectory(prefix="fintrader-reproduce-") as folder:
-        yield Path(folder)
 
 
 def _bars_at(config: RunConfig, path: str) -> dict[str, Any]:

@@ -184,8 +184,12 @@ def find_lease(objects: ObjectStore) -> StoreLease | None:
 
 def find_newest_token(objects: ObjectStore) -> int:
     """Find the highest token taken; 0 before the first."""
-    tokens = (_NAME.fullmatch(name) for name in objects.list_names("lease"))
-    return max((int(match.group(1)) for match in tokens if match), default=0)
+    return max(_list_tokens(objects), default=0)
+
+
+def _list_tokens(objects: ObjectStore) -> list[int]:
+    matches = map(_NAME.fullmatch, objects.list_names("lease"))
+    return [int(match[1]) for match in matches if match]
 
 
 def is_held(objects: ObjectStore) -> bool:
@@ -206,7 +210,7 @@ call_after_fork(_held.clear)
 def record_token(objects: ObjectStore, token: int) -> None:
     """Make a token that counts elsewhere the only one here."""
     objects.put(_name_record(token), LeaseRecord(token).encode())
-    objects.remove(*(name for name in objects.list_names("lease") if name != _name_record(token)))
+    objects.remove(*(_name_record(known) for known in _list_tokens(objects) if known != token))
 
 
 def claim(objects: ObjectStore) -> int:
@@ -285,9 +289,9 @@ def _wait_for_its_end(objects: ObjectStore, token: int) -> None:
 
 def _remove_older(objects: ObjectStore, token: int) -> None:
     """Remove the records of holders before `token`."""
-    matches = [_NAME.fullmatch(name) for name in objects.list_names("lease")]
+    older = [known for known in _list_tokens(objects) if known < token]
     with contextlib.suppress(StorageOfflineError):
-        objects.remove(*(match[0] for match in matches if match and int(match[1]) < token))
+        objects.remove(*map(_name_record, older))
 
 
 def _name_record(token: int) -> str:

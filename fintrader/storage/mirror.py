@@ -214,13 +214,13 @@ class Mirror:
 
     def _select_current(self, kind: str, names: Iterable[str]) -> list[Piece]:
         """Select the records that count: from the newest holder's last full one on."""
-        pieces = self._list_pieces(kind, names)
-        last = next(
-            (number for number in reversed(range(len(pieces))) if pieces[number].is_full), None
-        )
-        if last is None:
-            return []
-        return [piece for piece in pieces[last:] if piece.token == pieces[last].token]
+        current: list[Piece] = []
+        for piece in self._list_pieces(kind, names):
+            if piece.is_full:
+                current = []
+            if piece.is_full or (current and piece.token == current[0].token):
+                current.append(piece)
+        return current
 
     def _read_texts(self, pieces: Sequence[Piece]) -> list[str] | None:
         """Read the texts of records; None when one of them has been removed meanwhile."""

@@ -17,8 +17,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
@@ -178,18 +179,14 @@ class ObjectStore:
             if self.local is not None:
                 return publish(self.local / name, data)
             path = self._prepare_path(name)
-            if self.is_private:
-                with _memory:
-                    if self._fs.exists(path):
-                        return False
-                    self._fs.pipe_file(path, data)
-                return True
-            if not self.is_exclusive and self._fs.exists(path):
-                return False
-            try:
-                self._fs.pipe_file(path, data, **({"mode": "create"} if self.is_exclusive else {}))
-            except FileExistsError:
-                return False
+            has_condition = self.is_exclusive and not self.is_private
+            with _memory if self.is_private else contextlib.nullcontext():
+                if not has_condition and self._fs.exists(path):
+                    return False
+                try:
+                    self._fs.pipe_file(path, data, **({"mode": "create"} if has_condition else {}))
+                except FileExistsError:
+                    return False
             return True
 
         return self._call(name, write) or self.get(name) == data
@@ -216,7 +213,7 @@ class ObjectStore:
                 self._fs.rm_file(self._path(name))
 
         for name in names:
-            self._call(name, lambda name=name: unlink(name))  # type: ignore[misc]
+            self._call(name, partial(unlink, name))
 
     def clear(self) -> None:
         """Remove all objects, and a local folder with them."""
@@ -309,11 +306,8 @@ class ObjectStore:
 
     def map(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Call `call` with every item, up to `PARALLEL` at once. Raises the first error."""
-        todo: Sequence[T] = list(items)
-        if len(todo) < 2:
-            return [call(item) for item in todo]
-        with ThreadPoolExecutor(max_workers=min(PARALLEL, len(todo))) as pool:
-            return list(pool.map(call, todo))
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            return list(pool.map(call, items))
 
     def check_access(self) -> None:
         """Check that the store can be used. Raises StorageError: no bucket, no right, no answer."""
