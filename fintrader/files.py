@@ -239,7 +239,7 @@ def seal(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
     `body` is not empty and has no key `sha256`. Raises ValueError for NaN.
     """
     rest = (json.dumps(body, sort_keys=True, allow_nan=False, indent=indent)[1:] + "\n").encode()
-    return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
+    return b'{"sha256": "%s", ' % hash_bytes(rest).encode() + rest
 
 
 def find_seal(data: bytes) -> str:
@@ -252,7 +252,7 @@ def find_seal(data: bytes) -> str:
 def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
     """Read sealed data back. Raises `damaged` when its hash does not match."""
     claimed = _SEAL.match(data)
-    if claimed is None or hashlib.sha256(data[claimed.end() :]).hexdigest() != claimed[1].decode():
+    if claimed is None or hash_bytes(data[claimed.end() :]) != claimed[1].decode():
         raise damaged from None
     try:
         body: dict[str, Any] = json.loads(data)
@@ -267,13 +267,18 @@ _SMALL = 1 << 20
 them."""
 
 
+def hash_bytes(data: bytes) -> str:
+    """SHA-256 of bytes, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     refuse_irregular(path)
     with path.open("rb") as file:
         start = file.read(_SMALL)
         if len(start) < _SMALL:
-            return hashlib.sha256(start).hexdigest()
+            return hash_bytes(start)
         file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -27,7 +27,6 @@ folder with a metrics.json is a whole backtest.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import starmap
@@ -42,7 +41,7 @@ from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.result import BacktestResult, refuse_other_bars
 from fintrader.errors import BacktestError
-from fintrader.files import dump_json, hash_file, remove, write_bytes, write_json
+from fintrader.files import dump_json, hash_bytes, hash_file, remove, write_bytes, write_json
 from fintrader.records import to_plain
 from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.backtest_files import (
@@ -204,9 +203,7 @@ def write_backtest(
     for name in RECORDS:
         write_json(folder / f"{name}.json", to_plain(getattr(stored, name)))
     last = dump_json(to_plain(stored.metrics)).encode()
-    hashes = {name: hash_file(folder / name) for name in FILES} | {
-        "metrics.json": hashlib.sha256(last).hexdigest()
-    }
+    hashes = {name: hash_file(folder / name) for name in FILES} | {"metrics.json": hash_bytes(last)}
     write_bytes(folder / SEAL, make_seal(hashes))
     write_bytes(folder / "metrics.json", last)
     return stored

@@ -16,7 +16,6 @@ manifest that is true, and the next build adds the missing chunks.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 import re
 import urllib.parse
@@ -29,7 +28,7 @@ import pyarrow.parquet as pq
 
 from fintrader.bars.bars import COLUMNS, Array, Bars, concat, wrap_columns
 from fintrader.errors import DataError
-from fintrader.files import seal, unseal
+from fintrader.files import hash_bytes, seal, unseal
 from fintrader.records import JsonValue, RecordError, from_json
 from fintrader.storage.objects import ObjectStore
 
@@ -109,7 +108,7 @@ class Collection(ChunkManifest):
         Raises DataError when the manifest is damaged.
         """
         text = json.dumps([FORMAT, identity], sort_keys=True)
-        home = root.open_below(f"{kind}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+        home = root.open_below(f"{kind}/{hash_bytes(text.encode())[:16]}")
         name = MANIFEST
         if sha256 is not None:
             identity = {**identity, "sha256": sha256}
@@ -145,7 +144,7 @@ class Collection(ChunkManifest):
     def add(self, symbol: str, month: str, bars: Bars, request: Mapping[str, JsonValue]) -> None:
         """Store one more chunk of a month. It counts once `save` has written the manifest."""
         data = encode(bars)
-        digest = hashlib.sha256(data).hexdigest()
+        digest = hash_bytes(data)
         chunk = Chunk(
             file=f"{_name_folder(symbol)}/{month}-{digest[:12]}.parquet",
             sha256=digest,
@@ -223,7 +222,7 @@ class Collection(ChunkManifest):
     def read(self, chunk: Chunk) -> bytes:
         """Read a chunk's bytes. Raises DataError when they are missing or damaged."""
         data = self.objects.get(chunk.file)
-        if data is None or hashlib.sha256(data).hexdigest() != chunk.sha256:
+        if data is None or hash_bytes(data) != chunk.sha256:
             state = "is missing" if data is None else "is damaged"
             raise DataError(
                 f"{self.objects}/{chunk.file} {state}; delete {self.objects} and build again"

@@ -15,12 +15,12 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import functools
-import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple
 
 from fintrader.errors import DataError, install_command
+from fintrader.files import hash_bytes
 
 Interval = tuple[dt.date, dt.date | None]
 """First day of membership, and the first day after it (None while it lasts)."""
@@ -88,7 +88,7 @@ def index_companies(index: str) -> tuple[Company, ...]:
 def index_digest(index: str) -> str:
     """SHA-256 of an index's members and tickers, for the addresses of markets made with them."""
     text = repr(index_companies(index))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hash_bytes(text.encode())
 
 
 def _table(name: str) -> csv.DictReader[str]:

@@ -14,7 +14,6 @@ Nothing in it is a pickle. A changed byte changes its name: `Bundle.id` begins w
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import json
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from fintrader.deploy.control import BUNDLE
 from fintrader.envs.observation import ACCOUNT_FEATURES, ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import CheckpointError, ConfigError, DeployError
-from fintrader.files import hash_file, seal, write_bytes
+from fintrader.files import hash_bytes, hash_file, seal, write_bytes
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
@@ -186,9 +185,7 @@ def freeze(
         **vars(origin),
         format=FORMAT,
         name=name,
-        files={
-            part: hashlib.sha256(content).hexdigest() for part, content in sorted(parts.items())
-        },
+        files={part: hash_bytes(content) for part, content in sorted(parts.items())},
         own_files=own_files,
         data=data.model_dump(mode="json"),
         env=env.model_dump(mode="json"),

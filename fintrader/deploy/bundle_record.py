@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fintrader.deploy.control import BUNDLE
 from fintrader.errors import DeployError
-from fintrader.files import dump_json, hash_file, unseal
+from fintrader.files import dump_json, hash_bytes, hash_file, unseal
 from fintrader.records import JsonValue, RecordError, from_json
 
 FORMAT = "fintrader-bundle-1"
@@ -70,7 +69,7 @@ class BundleRecord(BundleOrigin):
     def id(self) -> str:
         """Eight hexadecimal digits of all that decides how it trades: part of every order's id."""
         identity = {name: getattr(self, name) for name in ("files", "data", "env", "symbols")}
-        return hashlib.sha256(dump_json(identity).encode()).hexdigest()[:8]
+        return hash_bytes(dump_json(identity).encode())[:8]
 
 
 def read_record(folder: Path) -> BundleRecord:

@@ -9,7 +9,6 @@ under that name, so the same call builds it again and arrives at the same bytes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from fintrader.bars.companies import index_digest
 from fintrader.bars.sources.feed import Feed
 from fintrader.config import refuse_url
 from fintrader.errors import StorageError
-from fintrader.files import seal
+from fintrader.files import hash_bytes, seal
 from fintrader.market import features as ft
 from fintrader.market.bar_source import open_feed
 from fintrader.market.columns import ColumnStore, Sheet
@@ -136,7 +135,7 @@ def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
     """Return the path of the market of these (effective) settings and bars, built or not."""
     source = to_json(identify_source(settings, feed))
     text = json.dumps([BUILD_VERSION, portable(settings), source], sort_keys=True)
-    return Path(cache) / hashlib.sha256(text.encode()).hexdigest()[:16] / "market.safetensors"
+    return Path(cache) / hash_bytes(text.encode())[:16] / "market.safetensors"
 
 
 def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
@@ -157,7 +156,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
         *((name, path, f"data.{name}") for name, path in daily),
     ):
         if path is not None:
-            identity[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
+            identity[name] = hash_bytes(read_whole(path, setting))
     if settings.universe.index is not None:
         identity["members"] = index_digest(settings.universe.index)
     if settings.features.normalisation is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
-from fintrader.files import dump_json, read_json
+from fintrader.files import dump_json, hash_bytes, read_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.run_recipe import run_recipe
@@ -40,7 +39,7 @@ def settings_hash(config: RunConfig, window: str) -> str:
         "sensitivity": config.backtest.sensitivity,
         "limits": LimitSettings().model_dump(),
     }
-    return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
+    return hash_bytes(dump_json(made_with).encode())
 
 
 def provenance(

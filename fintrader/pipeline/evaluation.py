@@ -3,7 +3,6 @@ null models."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
-from fintrader.files import remove, write_bytes
+from fintrader.files import hash_bytes, remove, write_bytes
 from fintrader.market.planted import oracle_policy
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
@@ -281,7 +280,7 @@ def _write(
     with manifest.stage("report"):
         _draw(config, stored, home)
         sealed = make_seal(hashes_of(home), line)
-        ledger.note_seal(config.name, window, line["line"], hashlib.sha256(sealed).hexdigest())
+        ledger.note_seal(config.name, window, line["line"], hash_bytes(sealed))
         write_bytes(home / SEAL, sealed)
 
 

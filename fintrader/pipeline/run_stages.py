@@ -7,7 +7,6 @@ are one code path: whatever is killed is picked up again by the same command.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from fintrader.config import dump_yaml
 from fintrader.envs.settings import CONVENTIONS, GymnasiumSettings
 from fintrader.envs.trading import engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
-from fintrader.files import remove, write_text
+from fintrader.files import hash_bytes, remove, write_text
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.backtest_context import Repeat
@@ -221,7 +220,7 @@ def claim(
         ).lines()  # raises where it is broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
-    config_hash = hashlib.sha256(text.encode()).hexdigest()
+    config_hash = hash_bytes(text.encode())
     if _nothing_made(folder):
         remove(folder.config)
         remove(folder.manifest)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import RunError
-from fintrader.files import hash_file, seal, unseal
+from fintrader.files import hash_bytes, hash_file, seal, unseal
 from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import Explanation
@@ -416,9 +416,7 @@ def changed_metrics(folder: Folder) -> str | None:
     as it was written."""
     try:
         sealed = read_seal(folder)["files"].get("metrics.json")
-        same = (
-            sealed == hashlib.sha256(folder.read("metrics.json", limit=MAX_JSON_BYTES)).hexdigest()
-        )
+        same = sealed == hash_bytes(folder.read("metrics.json", limit=MAX_JSON_BYTES))
     except RunError:
         return None  # said where the backtest is opened
     return None if same else "its result was changed after it was written: metrics.json is another"

@@ -27,7 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.errors import RunError, UnsafePathError
-from fintrader.files import make_folder, open_file, read_bytes, refuse_irregular, seal, unseal
+from fintrader.files import (
+    hash_bytes,
+    make_folder,
+    open_file,
+    read_bytes,
+    refuse_irregular,
+    seal,
+    unseal,
+)
 from fintrader.results.backtest_files import StoredBacktest, read_seal
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.system import sync, wait_for_lock
@@ -35,7 +43,7 @@ from fintrader.system import sync, wait_for_lock
 FILE = "looks.jsonl"
 LOCK = ".looks.lock"
 FORMAT = "fintrader-looks-1"
-FIRST = hashlib.sha256(FORMAT.encode()).hexdigest()
+FIRST = hash_bytes(FORMAT.encode())
 """Hash that stands in the first line, which has no line before it."""
 HELD_OUT = ("test", "validation", "whole")
 """Windows that a policy was not fitted to, or not to all of: a result on one is a look, whatever

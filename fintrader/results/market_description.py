@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fintrader.files import hash_bytes
 from fintrader.metrics import TRADING_DAYS
 from fintrader.records import JsonValue, to_json
 
@@ -61,7 +61,7 @@ class Normalisation:
     def digest(self) -> str:
         """16 hexadecimal digits, equal for equal statistics."""
         text = json.dumps(to_json(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hash_bytes(text.encode())[:16]
 
 
 @dataclass(frozen=True)

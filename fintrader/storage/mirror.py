@@ -18,7 +18,6 @@ take the highest, so that a holder that lost the run changes nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from fintrader.config import check_url
 from fintrader.errors import RunError, StorageDamagedError, StorageError
 from fintrader.files import (
     dump_json,
+    hash_bytes,
     hash_file,
     publish,
     read_bytes,
@@ -98,7 +98,7 @@ class Mirror:
 
     def put_bytes(self, data: bytes) -> str:
         """Store data under its hash; returns the hash."""
-        digest = hashlib.sha256(data).hexdigest()
+        digest = hash_bytes(data)
         self.objects.put(f"objects/{digest}", data)
         self._sent.add(digest)
         return digest
@@ -154,7 +154,7 @@ class Mirror:
         where = f"{self.prefix}pods/{pod}/{name}"
         data = self.objects.get(where)
         if data is not None:
-            digest = hashlib.sha256(data).hexdigest()
+            digest = hash_bytes(data)
             self.objects.put(f"{where.removesuffix('.json')}.damaged-{digest[:16]}.json", data)
             self.objects.remove(where)
 
@@ -363,7 +363,7 @@ def locate_cache(kind: str) -> Path:
 def locate_working_copy(url: str, below: Path) -> Path:
     """Locate the working copy of the run at `url` below a folder; runs of one store are siblings."""
     store, _, name = check_url(url).rpartition("/")
-    return below / hashlib.sha256(store.encode()).hexdigest()[:16] / name
+    return below / hash_bytes(store.encode())[:16] / name
 
 
 def open_working_copy(url: str, below: Path) -> Path:

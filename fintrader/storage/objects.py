@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import hashlib
 import io
 import os
 import shutil
@@ -38,6 +37,7 @@ from fintrader.errors import (
 )
 from fintrader.files import (
     atomic_file,
+    hash_file,
     make_folder,
     move,
     open_file,
@@ -258,9 +258,7 @@ class ObjectStore:
 
             if self._find_or_none(name, copy) is None:
                 return False
-            with temporary.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != sha256:
+            if hash_file(temporary) != sha256:
                 raise self.build_damage_error(name)
             move(temporary, path)
             return True

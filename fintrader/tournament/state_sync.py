@@ -14,7 +14,6 @@ begins from its spec. A pod that has a result has no state there.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from fintrader.errors import FintraderError, StorageDamagedError
 from fintrader.files import (
+    hash_bytes,
     hash_file,
     make_folder,
     move,
@@ -74,7 +74,7 @@ class TrainingState:
             marker = self.folder / MARKER
             if data is None:
                 return False
-            if marker.is_file() and read_bytes(marker).decode() == hashlib.sha256(data).hexdigest():
+            if marker.is_file() and read_bytes(marker).decode() == hash_bytes(data):
                 self._files = unseal(data, self.objects.build_damage_error(f"{self.name}.json"))[
                     "files"
                 ]
@@ -96,7 +96,7 @@ class TrainingState:
                 for name in files:
                     make_folder((self.folder / name).parent)
                     move(arrived / name, self.folder / name)
-                write_text(marker, hashlib.sha256(data).hexdigest())
+                write_text(marker, hash_bytes(data))
                 self._files = files
             remove_tree(arrived)
             return bool(files)
@@ -143,7 +143,7 @@ class TrainingState:
                 remove_tree(taken)
             data = seal({"spec": self.digest, "files": files})
             self.objects.put(f"{self.name}.json", data)
-            write_text(self.folder / MARKER, hashlib.sha256(data).hexdigest())
+            write_text(self.folder / MARKER, hash_bytes(data))
             self._files = files
             self.objects.remove(
                 *(f"{self.name}/{digest}" for digest in known - set(files.values()))

@@ -15,7 +15,6 @@ stands in for `RunStore` (`mirrored_store.open_store`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -25,6 +24,7 @@ from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import (
     SEAL_BYTES,
     find_seal,
+    hash_bytes,
     hash_file,
     move,
     open_file,
@@ -284,7 +284,7 @@ class RunStore:
 
     def put(self, data: bytes) -> str:
         """Store `data` under its SHA-256; returns that. Equal data is stored once."""
-        digest = hashlib.sha256(data).hexdigest()
+        digest = hash_bytes(data)
         path = self.locate_snapshot(digest)
         if not is_whole(digest, path):
             write_bytes(path, data)
@@ -299,7 +299,7 @@ class RunStore:
             raise CheckpointError(
                 f"{path} does not exist; run the same command again to train its pod anew"
             ) from None
-        if hashlib.sha256(data).hexdigest() != digest:
+        if hash_bytes(data) != digest:
             raise CheckpointError(
                 f"{path} is truncated or foreign; run the same command again to train its pod anew"
             )

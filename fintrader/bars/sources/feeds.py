@@ -4,7 +4,6 @@ later builds read the chunks."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from fintrader.bars.sources.ingest import (
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.errors import DataError
+from fintrader.files import hash_bytes
 from fintrader.progress import Progress
 from fintrader.storage.objects import ObjectStore
 
@@ -90,7 +90,7 @@ class FilesFeed(Feed):
         if days:
             files = [self.files[one] for one in days]
             named = [(self._label(self.files[one]), self._contents[one].sha256) for one in days]
-            digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
+            digest = hash_bytes(json.dumps(named).encode())
             yield _Part("files of days", digest, partial(self._cut_days, files, named))
 
     def _label(self, file: BarFile) -> str:

@@ -8,7 +8,6 @@ are added at the end.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from fintrader.bars.clean import refuse_bad_rows
 from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
+from fintrader.files import hash_bytes
 from fintrader.progress import SILENT, Progress
 
 _BUFFER_ROWS = 4_000_000
@@ -164,7 +164,7 @@ def _keep(
     while earlier and done + earlier[0].rows <= len(bars):
         stop = done + earlier[0].rows
         part = bars.take(slice(done, stop))
-        if hashlib.sha256(encode(part)).hexdigest() != earlier[0].sha256:
+        if hash_bytes(encode(part)) != earlier[0].sha256:
             earlier.clear()
             break
         row = None if part.row is None else int(part.row[0])

@@ -11,7 +11,6 @@ that fails may well answer with nothing. Until then every build asks again.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 import logging
 import time
@@ -35,6 +34,7 @@ from fintrader.bars.sources.announced import (
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.errors import DataError
+from fintrader.files import hash_bytes
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import ObjectStore
 
@@ -178,7 +178,7 @@ class VendorFeed(Feed):
             for chunk in chunks[name]
         ]
         actions = [action.model_dump(mode="json") for action in self.actions]
-        digest = hashlib.sha256(json.dumps([hashes, actions]).encode()).hexdigest()
+        digest = hash_bytes(json.dumps([hashes, actions]).encode())
         self.inputs = {
             "kind": self.vendor.name,
             **self.vendor.identity,

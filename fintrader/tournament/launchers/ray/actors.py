@@ -9,7 +9,6 @@ orchestrator takes the evaluation.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -22,6 +21,7 @@ import ray
 from ray.util import list_named_actors
 
 from fintrader import reproducible
+from fintrader.files import hash_bytes
 from fintrader.tournament.at_work import wait_for_checkpoint
 from fintrader.tournament.launchers.ray.cluster import Resources, build_options
 from fintrader.tournament.launchers.ray.tasks import (
@@ -160,7 +160,7 @@ def name_namespace(access: PodContext) -> str:
         else json.dumps(access.mirror.address)
     )
     identity = open_store(access.run, access.mirror).read_identity_digest()
-    return f"fintrader-{hashlib.sha256(f'{where} {identity}'.encode()).hexdigest()[:16]}"
+    return f"fintrader-{hash_bytes(f'{where} {identity}'.encode())[:16]}"
 
 
 def list_actors(namespace: str, access: PodContext) -> set[str]:
