@@ -34,6 +34,9 @@ class Observer(Protocol):
     def tell(self, task: Task) -> None:
         """Note that a task moved."""
 
+    def resume(self) -> None:
+        """Go on after another observer's block inside this one's."""
+
     def strip(self) -> str:
         """Describe the whole work in a line."""
 
@@ -42,12 +45,13 @@ _observer: ContextVar[Observer | None] = ContextVar("fintrader_observer", defaul
 
 
 @contextlib.contextmanager
-def observe_tasks(observer: Observer) -> Iterator[None]:
+def observe_tasks(observer: Observer) -> Iterator[Observer | None]:
     """Inside the block, tell `observer` of every task that begins there, whenever it moves, and show
-    its strip above a terminal's bars."""
+    its strip above a terminal's bars. Yields the observer of the block around it."""
+    outer = _observer.get()
     token = _observer.set(observer)
     try:
-        yield
+        yield outer
     finally:
         _observer.reset(token)
 

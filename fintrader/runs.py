@@ -94,8 +94,11 @@ class RunFolder:
     pods = _Inside("pods")
     backtest = _Inside("backtest")
     ensemble = _Inside("ensemble")
-    null_model = _Inside("null_model")
-    """Run folder of the search on information-free features."""
+
+    @property
+    def null_model(self) -> RunFolder:
+        """The search on information-free features."""
+        return RunFolder(self.root / "null_model")
 
     def pod(self, pod_id: str) -> Path:
         """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -192,9 +191,6 @@ def _read_number(value: Any) -> float | None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-_outer: ContextVar[_Teller | None] = ContextVar("fintrader_stage", default=None)
-
-
 class _Teller:
     """Writer of one stage's progress, as its tasks report it."""
 
@@ -252,14 +248,8 @@ def track_stage(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[
     The run lies in `folder`, and `values` are those of its manifest. A stage may lie inside another.
     When the outermost one ends well, nothing is at work any more.
     """
-    outer = _outer.get()
-    teller = _Teller(folder, values, name)
-    token = _outer.set(teller)
-    try:
-        with observe_tasks(teller):
-            yield
-    finally:
-        _outer.reset(token)
+    with observe_tasks(_Teller(folder, values, name)) as outer:
+        yield
     if outer is None:
         with contextlib.suppress(OSError, FintraderError):
             remove(folder / LIVE)

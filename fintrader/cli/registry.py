@@ -29,147 +29,153 @@ RUN = "fintrader.pipeline.config:RunConfig"
 DATA = "fintrader.market.data_config:DataConfig"
 _PLACE = ("fintrader.cli.deployments:PlaceOptions",)
 
-COMMANDS: Mapping[str, Command] = {
-    "init": Command(
-        "detect_bars:init",
-        "FILE|FOLDER [--preset VENDOR] [--out CONFIG] [--force] [--print]",
-        "find out how files of bars are read, write a configuration; it runs at once",
-        ("fintrader.cli.detect_bars:InitOptions",),
-    ),
-    "run": Command(
-        "commands:run",
-        "CONFIG [--overrides]",
-        "bars to verdict, all stages; after a kill the same command goes on where it was",
-        (RUN,),
-    ),
-    "walkforward": Command(
-        "commands:walk_forward",
-        "CONFIG [--overrides]",
-        "train, choose, test, roll on; each fold is a tournament, all test windows one backtest",
-        (RUN,),
-    ),
-    "train": Command(
-        "commands:train",
-        "CONFIG [--overrides]",
-        "one agent, no tournament, for the budget of a pod; it is scored on the validation window",
-        (RUN,),
-    ),
-    "tournament": Command(
-        "commands:tournament",
-        "CONFIG [--overrides]",
-        "data and tournament, without the look at the test window",
-        (RUN,),
-    ),
-    "backtest": Command(
-        "commands:backtest",
-        "RUN [--overrides]",
-        "backtest a run's policies again, e.g. at other costs; nothing is trained",
-        (RUN,),
-    ),
-    "app": Command(
-        "start:app",
-        "[--runs-dir DIR_OR_URL] [--port N]",
-        "the app on your runs, in a browser; it listens on loopback unless --host is given, and its"
-        " printed address has a token in it",
-        ("fintrader.cli.start:AppSettings",),
-    ),
-    "status": Command(
-        "tournaments:status",
-        "RUN|NAME [--json] [--lineage POD] [--workers N]",
-        "progress and leaderboard of a run, or state of a deployment; a pod's lineage, and losses"
-        " with their reasons; of a deployment also --drift and --promote",
-        ("fintrader.cli.tournaments:StatusOptions",),
-    ),
-    "compare": Command(
-        "commands:compare",
-        "RUN RUN ... [--out FILE]",
-        "several backtests on one page; RUN/backtest/WINDOW is one of another window",
-        ("fintrader.cli.commands:ComparisonOptions",),
-    ),
-    "runs": Command(
-        "run_folders:edit_run",
-        "RUN [--note TEXT] [--tags A B] [--archived] [--delete [--yes]]",
-        "show or write a run's note and tags, put it aside, delete it",
-        ("fintrader.cli.run_folders:RunsOptions",),
-    ),
-    "export": Command(
-        "tournaments:export",
-        "RUN [--format onnx|tensorboard] [--out PATH]",
-        "a policy for programs without PyTorch, or curves for TensorBoard",
-        ("fintrader.cli.tournaments:ExportOptions",),
-    ),
-    "verify": Command(
-        "checks:verify",
-        "PATH [--repair] [--replay]",
-        "recompute and compare a run, a report, a market or bars; a configuration stands for its"
-        " stored bars; status 1 when something is wrong",
-        ("fintrader.cli.checks:VerifyOptions",),
-    ),
-    "lookahead": Command(
-        "commands:lookahead",
-        "CONFIG [--prefixes N] [--overrides]",
-        "change the future, see whether the past notices; status 1 for a leak, 3 for an alarm",
-        ("fintrader.backtesting.settings:LookaheadSettings", RUN),
-    ),
-    "looks": Command(
-        "commands:looks",
-        "[--runs-dir DIR]",
-        "how often each window was looked at, by all runs; status 1 when the ledger was changed",
-        ("fintrader.cli.commands:LooksOptions",),
-    ),
-    "data build": Command(
-        "commands:build_data",
-        "CONFIG [--dry-run] [--overrides], or CONFIG ... --prune [--yes]",
-        "make the market file, print the bars it would read, or prune; --prune lists the stored"
-        " markets and bars that nothing refers to, and removes them with --yes",
-        ("fintrader.cli.commands:BuildOptions", DATA),
-    ),
-    "data quality": Command(
-        "commands:report_quality",
-        "CONFIG [--overrides]",
-        "every hole and fault of the bars, by symbol and day",
-        (DATA,),
-    ),
-    "data compare": Command(
-        "data_compare:compare_data",
-        "A B [--json] [--out DIR]",
-        "two sources of bars, cell by cell; minutes against days too; writes a page with a heat"
-        " map",
-        ("fintrader.cli.data_compare:CompareOptions",),
-    ),
-    "paper": Command(
-        "deployments:paper",
-        "RUN [--freeze] [--feed F] [--broker B] [--speed S]",
-        "trade a run on, as a replay or on a paper account; its drift from the backtest is reported"
-        " at the end; a replay needs no keys",
-        ("fintrader.cli.deployments:PaperOptions", "fintrader.deploy.settings:PaperSettings"),
-    ),
-    "live": Command(
-        "deployments:live",
-        "NAME",
-        "real money, which is refused; closed until a market-life simulator has passed on this"
-        " code",
-        ("fintrader.deploy.settings:LiveSettings",),
-    ),
-    "halt": Command("deployments:halt", "NAME", "order nothing more, at once; shares stay", _PLACE),
-    "resume": Command(
-        "deployments:resume",
-        "NAME",
-        "let a halted deployment go on; a flatten ends first",
-        _PLACE,
-    ),
-    "flatten": Command(
-        "deployments:flatten",
-        "NAME",
-        "halt, cancel the orders, sell everything; again and again until nothing is held",
-        _PLACE,
-    ),
+GROUPS: Mapping[str, Mapping[str, Command]] = {
+    "run": {
+        "init": Command(
+            "detect_bars:init",
+            "FILE|FOLDER [--preset VENDOR] [--out CONFIG] [--force] [--print]",
+            "find out how files of bars are read, write a configuration; it runs at once",
+            ("fintrader.cli.detect_bars:InitOptions",),
+        ),
+        "run": Command(
+            "commands:run",
+            "CONFIG [--overrides]",
+            "bars to verdict, all stages; after a kill the same command goes on where it was",
+            (RUN,),
+        ),
+        "walkforward": Command(
+            "commands:walk_forward",
+            "CONFIG [--overrides]",
+            "train, choose, test, roll on; each fold is a tournament, all test windows one backtest",
+            (RUN,),
+        ),
+        "train": Command(
+            "commands:train",
+            "CONFIG [--overrides]",
+            "one agent, no tournament, for the budget of a pod; it is scored on the validation window",
+            (RUN,),
+        ),
+        "tournament": Command(
+            "commands:tournament",
+            "CONFIG [--overrides]",
+            "data and tournament, without the look at the test window",
+            (RUN,),
+        ),
+        "backtest": Command(
+            "commands:backtest",
+            "RUN [--overrides]",
+            "backtest a run's policies again, e.g. at other costs; nothing is trained",
+            (RUN,),
+        ),
+    },
+    "look": {
+        "app": Command(
+            "start:app",
+            "[--runs-dir DIR_OR_URL] [--port N]",
+            "the app on your runs, in a browser; it listens on loopback unless --host is given, and its"
+            " printed address has a token in it",
+            ("fintrader.cli.start:AppSettings",),
+        ),
+        "status": Command(
+            "tournaments:status",
+            "RUN|NAME [--json] [--lineage POD] [--workers N]",
+            "progress and leaderboard of a run, or state of a deployment; a pod's lineage, and losses"
+            " with their reasons; of a deployment also --drift and --promote",
+            ("fintrader.cli.tournaments:StatusOptions",),
+        ),
+        "compare": Command(
+            "commands:compare",
+            "RUN RUN ... [--out FILE]",
+            "several backtests on one page; RUN/backtest/WINDOW is one of another window",
+            ("fintrader.cli.commands:ComparisonOptions",),
+        ),
+        "runs": Command(
+            "run_folders:edit_run",
+            "RUN [--note TEXT] [--tags A B] [--archived] [--delete [--yes]]",
+            "show or write a run's note and tags, put it aside, delete it",
+            ("fintrader.cli.run_folders:RunsOptions",),
+        ),
+        "export": Command(
+            "tournaments:export",
+            "RUN [--format onnx|tensorboard] [--out PATH]",
+            "a policy for programs without PyTorch, or curves for TensorBoard",
+            ("fintrader.cli.tournaments:ExportOptions",),
+        ),
+    },
+    "doubt": {
+        "verify": Command(
+            "checks:verify",
+            "PATH [--repair] [--replay]",
+            "recompute and compare a run, a report, a market or bars; a configuration stands for its"
+            " stored bars; status 1 when something is wrong",
+            ("fintrader.cli.checks:VerifyOptions",),
+        ),
+        "lookahead": Command(
+            "commands:lookahead",
+            "CONFIG [--prefixes N] [--overrides]",
+            "change the future, see whether the past notices; status 1 for a leak, 3 for an alarm",
+            ("fintrader.backtesting.settings:LookaheadSettings", RUN),
+        ),
+        "looks": Command(
+            "commands:looks",
+            "[--runs-dir DIR]",
+            "how often each window was looked at, by all runs; status 1 when the ledger was changed",
+            ("fintrader.cli.commands:LooksOptions",),
+        ),
+    },
+    "data": {
+        "data build": Command(
+            "commands:build_data",
+            "CONFIG [--dry-run] [--overrides], or CONFIG ... --prune [--yes]",
+            "make the market file, print the bars it would read, or prune; --prune lists the stored"
+            " markets and bars that nothing refers to, and removes them with --yes",
+            ("fintrader.cli.commands:BuildOptions", DATA),
+        ),
+        "data quality": Command(
+            "commands:report_quality",
+            "CONFIG [--overrides]",
+            "every hole and fault of the bars, by symbol and day",
+            (DATA,),
+        ),
+        "data compare": Command(
+            "data_compare:compare_data",
+            "A B [--json] [--out DIR]",
+            "two sources of bars, cell by cell; minutes against days too; writes a page with a heat"
+            " map",
+            ("fintrader.cli.data_compare:CompareOptions",),
+        ),
+    },
+    "trade": {
+        "paper": Command(
+            "deployments:paper",
+            "RUN [--freeze] [--feed F] [--broker B] [--speed S]",
+            "trade a run on, as a replay or on a paper account; its drift from the backtest is reported"
+            " at the end; a replay needs no keys",
+            ("fintrader.cli.deployments:PaperOptions", "fintrader.deploy.settings:PaperSettings"),
+        ),
+        "live": Command(
+            "deployments:live",
+            "NAME",
+            "real money, which is refused; closed until a market-life simulator has passed on this"
+            " code",
+            ("fintrader.deploy.settings:LiveSettings",),
+        ),
+        "halt": Command(
+            "deployments:halt", "NAME", "order nothing more, at once; shares stay", _PLACE
+        ),
+        "resume": Command(
+            "deployments:resume",
+            "NAME",
+            "let a halted deployment go on; a flatten ends first",
+            _PLACE,
+        ),
+        "flatten": Command(
+            "deployments:flatten",
+            "NAME",
+            "halt, cancel the orders, sell everything; again and again until nothing is held",
+            _PLACE,
+        ),
+    },
 }
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "run": ("init", "run", "walkforward", "train", "tournament", "backtest"),
-    "look": ("app", "status", "compare", "runs", "export"),
-    "doubt": ("verify", "lookahead", "looks"),
-    "data": ("data build", "data quality", "data compare"),
-    "trade": ("paper", "live", "halt", "resume", "flatten"),
-}
-"""Commands of the overview, by title."""
+"""The commands by the title under which the overview names them."""
+COMMANDS = {name: one for commands in GROUPS.values() for name, one in commands.items()}

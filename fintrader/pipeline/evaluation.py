@@ -144,7 +144,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
         for folder in folders:
             windows = _own_windows(folder, folder.root / "market.safetensors")
             free_path = folder.root / "information_free.safetensors"
-            shuffled = partial(_own_test, RunFolder(folder.null_model), free_path)
+            shuffled = partial(_own_test, folder.null_model, free_path)
             best = read_ensemble(folder).members[0]
             results, baselines, watched = _simulate_chosen(
                 config, folder, windows, "test", shuffled, best, progress, share=1 / len(folders)
@@ -219,7 +219,7 @@ def _write(
     env = config.trading
     folders = traded.folders
     markets = traded.markets
-    policies = [load_policy(_policy(folder.root)) for folder in folders]
+    policies = [load_policy(_policy(folder)) for folder in folders]
     rows: list[Variation] = []
     with reporter() as progress:
         if config.backtest.sensitivity and traded.title:
@@ -293,7 +293,7 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
         known = [score for score in best if score is not None]
         return sum(known) / len(known) if len(known) == len(folders) else None
 
-    free = [RunFolder(folder.null_model) for folder in folders]
+    free = [folder.null_model for folder in folders]
     return NullSearch(free=mean_best(free), real=mean_best(folders), metric=metric)
 
 
@@ -323,9 +323,9 @@ def _sealed(home: Path) -> dict[str, Any]:
         return {}
 
 
-def _policy(folder: Path) -> Path:
+def _policy(folder: RunFolder) -> Path:
     """A finished tournament's ensemble."""
-    return RunFolder(folder).ensemble / "policy.safetensors"
+    return folder.ensemble / "policy.safetensors"
 
 
 def _simulate_chosen(
@@ -349,7 +349,7 @@ def _simulate_chosen(
     market: MarketTensors = getattr(windows, window)
     store.ensure_policy(store.read_result(best))
     traded = {
-        "ensemble": (_policy(folder.root), market),
+        "ensemble": (_policy(folder), market),
         "best": (folder.pod(best) / "policy.safetensors", market),
     }
     if config.backtest.null_model and _policy(folder.null_model).is_file():

@@ -21,7 +21,6 @@ from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, wal
 from fintrader.report.recipe import made_by, read_record
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.verify import Check
-from fintrader.runs import RunFolder
 
 TOLERANCE = 1e-6
 """Relative difference that is forgiven where code, packages or processor are others than the
@@ -101,7 +100,7 @@ def check_report(
             run(own)
         if again:
             backtest_run(own.folder.root, judged)
-        stored = read_backtest(window_folder(RunFolder(own.folder.root), window))
+        stored = read_backtest(window_folder(own.folder, window))
         found = {name: values.by_key() for name, values in stored.metrics.items()}
     count, differences = compare_metrics(record["metrics"], found, tolerance)
     yield Check(

@@ -331,7 +331,7 @@ def _search_without_information(
     config: RunConfig, folder: RunFolder, shuffled: Path, start: Start | None, title: str
 ) -> None:
     """Repeat the search of `folder` on the market `shuffled`."""
-    null_model = RunFolder(folder.null_model)
+    null_model = folder.null_model
     start = _without_information(start, null_model)
     search(config, null_model, shuffled, start=start, title=title)
 
@@ -373,7 +373,7 @@ def _without_information(start: Start | None, folder: RunFolder) -> Start | None
         return None
 
     def find() -> RunFolder:
-        return RunFolder(start.find().null_model)
+        return start.find().null_model
 
     begun = (folder.root / "tournament.json").is_file()
     if WarmStart.read(folder) is None and (begun or not has_pods(find())):

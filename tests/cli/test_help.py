@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from fintrader.cli.help import SHELLS
-from fintrader.cli.registry import COMMANDS, GROUPS
+from fintrader.cli.registry import COMMANDS
 from tests.engines.runs import fintrader
 
 LINES = 40
@@ -30,8 +30,6 @@ def test_the_overview_fits_a_screen_and_names_every_command_once(words):
     lines = helped(*words)
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS
-    named = [name for names in GROUPS.values() for name in names]
-    assert sorted(named) == sorted(COMMANDS)
     for name in COMMANDS:
         assert sum(bool(re.match(rf"  {name}( |$)", line)) for line in lines) == 1
 

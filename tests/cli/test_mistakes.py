@@ -30,6 +30,7 @@ run | needs CONFIG
 run nowhere.yaml | nowhere.yaml does not exist
 runn Q | did you mean 'run'?
 data | needs one of: build, quality, compare
+bench env | 'bench' is no command
 run Q --env.num-env 3 | --env.num-env: unknown setting; did you mean --env.num-envs?
 run Q --env.num-envs 0 | --env.num-envs: input should be greater than or equal to 1
 run Q --agent.algo magic | --agent.algo: 'magic' is unknown; choose one of
@@ -40,8 +41,6 @@ run Q --runs-dir /proc/x | /proc/x/quickstart: No such file
 run Q --runs-dir s3://bucket/runs | --runs-dir: s3:
 data build Q --cache s3://bucket/tens | is a URL; give a local folder
 data build Q --data.store nosuch://x | nosuch
-backtest no_such_run | no_such_run: no run lies here
-bench env | 'bench' is no command
 run Q --data.windows.train 2020-01-01 | --data.windows.train: too few values, got ['2020-01-01']
 run Q --data.windows.train 2020-13-01 2020-14-01 | --data.windows.train: expected a date like 2024-01-31
 run Q --data.windows.fractions 0.5 0.5 | --data.windows.fractions: too few values
@@ -79,6 +78,7 @@ run date.yaml | date.yaml, line 1: 2020-02-30 is no date
 data build absent.yaml | absent.csv: no bar file there
 data build badbars.yaml --data.start soon | --data.start: expected a date like 2024-01-31, got 'soon'
 backtest folder | folder: no run lies here
+backtest nowhere | nowhere: no such folder
 status nowhere | nowhere: no such folder
 status file | file: a file; give the folder of a run
 status | `fintrader status` needs RUN|NAME

@@ -165,11 +165,7 @@ CHEATS = [
         "manifest.json says 1 trials, and what the run left behind makes 2",
     ),
     (values("manifest.json", data_hash="0" * 64), "name different bars"),
-    (values("pods/p0001/result.json", score=None), "pods/p0001/result.json is damaged"),
     (sealed("pods/p0001/result.json", score=None), "in events.jsonl"),
-    (values("pods/p0001/spec.json", seed=77), "pods/p0001/spec.json is damaged"),
-    (sealed("pods/p0001/spec.json", seed=77), "its spec does not follow from the seed"),
-    (without("pods/p0000"), "pods/p0000/spec.json does not exist"),
     (without("pods/p0001"), "pods/p0001/spec.json does not exist"),
     (
         without("pods/p0001/result.json"),
@@ -369,39 +365,20 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
 
 # --- what no command waits for, reads through or writes through -----------------------------------
 
+# Those of a tournament alone are struck in tests/tournament/test_recount.py.
 PLACES = (
     "config.yaml",
-    "manifest.json",
     "progress.json",
-    "tournament.json",
-    "events.jsonl",
+    "manifest.json",
     ".lock",
-    ".tournament.lock",
-)
-PLACES += (
+    "events.jsonl",
     "leaderboard.sqlite",
-    "leaderboard.sqlite-wal",
-    "lease/000001.json",
     "ensemble/ensemble.json",
-)
-PLACES += (
-    "pods/p0000/spec.json",
-    "pods/p0000/result.json",
     "pods/p0000/policy.safetensors",
-    "pods/p0000/.lock",
+    "backtest/metrics.json",
+    "backtest/equity.parquet",
 )
-PLACES += ("backtest/metrics.json", "backtest/equity.parquet")
-FOLDERS = (
-    "pods",
-    "pods/p0000",
-    "snapshots",
-    "ensemble",
-    "lease",
-    "backtest",
-    "null_model",
-    "folds",
-    "logs",
-)
+FOLDERS = ("pods/p0000", "snapshots", "ensemble", "backtest", "null_model", "folds", "logs")
 
 
 def cleared(place):

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch
 
 from fintrader.agents import Budget, TrainProgress
 from fintrader.system import KILL, SENT_BY_OTHERS, count_oom_kills, find_interface
-from fintrader.tournament.fusion.learners import Maker, State, ThreadFusion
+from fintrader.tournament.fusion.learners import Maker, Report, State, ThreadFusion
 from fintrader.tournament.messages import (
     EndMessage,
     FailureMessage,
@@ -83,12 +83,8 @@ class LocalHost:
 
     def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
         interface = find_interface(self.address)
-        bound = {
-            f"{library}_SOCKET_IFNAME": interface
-            for library in ("GLOO", "NCCL")
-            if interface is not None
-        }
-        variables = {name: value for name, value in bound.items() if name not in os.environ}
+        names = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} - os.environ.keys()
+        variables = {} if interface is None else dict.fromkeys(names, interface)
         for task in tasks:
             log = Path(task.folder) / f"rank-{task.rank}.log"
             process = spawn("fintrader.tournament.fusion.worker", log=log, variables=variables)
@@ -202,9 +198,8 @@ class RankGroup:
             number = min(sorted(failed), key=lambda one: failed[one].reason == "rank")
             return self._build_loss(number, failed[number].reason, failed[number].detail)
         number = min(ended)
-        return self._build_loss(
-            number, "rank", f"exited with status {codes[number]}; see {ended[number].log}"
-        )
+        detail = f"exited with status {codes[number]}; see {ended[number].log}"
+        return self._build_loss(number, "rank", detail)
 
     def _list_until(self, deadline: float) -> Iterator[RankMessage]:
         """List the messages that arrive until then (monotonic seconds)."""
@@ -270,7 +265,7 @@ class ProcessFusion(ThreadFusion):
         ]
         self._group: RankGroup | None = None
 
-    def learn(self, due: int, budget: Budget, report: Callable[[TrainProgress], None]) -> None:
+    def learn(self, due: int, budget: Budget, report: Report) -> None:
         """Train round after round until `due` are done. Raises RankLost when a rank fails."""
         if self._group is None:
             self._group = RankGroup(

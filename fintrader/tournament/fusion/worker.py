@@ -16,8 +16,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fintrader.records import from_json
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.learners import (
     Maker,
+    Report,
     State,
     build_maker,
     locate_replica,
@@ -95,20 +97,18 @@ def select_inherited(state: State) -> dict[str, Tensor]:
     }
 
 
+@dataclass
 class Rank:
     """This process's replicas: their numbers equal the rank modulo the number of ranks."""
 
-    def __init__(
-        self, spec: PodSpec, folder: Path, device: torch.device, make: Maker, exchange: Exchange
-    ) -> None:
-        self.spec = spec
-        self.folder = folder
-        self.device = device
-        self.make = make
-        self.exchange = exchange
-        self.mine = list(range(exchange.rank, spec.replicas, exchange.world))
-        self.number = 0
-        self.fused: State | None = None
+    spec: PodSpec
+    folder: Path
+    device: torch.device
+    make: Maker
+    exchange: Exchange
+    number: int = 0
+    """Of the next round."""
+    fused: State | None = None
 
     def begin(self, parent: State | None) -> None:
         """Agree on the first round and on the state to begin from: rank 0's."""
@@ -124,13 +124,13 @@ class Rank:
         self.number = int.from_bytes(known[:8], "big")
         self.fused = load(known[8:]) if known[8:] else None
 
-    def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
+    def round(self, on_progress: Report) -> None:
         """Train one round and fuse it."""
         spec = self.spec
         part = split_budget(spec.budget, spec.replicas, spec.fusions, self.exchange.world)
         totals = []
         states = []
-        for replica in self.mine:
+        for replica in range(self.exchange.rank, spec.replicas, self.exchange.world):
             agent, env = self.make(replica, self.number, self.device)
             if self.fused is not None:
                 agent.inherit(self.fused)
@@ -157,10 +157,7 @@ class Rank:
                     replicas[turn * world + rank] = load(data)
         fused = average([replicas[replica] for replica in range(self.spec.replicas)])
         if self.exchange.rank == 0:
-            fused = {
-                **{name: tensor.cpu().contiguous() for name, tensor in states[0].items()},
-                **fused,
-            }
+            fused = {name: tensor.cpu().contiguous() for name, tensor in states[0].items()} | fused
         own_totals = json.dumps([one.to_json() for one in totals]).encode()
         by_rank = [json.loads(data) for data in self.exchange.gather(own_totals)]
         everyone = [
