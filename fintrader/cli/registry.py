@@ -46,13 +46,15 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "walkforward": Command(
             "commands:walk_forward",
             "CONFIG [--overrides]",
-            "train, choose, test, roll on; each fold is a tournament, all test windows one backtest",
+            "train, choose, test, roll on; each fold is a tournament, all test windows one"
+            " backtest",
             (RUN,),
         ),
         "train": Command(
             "commands:train",
             "CONFIG [--overrides]",
-            "one agent, no tournament, for the budget of a pod; it is scored on the validation window",
+            "one agent, no tournament, for the budget of a pod; it is scored on the validation"
+            " window",
             (RUN,),
         ),
         "tournament": Command(
@@ -72,15 +74,15 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "app": Command(
             "start:app",
             "[--runs-dir DIR_OR_URL] [--port N]",
-            "the app on your runs, in a browser; it listens on loopback unless --host is given, and its"
-            " printed address has a token in it",
+            "the app on your runs, in a browser; it listens on loopback unless --host is given,"
+            " and its printed address has a token in it",
             ("fintrader.cli.start:AppSettings",),
         ),
         "status": Command(
             "tournaments:status",
             "RUN|NAME [--json] [--lineage POD] [--workers N]",
-            "progress and leaderboard of a run, or state of a deployment; a pod's lineage, and losses"
-            " with their reasons; of a deployment also --drift and --promote",
+            "progress and leaderboard of a run, or state of a deployment; a pod's lineage, and"
+            " losses with their reasons; of a deployment also --drift and --promote",
             ("fintrader.cli.tournaments:StatusOptions",),
         ),
         "compare": Command(
@@ -106,8 +108,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "verify": Command(
             "checks:verify",
             "PATH [--repair] [--replay]",
-            "recompute and compare a run, a report, a market or bars; a configuration stands for its"
-            " stored bars; status 1 when something is wrong",
+            "recompute and compare a run, a report, a market or bars; a configuration stands for"
+            " its stored bars; status 1 when something is wrong",
             ("fintrader.cli.checks:VerifyOptions",),
         ),
         "lookahead": Command(
@@ -119,7 +121,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "looks": Command(
             "commands:looks",
             "[--runs-dir DIR]",
-            "how often each window was looked at, by all runs; status 1 when the ledger was changed",
+            "how often each window was looked at, by all runs; status 1 when the ledger was"
+            " changed",
             ("fintrader.cli.commands:LooksOptions",),
         ),
     },
@@ -149,8 +152,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "paper": Command(
             "deployments:paper",
             "RUN [--freeze] [--feed F] [--broker B] [--speed S]",
-            "trade a run on, as a replay or on a paper account; its drift from the backtest is reported"
-            " at the end; a replay needs no keys",
+            "trade a run on, as a replay or on a paper account; its drift from the backtest is"
+            " reported at the end; a replay needs no keys",
             ("fintrader.cli.deployments:PaperOptions", "fintrader.deploy.settings:PaperSettings"),
         ),
         "live": Command(

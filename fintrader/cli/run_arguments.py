@@ -10,7 +10,8 @@ from fintrader.runs import RunFolder
 
 
 def folder_of(name: str) -> RunFolder:
-    """Open the folder of a run given by its path or URL. Raises TournamentError when there is none."""
+    """Open the folder of a run given by its path or URL. Raises TournamentError when there is
+    none."""
     if is_url(name):
         from fintrader.pipeline.session import open_run
 
