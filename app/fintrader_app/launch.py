@@ -2,7 +2,7 @@
 nothing sent anywhere.
 
 from fintrader_app.launch import serve
-serve(runs_dir=Path("runs"), port=8501)
+serve(AppSettings(runs_dir="runs", port=8501))
 
 Of runs that lie in a store copies on this disk are shown, which a process of its own keeps up to
 date: `python -m fintrader_app.launch --follow URL PARENT`.
@@ -10,16 +10,15 @@ date: `python -m fintrader_app.launch --follow URL PARENT`.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypedDict, Unpack
 
+from fintrader.cli.options import parse
+from fintrader.cli.start import AppSettings, build_variables
 from fintrader.config import is_url
 from fintrader.errors import ConfigError, FintraderError, install_command
 from fintrader_app.guard import TOKEN_VARIABLE, list_hosts, read_host, read_token
@@ -51,40 +50,22 @@ _OPTIONS = {
 }
 
 
-class ServerOptions(TypedDict, total=False):
-    """Options of the app's server."""
+def build_command(settings: AppSettings) -> list[str]:
+    """The command that serves the app.
 
-    host: str
-    headless: bool | None
-    allow_hosts: Sequence[str]
-    no_token: bool
-
-
-def build_command(
-    port: int,
-    *,
-    host: str = "127.0.0.1",
-    headless: bool | None = None,
-    allow_hosts: Sequence[str] = (),
-    no_token: bool = False,
-) -> list[str]:
-    """The command that serves the app on `host`, to browsers that ask for it or for `allow_hosts`.
-
-    The server makes a token and prints it, unless FINTRADER_APP_TOKEN holds one, and asks for none
-    with `no_token`.
-    Raises ConfigError when streamlit is not installed, and for hosts that are none.
+    The server makes a token and prints it, unless FINTRADER_APP_TOKEN holds one. Raises ConfigError when streamlit is not installed, and for hosts that are none.
     """
     if find_spec("streamlit") is None:
         raise ConfigError(f"the app needs streamlit; install it with `{install_command('app')}`")
-    if not 1 <= port <= 65535:
-        raise ConfigError(f"port: must lie in 1..65535, got {port}")
-    list_hosts(host, allow_hosts)
-    options = {"server.address": read_host(host, "--host"), "server.port": str(port), **_OPTIONS}
-    if headless is not None:
-        options["server.headless"] = str(headless).lower()
+    list_hosts(settings.host, settings.allow_host)
+    options = {"server.address": read_host(settings.host, "--host"), **_OPTIONS}
+    options["server.port"] = str(settings.port)
+    if settings.headless:
+        options["server.headless"] = "true"
     script = str(Path(__file__).resolve().with_name("served.py"))
     flags = [f"--{name}={value}" for name, value in options.items()]
-    own = [f"--allow-host={name}" for name in allow_hosts] + ["--no-token"] * no_token
+    own = [f"--allow-host={name}" for name in settings.allow_host]
+    own += ["--no-token"] * settings.no_token
     # -P: a folder called `app` where the reader happens to stand must not take this package's place
     command = [sys.executable, "-P", "-m", "streamlit", "run", script, *flags]
     return [*command, "--", *own] if own else command
@@ -99,21 +80,12 @@ def build_environment(runs_dir: Path | str) -> dict[str, str]:
 def main() -> None:
     """`python -m fintrader_app.launch`, which `fintrader app` starts; a mistake is one line and
     exit status 2."""
-    parser = argparse.ArgumentParser(prog="fintrader app")
-    parser.add_argument("--runs-dir", default="runs")
-    parser.add_argument("--port", type=int, default=8501)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--allow-host", dest="allow_hosts", action="append", default=[])
-    parser.add_argument("--no-token", action="store_true")
-    parser.add_argument("--headless", action="store_true", default=None)
-    parser.add_argument("--follow", nargs=2)
-    asked = vars(parser.parse_args())
-    copied = asked.pop("follow")
-    if copied:
-        follow(copied[0], int(copied[1]))
+    words = sys.argv[1:]
+    if words[:1] == ["--follow"]:
+        follow(words[1], int(words[2]))
         return
     try:
-        serve(asked.pop("runs_dir"), asked.pop("port"), **asked)
+        serve(parse(AppSettings(), words, "app"))
     except FintraderError as error:
         print(f"fintrader: {error}", file=sys.stderr)
         sys.exit(2)
@@ -129,11 +101,7 @@ def locate_copies(url: str) -> Path:
 
     home = open_store(url)
     home.mkdir(parents=True, exist_ok=True)
-    root = str(Path(__file__).resolve().parents[1])
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-    }
+    variables = build_variables(Path(__file__).resolve().parents[1])
     variables.pop(TOKEN_VARIABLE, None)
     words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", url, str(os.getpid())]
     subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
@@ -156,18 +124,19 @@ def follow(url: str, parent: int) -> None:
         time.sleep(FOLLOW_SECONDS)
 
 
-def serve(runs_dir: Path | str, port: int, **options: Unpack[ServerOptions]) -> None:
+def serve(settings: AppSettings) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
     Of runs in a store (`s3://bucket/runs`) copies are shown, which a process beside the server
     keeps up to date. Raises ConfigError as `build_command` does, and for a token in the environment
     that is too weak.
     """
-    arguments = build_command(port, **options)
+    arguments = build_command(settings)
     read_token(os.environ)
-    variables = build_environment(locate_copies(str(runs_dir)) if is_url(runs_dir) else runs_dir)
-    if is_url(runs_dir):
-        variables[STORE_VARIABLE] = str(runs_dir)
+    home = settings.runs_dir
+    variables = build_environment(locate_copies(home) if is_url(home) else home)
+    if is_url(home):
+        variables[STORE_VARIABLE] = home
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)
 

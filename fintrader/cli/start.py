@@ -32,26 +32,21 @@ class AppSettings(Settings):
     """Do not open a browser."""
 
 
+def build_variables(root: Path) -> dict[str, str]:
+    """Return this process's environment, with the source tree of the app to import from."""
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def app(argv: list[str]) -> None:
     """Become the process that serves the app."""
-    settings = parse(AppSettings(), argv, "app")
+    parse(AppSettings(), argv, "app")  # a mistake is told before that
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
         raise ConfigError(
             "the app is not part of this installation; install fintrader from its source tree"
         )
-    root = str(Path(found.origin).parents[1])
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-    }
     # -P: a folder called `fintrader_app` in the working directory must not shadow this package
-    words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--runs-dir", settings.runs_dir]
-    words += ["--port", str(settings.port), "--host", settings.host]
-    words += [f"--allow-host={host}" for host in settings.allow_host]
-    if settings.no_token:
-        words.append("--no-token")
-    if settings.headless:
-        words.append("--headless")
+    words = [sys.executable, "-P", "-m", "fintrader_app.launch", *argv]
     sys.stdout.flush()
-    os.execve(sys.executable, words, variables)
+    os.execve(sys.executable, words, build_variables(Path(found.origin).parents[1]))

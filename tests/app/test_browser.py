@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from fintrader.cli.start import AppSettings
 from fintrader.runs import RunFolder
 from fintrader_app import launch
 from fintrader_app.shell import PAGES
@@ -55,7 +56,9 @@ def served(site):
     }
     variables[launch.TOKEN_VARIABLE] = TOKEN
     server = subprocess.Popen(
-        launch.build_command(port, headless=True), env=variables, stdout=subprocess.DEVNULL
+        launch.build_command(AppSettings(port=port, headless=True)),
+        env=variables,
+        stdout=subprocess.DEVNULL,
     )
     try:
         address = f"http://127.0.0.1:{port}"

@@ -18,6 +18,7 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from fintrader.cli.start import AppSettings
 from fintrader.errors import ConfigError
 from fintrader_app import guard, launch
 from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
@@ -318,7 +319,7 @@ def test_without_a_token_hosts_and_origins_are_checked_all_the_same(unlocked):
 def test_another_server_shows_no_page(tmp_path):
     """`streamlit run` of the pages themselves has no guard in front of them."""
     port = free_port()
-    words = launch.build_command(port, headless=True)
+    words = launch.build_command(AppSettings(port=port, headless=True))
     words = [word.replace("served.py", "streamlit_app.py") for word in words]
     variables = launch.build_environment(tmp_path / "runs")
     process = subprocess.Popen(words, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -410,7 +411,7 @@ def test_a_wildcard_makes_no_host_known():
 )
 def test_a_host_that_is_none_is_a_typed_error(name):
     with pytest.raises(ConfigError, match="--allow-host"):
-        launch.build_command(8501, allow_hosts=[name])
+        launch.build_command(AppSettings(allow_host=(name,)))
 
 
 def lines(*words, bound="127.0.0.1", **variables):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from fintrader import cli
+from fintrader.cli.start import AppSettings
 from fintrader.errors import ConfigError, StorageError
 from fintrader.pipeline.session import open_store
 from fintrader.results.folders import RunsFolder, is_locked
@@ -21,7 +22,7 @@ from tests.engines.chaos import race
 
 
 def test_binds_to_loopback_and_sends_nothing():
-    command = launch.build_command(8600)
+    command = launch.build_command(AppSettings(port=8600))
     assert "--server.address=127.0.0.1" in command
     assert "--server.port=8600" in command
     assert "--browser.gatherUsageStats=false" in command
@@ -29,23 +30,18 @@ def test_binds_to_loopback_and_sends_nothing():
     assert Path(command[5]).is_file()
     # Else streamlit asks a server elsewhere for this machine's address.
     assert "--logger.hideWelcomeMessage=true" in command
-    assert "--server.address=0.0.0.0" in launch.build_command(8600, host="0.0.0.0")
-    assert "--server.address=::1" in launch.build_command(8600, host="[::1]")
+    assert "--server.address=0.0.0.0" in launch.build_command(AppSettings(host="0.0.0.0"))
+    assert "--server.address=::1" in launch.build_command(AppSettings(host="[::1]"))
     assert "--" not in command
-    asked = launch.build_command(8600, allow_hosts=["a.example", "b.example"], no_token=True)
+    names = ("a.example", "b.example")
+    asked = launch.build_command(AppSettings(allow_host=names, no_token=True))
     assert asked[-4:] == ["--", "--allow-host=a.example", "--allow-host=b.example", "--no-token"]
 
 
 @pytest.mark.parametrize("host", ["", "http://127.0.0.1", "127.0.0.1:80", "unix:///tmp/x"])
 def test_host_is_checked(host):
     with pytest.raises(ConfigError, match="--host"):
-        launch.build_command(8600, host=host)
-
-
-@pytest.mark.parametrize("port", [0, -1, 65536])
-def test_port_is_checked(port):
-    with pytest.raises(ConfigError, match="port"):
-        launch.build_command(port)
+        launch.build_command(AppSettings(host=host))
 
 
 def test_the_command_starts_a_process_and_imports_nothing_of_the_app():
@@ -59,24 +55,20 @@ def test_the_command_starts_a_process_and_imports_nothing_of_the_app():
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True
     )
-    asked = ["--runs-dir", "here", "--port", "8600", "--host", "127.0.0.1"]
-    asked += ["--allow-host=a", "--allow-host=b", "--allow-host=c", "--no-token", "--headless"]
+    asked = ["--allow-host", "a", "b", "--runs-dir", "here", "--port", "8600", "--headless"]
+    asked += ["--allow-host=c", "--no-token"]
     assert ast.literal_eval(done.stdout)[1:] == ["-P", "-m", "fintrader_app.launch", *asked]
 
 
 def test_what_the_command_asked_for_is_served(monkeypatch):
     served = []
-    monkeypatch.setattr(launch, "serve", lambda *args, **named: served.append((*args, named)))
-    monkeypatch.setattr(sys, "argv", ["launch", "--runs-dir", "here", "--port", "8600"])
-    launch.main()
-    usual = {"host": "127.0.0.1", "headless": None, "allow_hosts": [], "no_token": False}
-    assert served == [("here", 8600, usual)]
-    words = ["--allow-host=a", "--allow-host", "b", "--no-token"]
+    monkeypatch.setattr(launch, "serve", served.append)
+    words = ["--runs-dir", "here", "--allow-host=a", "--allow-host", "b", "--no-token"]
     monkeypatch.setattr(sys, "argv", ["launch", *words])
     launch.main()
-    assert served[1] == ("runs", 8501, {**usual, "allow_hosts": ["a", "b"], "no_token": True})
+    assert served == [AppSettings(runs_dir="here", allow_host=("a", "b"), no_token=True)]
 
-    def refused(*args, **named):
+    def refused(settings):
         raise ConfigError("no streamlit")
 
     monkeypatch.setattr(launch, "serve", refused)
@@ -89,7 +81,7 @@ def test_a_weak_token_is_found_before_the_server_starts(monkeypatch):
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was started"))
     monkeypatch.setenv(launch.TOKEN_VARIABLE, "weak")
     with pytest.raises(ConfigError, match=launch.TOKEN_VARIABLE):
-        launch.serve("here", 8600)
+        launch.serve(AppSettings())
 
 
 def test_allow_host_without_a_name_is_a_mistake():
@@ -132,7 +124,7 @@ def test_the_server_is_told_of_copies(tmp_path, store, monkeypatch):
     monkeypatch.setenv(launch.TOKEN_VARIABLE, "a-token-of-the-tests")
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(os, "execve", lambda path, words, variables: served.append(variables))
-    launch.serve(store, 8600)
+    launch.serve(AppSettings(runs_dir=store))
     home = Path(served[0][launch.RUNS_DIR_VARIABLE])
     assert served[0][launch.STORE_VARIABLE] == store
     assert launch.TOKEN_VARIABLE in served[0]
@@ -196,4 +188,4 @@ def test_every_answer_keeps_other_sites_from_framing_it():
     assert headers[b"content-security-policy"] == b"frame-ancestors 'self'"
     assert headers[b"etag"] == b"1"
     assert sent[1]["body"] == b"page"
-    assert launch.build_command(8501)[5].endswith("served.py")
+    assert launch.build_command(AppSettings())[5].endswith("served.py")

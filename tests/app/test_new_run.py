@@ -158,10 +158,11 @@ STARTS_AND_SERVES = """
 import os, sys
 from pathlib import Path
 from fintrader_app import jobs, launch
+from fintrader.cli.start import AppSettings
 from fintrader.results.folders import Folder, RunsFolder
 runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 jobs.start(runs, "tiny", config.read_text())
-served = launch.build_command(port, headless=True)
+served = launch.build_command(AppSettings(port=port, headless=True))
 os.execve(served[0], served, launch.build_environment(runs.root))
 """
 
