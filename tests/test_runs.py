@@ -5,7 +5,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
 
 from fintrader import files, runs, seeding
 from fintrader.errors import CheckpointError, RunError, UnsafePathError
@@ -149,26 +148,6 @@ def test_derived_seeds_are_stable_and_depend_on_every_part():
         for k in range(20)
     }
     assert len(seeds) == 20 * 2 * 20
-
-
-def test_generators_repeat_and_differ():
-    def draw(*names):
-        return torch.rand(8, generator=seeding.create_generator(3, *names))
-
-    assert torch.equal(draw("env"), draw("env"))
-    assert not torch.equal(draw("env"), draw("agent"))
-    assert (
-        seeding.create_numpy_generator(3, "a").random(4)
-        == seeding.create_numpy_generator(3, "a").random(4)
-    ).all()
-
-
-def test_seeding_everything_repeats_layer_initialisation():
-    def layer():
-        seeding.seed_everything(5)
-        return torch.nn.Linear(3, 3).weight.detach().clone()
-
-    assert torch.equal(layer(), layer())
 
 
 # --- links, pipes and the like inside a run's folder ----------------------------------------------
