@@ -65,16 +65,11 @@ class PolicyModule(nn.Module):
         None where the networks themselves are needed (see `bound.bind`), for a user's module among
         them.
         """
-        members: list[nn.Module] = [self]
-        mode = "mean"
-        shares = np.ones(1, np.float32)
-        if isinstance(self, EnsemblePolicy):
-            members = list(self.members)
-            mode = self.mode
-            shares = self.weights.cpu().numpy().astype(np.float32)
-        if not all(type(member) is ActorPolicy for member in members):
+        whole = self if isinstance(self, EnsemblePolicy) else EnsemblePolicy([self])
+        if not all(type(member) is ActorPolicy for member in whole.members):
             return None
-        return bind(members, mode, shares, rows)
+        shares = whole.weights.cpu().numpy().astype(np.float32)
+        return bind(list(whole.members), whole.mode, shares, rows)
 
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy is one for the symbols, columns and

@@ -42,23 +42,23 @@ def test_creator_makes_what_rllib_asks_for(tmp_path):
         rllib_env({"market": path, "settings": {"episode_bar": 4}})
 
 
+def configure(env, world, *, runners):
+    from ray.rllib.algorithms.ppo import PPOConfig
+
+    config = PPOConfig().environment(env, env_config=world)
+    return config.env_runners(
+        num_env_runners=runners,
+        num_envs_per_env_runner=8,
+        gym_env_vectorize_mode="vector_entry_point",
+    )
+
+
 def test_runner_episodes_equal_the_known_value():
     pytest.importorskip("ray.rllib")
-    from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
-    config = (
-        PPOConfig()
-        .environment(
-            rllib_env, env_config={"market": oracle_market(), "settings": oracle_settings()}
-        )
-        .env_runners(
-            num_env_runners=0,
-            num_envs_per_env_runner=8,
-            gym_env_vectorize_mode="vector_entry_point",
-        )
-        .training(gamma=GAMMA)
-    )
+    world = {"market": oracle_market(), "settings": oracle_settings()}
+    config = configure(rllib_env, world, runners=0).training(gamma=GAMMA)
     runner = SingleAgentEnvRunner(config=config)
     episodes = runner.sample(num_timesteps=4000, random_actions=True)
     steps = 0
@@ -84,21 +84,13 @@ def test_runner_episodes_equal_the_known_value():
 
 @pytest.mark.ray
 def test_two_rounds_of_training_with_a_registered_environment(tmp_path, local_ray):
-    from ray.rllib.algorithms.ppo import PPOConfig
     from ray.tune.registry import register_env
 
     make_market(200, 3).save(tmp_path / "market.safetensors")
     register_env("fintrader", rllib_env)
     world = {"market": tmp_path / "market.safetensors", "settings": EnvSettings(episode_bars=20)}
-    config = (
-        PPOConfig()
-        .environment("fintrader", env_config=world)
-        .env_runners(
-            num_env_runners=1,
-            num_envs_per_env_runner=8,
-            gym_env_vectorize_mode="vector_entry_point",
-        )
-        .training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=2)
+    config = configure("fintrader", world, runners=1).training(
+        train_batch_size_per_learner=256, minibatch_size=64, num_epochs=2
     )
     algo = config.build_algo()
     before = {name: value.copy() for name, value in algo.get_module().get_state().items()}

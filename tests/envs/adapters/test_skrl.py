@@ -19,14 +19,17 @@ from torch import nn
 from fintrader.envs.adapters.skrl import SkrlEnv
 
 
+def spaces(env):
+    return {
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+        "device": env.device,
+    }
+
+
 class Actor(GaussianMixin, Model):
     def __init__(self, env):
-        Model.__init__(
-            self,
-            observation_space=env.observation_space,
-            action_space=env.action_space,
-            device=env.device,
-        )
+        Model.__init__(self, **spaces(env))
         GaussianMixin.__init__(self)
         self.net = nn.Linear(self.num_observations, self.num_actions)
         self.log_std = nn.Parameter(torch.zeros(self.num_actions))
@@ -39,12 +42,7 @@ class Critic(DeterministicMixin, Model):
     """A linear value, or the oracle's."""
 
     def __init__(self, env, *, oracle):
-        Model.__init__(
-            self,
-            observation_space=env.observation_space,
-            action_space=env.action_space,
-            device=env.device,
-        )
+        Model.__init__(self, **spaces(env))
         DeterministicMixin.__init__(self)
         self.net = nn.Linear(self.num_observations, 1)
         self.oracle = oracle
@@ -67,9 +65,7 @@ def make_agent(env, folder, rollouts, *, oracle=False):
     agent = PPO(
         models={"policy": Actor(env), "value": Critic(env, oracle=oracle)},
         memory=RandomMemory(memory_size=rollouts, num_envs=env.num_envs, device=env.device),
-        observation_space=env.observation_space,
-        action_space=env.action_space,
-        device=env.device,
+        **spaces(env),
         cfg=cfg,
     )
     env.bootstrap_with(agent)
