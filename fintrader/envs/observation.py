@@ -93,20 +93,10 @@ def market_widths(layout: ObservationLayout) -> list[int]:
     """List the widths of account, holdings, history, features, tradable, member, benchmark and
     context, in the order of the columns."""
     assets = layout.num_assets
-    features = layout.num_features
-    context = layout.num_context
     history = (layout.lookback - 1) * layout.row_width
     judged = assets * layout.benchmark
-    return [
-        layout.account_width,
-        assets,
-        history,
-        assets * features,
-        assets,
-        judged,
-        judged,
-        context,
-    ]
+    newest = [assets * layout.num_features, assets, judged, judged, layout.num_context]
+    return [layout.account_width, assets, history, *newest]
 
 
 def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
