@@ -206,12 +206,26 @@ def test_samples_taken_bring_the_rows_that_they_see():
     assert alone.expand(alone.rows).flatten().tolist() == [20, 0]
 
 
-@pytest.mark.parametrize("kind", ["market_once", "per_asset"])
-def test_networks_that_need_assets_say_so(kind):
-    with pytest.raises(
-        ConfigError, match=f"kind {kind} reads a market's assets; set it to mlp or auto"
-    ):
-        make_agent(PPO(network=network("none", kind=kind)), FlatLayout(3, 1))
+@pytest.mark.parametrize(
+    ("settings", "layout", "message"),
+    [
+        (
+            {"kind": "market_once"},
+            FlatLayout(3, 1),
+            "market_once reads a market's assets; set it to",
+        ),
+        ({"kind": "per_asset"}, FlatLayout(3, 1), "per_asset reads a market's assets; set it to"),
+        ({"encoder": "gru"}, LAYOUT, r"env\.lookback"),
+        ({"encoder": "attention"}, FlatLayout(3, 1), "none"),
+    ],
+    ids=str,
+)
+def test_networks_that_cannot_read_a_layout_say_so(settings, layout, message):
+    with pytest.raises(ConfigError, match=message):
+        make_agent(PPO(network=settings), layout)
+
+
+def test_auto_is_the_kind_that_suits_the_layout():
     assert resolve_network(network("none"), FlatLayout(3, 1)).kind == "mlp"
     assert resolve_network(network("none"), LAYOUT).kind == "market_once"
     assert resolve_network(network("none"), LAYOUT, orders=True).kind == "per_asset"
@@ -349,10 +363,3 @@ def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path, algo, encoder):
     assert torch.equal(both(obs), policy(obs))
     one, two = (simulate(each, market, settings, name="x") for each in (policy, both))
     assert one.metrics == two.metrics
-
-
-def test_encoders_where_there_is_nothing_to_encode():
-    with pytest.raises(ConfigError, match=r"env\.lookback"):
-        make_agent(PPO(network=network("gru")), ObservationLayout(5, 3, 2))
-    with pytest.raises(ConfigError, match="none"):
-        make_agent(PPO(network=network("attention")), FlatLayout(3, 1))

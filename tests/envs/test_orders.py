@@ -1,5 +1,4 @@
-"""Orders mean what they say: holding orders nothing, bands look at the target, and every engine
-counts alike."""
+"""Orders mean what they say: holding orders nothing, and bands look at the target."""
 
 from dataclasses import replace
 
@@ -13,8 +12,6 @@ from fintrader.errors import ConfigError, EnvError
 from fintrader.market.tensors import Events
 from tests.factories import make_market
 
-ENGINES = ("torch", "fused")
-
 
 def split_market(bars=1100):
     """Wild prices, and two that fall to a tenth between two bars: one split, at the other nobody
@@ -26,15 +23,14 @@ def split_market(bars=1100):
     return replace(market, open=market.open * scale, close=market.close * scale, events=events)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "options",
     [{}, {"fractional": True}, {"short": True, "max_leverage": 2.0}, {"decision_interval": 3}],
     ids=str,
 )
-def test_hundreds_of_decisions_to_hold_order_nothing(engine, options):
+def test_hundreds_of_decisions_to_hold_order_nothing(options):
     market = split_market(450 * options.get("decision_interval", 1))
-    env = TradingEnv(market, EnvSettings(random_start=False, **options), num_envs=2, engine=engine)
+    env = TradingEnv(market, EnvSettings(random_start=False, **options), num_envs=2)
     env.reset(options={"cash_usd": torch.tensor([1e6, 3e7])})
     obs, *_ = env.step(
         torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.05, 0.0, 0.1], [0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]])
@@ -62,12 +58,9 @@ def test_holding_orders_nothing_in_a_backtest():
     assert len(account.trade_log.equity) == 1100
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(engine):
+def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive():
     market = make_market(300, 5, gaps=False, volatility=1e-4)
-    env = TradingEnv(
-        market, EnvSettings(dead_band=0.02, random_start=False), num_envs=1, engine=engine
-    )
+    env = TradingEnv(market, EnvSettings(dead_band=0.02, random_start=False), num_envs=1)
     env.reset()
     target = torch.full((1, 5), 0.18)
     env.step(target)
@@ -81,16 +74,15 @@ def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(eng
     assert weights[0].numpy() == pytest.approx(np.full(5, 0.15), abs=0.001)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("rate", "band"), [(0.2, 0.001), (0.05, 0.001), (0.2, 0.0)])
-def test_small_steps_reach_their_target_whatever_the_band(engine, rate, band):
+def test_small_steps_reach_their_target_whatever_the_band(rate, band):
     """Steps smaller than the band, and than a share, are still steps towards a target further
     away."""
     market = make_market(300, 20, gaps=False, volatility=1e-5)
     scale = 700.0 / market.close[0]  # 68 shares make a twentieth
     market = replace(market, open=market.open * scale, close=market.close * scale)
     config = EnvSettings(trade_rate=rate, dead_band=band, random_start=False, cost_bps=0.0)
-    env = TradingEnv(market, config, num_envs=1, engine=engine)
+    env = TradingEnv(market, config, num_envs=1)
     env.reset()
     target = torch.full((1, 20), 0.048)
     invested = []
@@ -102,25 +94,23 @@ def test_small_steps_reach_their_target_whatever_the_band(engine, rate, band):
     assert invested[-1] > 0.96 - 20 * max(band, 700e-6) - 0.001
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("action", "most", "ordered"),
     [(0.2, 100, 20), (0.29, 100, 29), (0.5, 7, 3), (1.0, 2**24, 2**24)],
 )
-def test_an_action_orders_its_share_of_the_most(engine, action, most, ordered):
+def test_an_action_orders_its_share_of_the_most(action, most, ordered):
     market = make_market(10, 2, gaps=False)
     config = EnvSettings(action="trade", max_shares=most, initial_cash_usd=4e9, random_start=False)
-    env = TradingEnv(market, config, num_envs=1, engine=engine)
+    env = TradingEnv(market, config, num_envs=1)
     env.reset()
     env.step(torch.tensor([[action, 0.0]]))
     assert env.account.shares.tolist() == [[ordered, 0.0]]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_order_takes_its_share_of_the_volume_and_no_more(engine):
+def test_an_order_takes_its_share_of_the_volume_and_no_more():
     market = make_market(40, 3, gaps=False, volatility=1e-4, volume=300.0)
     config = EnvSettings(random_start=False, participation=0.25, cost_bps=0.0)
-    env = TradingEnv(market, config, num_envs=1, engine=engine)
+    env = TradingEnv(market, config, num_envs=1)
     env.reset()
     held = torch.zeros(3, dtype=torch.float64)
     for bar in range(1, 20):
@@ -181,15 +171,14 @@ def test_more_money_than_is_added_up_exactly_is_refused_at_the_door():
         TradingEnv(make_market(10, 2), num_envs=1).reset(options={"cash_usd": 1e10})
 
 
-def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought_by_every_engine():
+def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought():
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     scale = 0.3 / market.close[0]
     market = replace(market, open=market.open * scale, close=market.close * scale)
     config = EnvSettings(
         dead_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False
     )
-    for engine in ENGINES:
-        env = TradingEnv(market, config, num_envs=1, engine=engine)
-        env.reset()
-        env.step(torch.tensor([[0.5, 0.0]]))
-        assert float(env.account.shares[0, 0]) == pytest.approx(0.5e8 / 0.3, rel=1e-3)
+    env = TradingEnv(market, config, num_envs=1)
+    env.reset()
+    env.step(torch.tensor([[0.5, 0.0]]))
+    assert float(env.account.shares[0, 0]) == pytest.approx(0.5e8 / 0.3, rel=1e-3)

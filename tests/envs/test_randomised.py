@@ -196,8 +196,7 @@ def test_the_seed_says_which_variants():
     assert not torch.equal(one.variants[0].view.mark, other.variants[0].view.mark)
 
 
-@pytest.mark.parametrize("engine", ["torch", "auto"])
-def test_gradients_go_through_it(engine):
+def test_gradients_go_through_it():
     """The slope of all that is earned, as finite differences find it."""
     given = EnvSettings(
         fractional=True,
@@ -206,7 +205,7 @@ def test_gradients_go_through_it(engine):
         cost_bps=50.0,
         benchmark="equal_weight",
     )
-    env = RandomisedEnv(TradingEnv(MARKET, given, num_envs=4, engine=engine), seed=2)
+    env = RandomisedEnv(TradingEnv(MARKET, given, num_envs=4), seed=2)
 
     def earned(action):
         env.reset(seed=3)

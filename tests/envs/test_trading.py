@@ -225,14 +225,12 @@ def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin():
     TradingEnv(market, num_envs=2, autoreset_mode=AutoresetMode.DISABLED).reset(options=given)
 
 
-@pytest.mark.parametrize("engine", ["torch", "auto"])
-def test_a_finished_account_does_not_step_on(engine):
+def test_a_finished_account_does_not_step_on():
     env = TradingEnv(
         make_market(30, 3),
         num_envs=2,
         autoreset_mode=AutoresetMode.DISABLED,
-        engine=engine,
-        copy=engine == "torch",
+        copy=False,
     )
     env.reset(options={"episode_bars": torch.tensor([1, 5])})
     obs, _, _, truncated, _ = env.step(torch.full((2, 3), 0.3))
