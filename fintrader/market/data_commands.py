@@ -10,7 +10,7 @@ from fintrader.errors import ConfigError, DataError, FintraderError, StorageErro
 from fintrader.files import read_json
 from fintrader.market.bar_source import open_feed
 from fintrader.market.build import build_market
-from fintrader.market.data_config import DataConfig, Placed, data_of, load_data_config, markets_of
+from fintrader.market.data_config import DataConfig, data_of, load_data_config, markets_of
 from fintrader.market.garbage import Garbage, find_garbage
 from fintrader.market.inspect import (
     DryRun,
@@ -26,7 +26,7 @@ from fintrader.progress import reporter
 from fintrader.results.verify import Check
 
 
-def built_market(config: Placed) -> Path:
+def built_market(config: DataConfig) -> Path:
     """Return the market file of a configuration, built unless it is in the cache or in the run's
     store."""
     reproducible.require(config.reproducible)
@@ -36,7 +36,7 @@ def built_market(config: Placed) -> Path:
         )
 
 
-def build_data(config: Placed) -> Path:
+def build_data(config: DataConfig) -> Path:
     """Build the market file of a configuration, and print its content."""
     path = built_market(config)
     market, content = read_description(path)

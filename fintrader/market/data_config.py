@@ -5,58 +5,74 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
+
+from pydantic import ValidationInfo, field_validator
 
 from fintrader import runs
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.presets import PRESETS
 from fintrader.bars.sources.vendor_settings import VendorSettings
-from fintrader.config import REFERENCE, Settings, list_models, read_yaml, validate
-from fintrader.errors import ConfigError
+from fintrader.config import (
+    REFERENCE,
+    Settings,
+    check_url,
+    list_models,
+    read_yaml,
+    refuse_url,
+    validate,
+)
+from fintrader.errors import ConfigError, DataError, RunError
 from fintrader.files import is_run_folder, refuse_irregular
 from fintrader.market.settings import DataSettings
 from fintrader.reproducible import Reproducible
 from fintrader.storage.mirror import Markets, find_mirror
 
 
-class Placed(Protocol):
-    """A run's configuration, or the part of it below."""
-
-    @property
-    def data(self) -> DataSettings:
-        """Its market's settings."""
-
-    @property
-    def reproducible(self) -> Reproducible:
-        """On which machines it gives the same bytes."""
-
-    @property
-    def cache(self) -> Path:
-        """Folder of built markets."""
-
-    @property
-    def store(self) -> str | None:
-        """URL of the store that keeps it."""
-
-    @property
-    def folder(self) -> runs.RunFolder:
-        """Its own folder."""
-
-
 class DataConfig(Settings):
     """The part of a run's configuration that commands on bars read."""
 
     name: str = "run"
-    """Name of the run; a configuration file's own name unless set."""
+    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless
+    set."""
     reproducible: Reproducible = "same_machine"
-    """Machines on which the build gives equal bytes, see the run's configuration."""
+    """Machines on which a seed gives the same bytes: on processors of this kind, or on every x86-64
+    one (under Linux, with the same packages and C library). That takes fixed code paths and one
+    thread: two to three times slower, and no GPU."""
     runs_dir: Path = Path("runs")
     """Folder that holds all runs."""
     cache: Path = Path("data/tensors")
     """Folder of built markets, shared by all runs."""
     store: str | None = None
-    """URL below which all runs are kept; None: only here."""
+    """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies.
+    None: only here."""
     data: DataSettings = DataSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        try:
+            runs.RunFolder.named(name, Path())
+        except RunError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("store")
+    @classmethod
+    def _url(cls, store: str | None) -> str | None:
+        try:
+            return None if store is None else check_url(store)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("store: ")) from None
+
+    @field_validator("runs_dir", "cache", mode="before")
+    @classmethod
+    def _local(cls, folder: Any, info: ValidationInfo) -> Any:
+        try:
+            refuse_url(str(folder), str(info.field_name))
+        except DataError as error:
+            raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from None
+        return folder
 
     @property
     def folder(self) -> runs.RunFolder:
@@ -130,19 +146,19 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
         values["kind"] = "files"
 
 
-def store_of(config: Placed) -> str | None:
+def store_of(config: DataConfig) -> str | None:
     """URL of the store of a run: of the one its folder is a copy of, else the setting."""
     mirror = find_mirror(config.folder.root)
     return config.store if mirror is None else mirror.store_url
 
 
-def markets_of(config: Placed) -> Markets | None:
+def markets_of(config: DataConfig) -> Markets | None:
     """The store's built markets."""
     store = store_of(config)
     return None if store is None else Markets(store)
 
 
-def data_of(config: Placed) -> DataSettings:
+def data_of(config: DataConfig) -> DataSettings:
     """The data's settings; a vendor's bars, which cost a request each, are kept in the run's
     store."""
     store = store_of(config)

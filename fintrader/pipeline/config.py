@@ -12,30 +12,31 @@ from pydantic import (
     Field,
     SerializeAsAny,
     Tag,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from fintrader import runs
 from fintrader.agents.settings import PPO, AgentSettings
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.config import (
     REFERENCE,
     Settings,
-    check_url,
     compare_values,
     load_object,
     merge_values,
-    refuse_url,
     validate,
     validate_below,
 )
 from fintrader.envs.settings import EnvSettings, GymnasiumSettings, TradingSettings
-from fintrader.errors import ConfigError, DataError, RunError
-from fintrader.market.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
-from fintrader.market.settings import DataSettings
-from fintrader.reproducible import Reproducible
+from fintrader.errors import ConfigError
+from fintrader.market.data_config import (
+    DATA_CHOICES,
+    Choices,
+    DataConfig,
+    choose,
+    read_values,
+    union_choices,
+)
 from fintrader.seams import LAUNCHERS, load_part
 from fintrader.tournament.launchers import LauncherFactory
 from fintrader.tournament.settings import LauncherSettings, OperationsSettings, TournamentSettings
@@ -87,30 +88,15 @@ class BacktestSettings(Settings):
         return tuple(dict.fromkeys(windows))
 
 
-class RunConfig(Settings):
+class RunConfig(DataConfig):
     """Everything a run is made from. Runs with equal settings and bars have equal results, as far
     as `reproducible`."""
 
-    name: str = "run"
-    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless
-    set."""
     seed: int = Field(0, ge=0)
     """Root of all randomness of agents and tournament (a synthetic market has a seed of its
     own)."""
-    reproducible: Reproducible = "same_machine"
-    """Machines on which a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under
-    Linux, with the same packages and C library). That takes fixed code paths and one thread: two to
-    three times slower, and no GPU."""
     device: str = Field("auto", json_schema_extra={"examples": ["auto", "cpu", "cuda"]})
     """`auto` (CUDA where there is one; the CPU `across_machines`), `cpu`, `cuda` or `cuda:1`."""
-    runs_dir: Path = Path("runs")
-    """Folder that holds all runs."""
-    cache: Path = Path("data/tensors")
-    """Folder of built markets, shared by all runs."""
-    store: str | None = None
-    """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies.
-    None: only here."""
-    data: DataSettings = DataSettings()
     env: Annotated[TradingSettings | GymnasiumSettings, Field(discriminator="kind")] = (
         TradingSettings()
     )
@@ -134,32 +120,6 @@ class RunConfig(Settings):
         """The trading environment is the default kind."""
         env = values.get("env") if isinstance(values, dict) else None
         return {**values, "env": {"kind": "trading", **env}} if isinstance(env, dict) else values
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, name: str) -> str:
-        try:
-            runs.RunFolder.named(name, Path())
-        except RunError as error:
-            raise ValueError(str(error)) from None
-        return name
-
-    @field_validator("store")
-    @classmethod
-    def _url(cls, store: str | None) -> str | None:
-        try:
-            return None if store is None else check_url(store)
-        except ConfigError as error:
-            raise ValueError(str(error).removeprefix("store: ")) from None
-
-    @field_validator("runs_dir", "cache", mode="before")
-    @classmethod
-    def _local(cls, folder: Any, info: ValidationInfo) -> Any:
-        try:
-            refuse_url(str(folder), str(info.field_name))
-        except DataError as error:
-            raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from None
-        return folder
 
     @field_validator("launcher", mode="before")
     @classmethod
@@ -195,10 +155,6 @@ class RunConfig(Settings):
                         " to cpu"
                     )
         return self
-
-    @property
-    def folder(self) -> runs.RunFolder:
-        return runs.RunFolder.named(self.name, self.runs_dir)
 
     @property
     def agents(self) -> tuple[AgentSettings, ...]:
