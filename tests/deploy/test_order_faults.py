@@ -43,68 +43,42 @@ def folders(root):
         yield folder
 
 
-def boundaries_of(driver, folder):
-    with loopback() as server:
-        assert driver.run(folder, server.endpoint) == ENDED
-        assert server.positions == UNDISTURBED
-        assert problems(server, folder) == []
-    return int((folder / "passed").read_text())
-
-
-def check_killed(driver, folder, **kill):
-    """One life that is killed, and another to the end; the status of the first."""
+def check_killed(driver, folder, kill_at):
+    """One life that is killed, and another to the end."""
     witness = Witness(folder)
     with loopback(witness=witness) as server:
-        first = driver.run(folder, server.endpoint, **kill)
+        assert driver.run(folder, server.endpoint, kill_at=kill_at) == -9, kill_at
         before = len(server.seen)
-        assert driver.run(folder, server.endpoint) == ENDED, kill
-        assert server.positions == UNDISTURBED, kill
-        assert problems(server, folder) == [], kill
-        assert witness.unwritten == [], kill
-        assert sum(method == "POST" for method, _ in server.seen) <= sum(map(len, DECISIONS)) + 1, (
-            kill
-        )
-        assert first == ENDED or len(server.seen) > before
-    return first
+        assert driver.run(folder, server.endpoint) == ENDED, kill_at
+        assert server.positions == UNDISTURBED, kill_at
+        assert problems(server, folder) == [], kill_at
+        assert witness.unwritten == [], kill_at
+        posts = sum(method == "POST" for method, _ in server.seen)
+        assert posts <= sum(map(len, DECISIONS)) + 1, kill_at
+        assert len(server.seen) > before
 
 
 def check_boundaries(driver, root, count):
     folder = folders(root)
-    total = boundaries_of(driver, next(folder))
+    whole = next(folder)
+    with loopback() as server:
+        assert driver.run(whole, server.endpoint) == ENDED
+        assert server.positions == UNDISTURBED
+        assert problems(server, whole) == []
+    total = int((whole / "passed").read_text())
     chosen = sorted({1 + number * (total - 1) // (count - 1) for number in range(count)})
     assert len(chosen) == count
     for kill_at in chosen:
-        assert check_killed(driver, next(folder), kill_at=kill_at) == -9, kill_at
-
-
-def check_random_kills(driver, root, count):
-    """At times drawn evenly from a life's length, as many as hit it while it lives."""
-    draw = random.Random(20)
-    folder = folders(root)
-    killed = 0
-    for _ in range(10 * count):
-        if killed == count:
-            break
-        killed += check_killed(driver, next(folder), kill_after_s=draw.uniform(0.0, 0.3)) == -9
-    assert killed == count
+        check_killed(driver, next(folder), kill_at)
 
 
 def test_a_kill_at_some_boundaries_changes_nothing(driver, tmp_path):
     check_boundaries(driver, tmp_path, 6)
 
 
-def test_a_kill_at_some_times_changes_nothing(driver, tmp_path):
-    check_random_kills(driver, tmp_path, 2)
-
-
 @pytest.mark.slow
 def test_a_kill_at_300_boundaries_changes_nothing(driver, tmp_path):
     check_boundaries(driver, tmp_path, 300)
-
-
-@pytest.mark.slow
-def test_a_kill_at_300_times_changes_nothing(driver, tmp_path):
-    check_random_kills(driver, tmp_path, 300)
 
 
 def lives(server, folder, draw, crash):

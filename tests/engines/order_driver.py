@@ -2,9 +2,9 @@
 killed anywhere.
 
 `trade` is the deployment. `Driver` runs it in processes forked from one that has everything
-imported, killed (SIGKILL) at a chosen boundary, or after a chosen time: boundaries lie before and
-after each statement that SQLite is given and each request that leaves. Its clock goes on by `STEP`
-at each turn of the loop and stands in the journal, so nothing hangs on the machine's speed.
+imported, killed (SIGKILL) at a chosen boundary: before or after a statement that SQLite is given or
+a request that leaves. Its clock goes on by `STEP` at each turn of the loop and stands in the
+journal, so nothing hangs on the machine's speed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,22 +226,16 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def run(
-        self, folder: Path, endpoint: str, *, kill_at: int = 0, kill_after_s: float = 0.0
-    ) -> int:
+    def run(self, folder: Path, endpoint: str, kill_at: int = 0) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(
-            json.dumps([str(folder), endpoint, kill_at, kill_after_s]),
-            file=self._process.stdin,
-            flush=True,
-        )
+        print(json.dumps([str(folder), endpoint, kill_at]), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
 
 def _serve() -> None:
     for line in sys.stdin:
-        folder, endpoint, kill_at, kill_after_s = json.loads(line)
+        folder, endpoint, kill_at = json.loads(line)
         child = os.fork()
         if child == 0:
             code = 99
@@ -251,9 +244,6 @@ def _serve() -> None:
             finally:
                 sys.stderr.flush()
                 os._exit(code)
-        if kill_after_s:
-            time.sleep(kill_after_s)
-            os.kill(child, signal.SIGKILL)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
