@@ -38,11 +38,13 @@ from tests.factories import make_market
 
 START = 1_790_000_000.0
 """Moment at which a fake tournament starts, seconds since 1970."""
+PODS = 8
+"""Of the tournament of a run."""
 
 
-def save_market(cache: Path, *, bars: int = 900, assets: int = 5, seed: int = 0) -> Path:
+def save_market(cache: Path, *, bars: int = 900, seed: int = 0) -> Path:
     """A market file with gaps, a late listing and a delisting, of New York."""
-    market = make_market(bars, assets, 3, seed=seed, session_bars=30, volatility=0.002)
+    market = make_market(bars, 5, 3, seed=seed, session_bars=30, volatility=0.002)
     market = replace(market, provenance=Provenance(timezone="America/New_York"))
     path = cache / f"market-{seed}.safetensors"
     market.save(path)
@@ -54,10 +56,8 @@ def make_run(
     name: str = "demo",
     *,
     market: Path,
-    pods: int = 8,
     seed: int = 0,
     stage: str = "finished",
-    policies: int = 2,
     checked: bool = False,
 ) -> RunFolder:
     """A run as it looks when `stage` has been reached: `started`, `racing`, `raced` or `finished`.
@@ -81,7 +81,7 @@ def make_run(
     manifest.update(market=str(market), data_hash=content)
     if stage == "started":
         return folder
-    race = {"pods": pods, "seed": seed, "data_hash": content}
+    race = {"pods": PODS, "seed": seed, "data_hash": content}
     if stage == "racing":
         manifest.values["stages"]["tournament"] = {"seconds": 0.0, "done": False}
         manifest.update()
@@ -89,32 +89,22 @@ def make_run(
         return folder
     with manifest.stage("tournament"):
         make_tournament(folder, **race)
-        manifest.update(trials=pods - 1)
+        manifest.update(trials=PODS - 1)
     if stage == "raced":
         return folder
     with manifest.stage("backtest"):
         window = MarketTensors.load(market).split().test
-        make_backtest(
-            folder, window, seed=seed, trials=pods - 1, policies=policies, checked=checked
-        )
+        make_backtest(folder, window, seed=seed, checked=checked)
     manifest.finish()
     return folder
 
 
-def make_backtest(
-    folder: RunFolder,
-    market: MarketTensors,
-    *,
-    seed: int,
-    trials: int,
-    policies: int = 2,
-    checked: bool = False,
-) -> None:
+def make_backtest(folder: RunFolder, market: MarketTensors, *, seed: int, checked: bool) -> None:
     """Random but fixed policies and all baselines over `market`, at 2 bps, written as a real
     backtest."""
     settings = EnvSettings(cost_bps=2.0, initial_cash_usd=1e6)
     results = {}
-    for k, name in enumerate(("ensemble", "best")[:policies]):
+    for k, name in enumerate(("ensemble", "best")):
         weights = torch.randn(
             market.num_assets, generator=torch.Generator().manual_seed(seed * 2 + k)
         )
@@ -125,7 +115,7 @@ def make_backtest(
     context = BacktestContext(
         run=folder.root.name,
         window="test",
-        trials=trials,
+        trials=PODS - 1,
         seed=seed,
         command="fintrader run",
         look=2,
@@ -144,7 +134,7 @@ def make_backtest(
             "market": market,
             "settings": settings,
             "search": SearchRecord(
-                rng.normal(0, 0.01, (16, trials)), null_model=NullSearch(0.1, 0.7, "sharpe")
+                rng.normal(0, 0.01, (16, PODS - 1)), null_model=NullSearch(0.1, 0.7, "sharpe")
             ),
             "sensitivity": sensitivity(
                 lambda obs: torch.full((len(obs), market.num_assets), 0.3),
@@ -164,11 +154,10 @@ def explanation_of(market: MarketTensors, rng: np.random.Generator) -> Explanati
     """What might have moved some decisions."""
     inputs = (*market.feature_names, OWN)
     symbols = market.symbols[:3]
+    times = np.datetime_as_string(market.minutes.numpy().astype("M8[ns]"), unit="s")
     decisions = [
         ExplainedDecision(
-            time=(
-                f"{np.datetime_as_string(market.minutes[bar].numpy().astype('M8[ns]'), unit='s')}Z"
-            ),
+            time=f"{times[bar]}Z",
             moved=tuple(rng.random(len(inputs)).round(6).tolist()),
             symbols=symbols,
             weights=tuple(rng.random(len(symbols)).round(6).tolist()),
@@ -230,24 +219,21 @@ def make_tournament(
         if running:
             continue
         score = None if failed else float(rng.normal() + index / 10)
-        outcome: dict[str, Any] = {"returns": tuple(rng.normal(0, 0.01, 12).tolist())}
+        outcome: dict[str, Any]
         if failed:
-            outcome["detail"] = "loss is not finite"
-            detail = outcome["detail"]
-            log.append(
-                LossEvent(pod=pod, attempt=1, reason="nan", detail=detail, time=begin + 10.0)
-            )
+            outcome = {"detail": "loss is not finite"}
+            log.append(LossEvent(pod=pod, attempt=1, reason="nan", time=begin + 10.0, **outcome))
         else:
-            outcome |= {
+            outcome = {
                 "benchmark_score": 0.4,
                 "window_scores": (0.5,),
                 "metrics": {"sharpe": 0.5, "cumulative_return": 0.01},
+                "snapshot": store.put(pod.encode()),
             }
-            outcome["snapshot"] = store.put(spec.pod.encode())
-        result = store.write_result(_result(spec, score, begin, **outcome))
+        returns = tuple(rng.normal(0, 0.01, 12).tolist())
+        result = store.write_result(_result(spec, score, begin, returns=returns, **outcome))
         entries.append(FinishedPod(spec, result))
-        placement = Placement(True, position=1)
-        log.append(build_result_event(entries[-1], len(entries) - 1, placement))
+        log.append(build_result_event(entries[-1], len(entries) - 1, Placement(True, position=1)))
     board.rebuild(16, specs, entries)
     if racing:
         with board.connection as connection:

@@ -51,15 +51,12 @@ class LedgerOracle:
     ) -> None:
         self.s = settings
         self.T, self.N = market.close.shape
-        self.open = [[float(x) for x in row] for row in market.open.tolist()]
-        self.close = [[float(x) for x in row] for row in market.close.tolist()]
-        self.volume = [[float(x) for x in row] for row in market.volume.tolist()]
+        self.open = market.open.tolist()
+        self.close = market.close.tolist()
+        self.volume = market.volume.tolist()
         self.symbols = market.symbols
-        self.events: dict[tuple[int, int], tuple[float, float]] = {}
-        for t, n, split, dividend in zip(
-            *(values.tolist() for values in market.events), strict=True
-        ):
-            self.events[t, n] = split, dividend
+        happened = zip(*(values.tolist() for values in market.events), strict=True)
+        self.events = {(t, n): (split, dividend) for t, n, split, dividend in happened}
         self.tradable = market.tradable.tolist()
         self.member = market.member.tolist()
         self.minutes = market.minutes.tolist()
@@ -94,6 +91,14 @@ class LedgerOracle:
                 return self.close[t][n]
             t -= 1
         return 0.0
+
+    def prices(self, f: int) -> list[float]:
+        """What orders of bar f are filled at."""
+        return (self.open if self.s.fill == "next_open" else self.close)[f]
+
+    def ratios(self, t: int) -> list[float]:
+        """New shares for one of each symbol, at bar t."""
+        return [self.events.get((t, n), (1.0, 0.0))[0] for n in range(self.N)]
 
     def equity(self) -> float:
         return self.cash + sum(self.shares[n] * self.mark(n, self.t) for n in range(self.N))
@@ -173,9 +178,7 @@ class LedgerOracle:
     def fill(self, want: list[float], f: int) -> tuple[float, float, float]:
         """Returns price P&L to the close of f (0 if filled there), cost and turnover."""
         s = self.s
-        price = [
-            self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)
-        ]
+        price = self.prices(f)
         cost = turnover = 0.0
         additions = [0.0] * self.N
         for n in range(self.N):  # what brings a position nearer to zero, first
@@ -255,8 +258,8 @@ class LedgerOracle:
         prices."""
         before = sum(h * reference[n] for n, h in enumerate(self.shares))
         income = self.apply_events(t)
-        for n in range(self.N):
-            reference[n] /= self.events.get((t, n), (1.0, 0.0))[0]
+        for n, ratio in enumerate(self.ratios(t)):
+            reference[n] /= ratio
         return income, sum(h * reference[n] for n, h in enumerate(self.shares)) - before
 
     def step(self, action: list[float]) -> OracleStep:
@@ -274,14 +277,12 @@ class LedgerOracle:
             orders = [want[n] - self.shares[n] for n in range(self.N)]
             income, gained = self.turn(f, reference)
             pnl += gained
-            ratios = [self.events.get((f, n), (1.0, 0.0))[0] for n in range(self.N)]
+            ratios = self.ratios(f)
             want = [self.shares[n] + self.split(orders[n], ratios[n]) for n in range(self.N)]
         held = list(self.shares)
         cost, turnover = self.fill(want, f)
         traded = [self.shares[n] - held[n] for n in range(self.N)]
-        price = [
-            self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)
-        ]
+        price = self.prices(f)
         for n in range(self.N):
             if traded[n]:
                 pnl += held[n] * (price[n] - reference[n])
@@ -297,7 +298,7 @@ class LedgerOracle:
                 income = income + more
                 pnl = pnl + gained
             if s.short and s.borrow_bps_per_year > 0:
-                ratios = [self.events.get((self.t, n), (1.0, 0.0))[0] for n in range(self.N)]
+                ratios = self.ratios(self.t)
                 borrowed = sum(
                     -h * self.mark(n, self.t - 1) / ratios[n]
                     for n, h in enumerate(self.shares)
