@@ -2,42 +2,29 @@
 held."""
 
 import json
-import shutil
 
 import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
 
 from fintrader.deploy import alerts, control, status
-from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.entries import Alert, FlattenEnd, Halt, Resumption
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError
-from tests.engines.alpaca_loopback import LoopbackAlpaca
-from tests.engines.alpaca_paper import ConstantPolicy, Killed, trade
+from tests.engines.alpaca_paper import ConstantPolicy, Killed, account, trade
 from tests.engines.deployments import MINUTE, frozen, run_live
 
 HELD = {"S000": 64.0, "S001": 374.0, "S002": 673.0, "S003": 438.0}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A bundle and its window, made once."""
-    home = tmp_path_factory.mktemp("frozen")
-    return home, frozen(home, trade_rate=1.0)[1]
-
-
 class Deployed:
     """A deployment that has taken over four positions, and the account that it trades."""
 
-    def __init__(self, home, made):
-        shutil.copytree(made[0] / "bundle", home / "bundle")
+    def __init__(self, home):
         self.home = home
-        self.market = made[1]
-        self.bundle = Bundle.open(home / "bundle")
-        prices = dict(zip(self.market.symbols, self.market.close[0].tolist(), strict=True))
-        self.server = LoopbackAlpaca(cash=1e6, prices=prices, positions=HELD)
+        self.bundle, self.market = frozen(home, trade_rate=1.0)
+        self.server = account(self.market, positions=HELD)
         self.told = home / "told.jsonl"
 
     def live(self, bars, hook=lambda runner, now: None, *, action=1.0, **chosen):
@@ -83,8 +70,8 @@ class Deployed:
 
 
 @pytest.fixture
-def deployed(made, tmp_path):
-    one = Deployed(tmp_path, made)
+def deployed(tmp_path):
+    one = Deployed(tmp_path)
     with one.server:
         yield one
 
@@ -353,13 +340,12 @@ def test_nothing_is_resumed_before_it_is_flat(deployed):
     assert server.positions  # it trades again
 
 
-def test_the_embedded_broker_is_flattened_by_its_decisions(made, tmp_path):
-    shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
-    bundle = Bundle.open(tmp_path / "bundle")
-    run_live(tmp_path, bundle, made[1], bars=22).close()
+def test_the_embedded_broker_is_flattened_by_its_decisions(tmp_path):
+    deployed = tmp_path, *frozen(tmp_path, trade_rate=1.0)
+    run_live(*deployed, bars=22).close()
     held = status.read_status(tmp_path).held
     assert len(held) > 2
     control.ask(tmp_path, "flatten")
-    run_live(tmp_path, bundle, made[1], bars=41).close()
+    run_live(*deployed, bars=41).close()
     told = status.read_status(tmp_path)
     assert (told.held, told.flattening, told.state) == ({}, False, "halted")

@@ -2,7 +2,6 @@
 itself."""
 
 import datetime as dt
-import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.deploy import control
-from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.entries import BarDecision, Halt
 from fintrader.deploy.journal import Journal
@@ -25,18 +23,10 @@ from tests.engines.deployments import (
 )
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A bundle and its window, made once."""
-    home = tmp_path_factory.mktemp("frozen")
-    return home, frozen(home)[1]
-
-
 @pytest.fixture
-def deployed(made, tmp_path):
+def deployed(tmp_path):
     """A deployment that has not begun."""
-    shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
-    return tmp_path, Bundle.open(tmp_path / "bundle"), made[1]
+    return tmp_path, *frozen(tmp_path)
 
 
 def backtested(bundle, market, journal):
@@ -50,8 +40,8 @@ def backtested(bundle, market, journal):
 
 
 def test_a_live_account_is_the_backtests(deployed):
-    home, bundle, market = deployed
-    journal = run_live(home, bundle, market)
+    _home, bundle, market = deployed
+    journal = run_live(*deployed)
     assert backtested(bundle, market, journal) == len(equities(journal)) == 80 // 5 + 1
     assert not alerts(journal)
 
@@ -66,21 +56,21 @@ def shuffled(feed, clock):
 
 @pytest.mark.parametrize("change", [doubled, shuffled])
 def test_bars_that_come_twice_or_in_no_order_change_nothing(deployed, change):
-    home, bundle, market = deployed
-    journal = run_live(home, bundle, market, change=change)
+    _home, bundle, market = deployed
+    journal = run_live(*deployed, change=change)
     assert backtested(bundle, market, journal) == len(equities(journal))
     assert not alerts(journal)
 
 
 def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed):
-    home, bundle, market = deployed
+    _home, bundle, market = deployed
     bar = int(market.minutes[20])
 
     def late(feed, clock):
         feed.delay[market.symbols[0], bar] = 90 * 1_000_000_000
         feed.delay[market.symbols[0], int(market.minutes[21])] = 90 * 1_000_000_000
 
-    journal = run_live(home, bundle, market, change=late)
+    journal = run_live(*deployed, change=late)
     decided = journal.entries(BarDecision)
     assert len(decided) == 17
     assert backtested(bundle, market, journal) >= 4  # everything before it
@@ -89,25 +79,25 @@ def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed):
 
 
 def test_a_correction_is_journalled_and_changes_no_row(deployed):
-    home, bundle, market = deployed
+    _home, bundle, market = deployed
     bar = int(market.minutes[12])
 
     def corrected(feed, clock):
         feed.corrected[market.symbols[1], bar] = (int(market.minutes[14]), 1.1)
 
-    journal = run_live(home, bundle, market, change=corrected)
+    journal = run_live(*deployed, change=corrected)
     assert backtested(bundle, market, journal) == len(equities(journal))
     close = next(row[5] for row in journal.bars(bar, bar + 1) if row[1] == market.symbols[1])
     assert close == pytest.approx(float(market.close[12, 1]), rel=1e-6)
 
 
 def test_a_symbol_without_bars_is_carried(deployed):
-    home, bundle, market = deployed
+    _home, _bundle, market = deployed
 
     def silent(feed, clock):
         feed.dropped |= {(market.symbols[2], int(ts)) for ts in market.minutes[30:60]}
 
-    journal = run_live(home, bundle, market, change=silent)
+    journal = run_live(*deployed, change=silent)
     assert len(equities(journal)) == 17
     held = {
         e.body.bar: e.body.shares.get(market.symbols[2], 0.0) for e in journal.entries(BarDecision)
@@ -117,12 +107,12 @@ def test_a_symbol_without_bars_is_carried(deployed):
 
 
 def test_no_bars_at_all_and_nothing_is_ordered(deployed):
-    home, bundle, market = deployed
+    _home, _bundle, market = deployed
 
     def dark(feed, clock):
         feed.dropped |= {(name, int(ts)) for name in market.symbols for ts in market.minutes[36:48]}
 
-    journal = run_live(home, bundle, market, change=dark, limits=LimitSettings())
+    journal = run_live(*deployed, change=dark, limits=LimitSettings())
     dark_bars = {int(ts) for ts in market.minutes[36:48]}
     decided = [e.body for e in journal.entries(BarDecision) if e.body.bar in dark_bars]
     assert decided
@@ -131,12 +121,12 @@ def test_no_bars_at_all_and_nothing_is_ordered(deployed):
 
 
 def test_two_hours_asleep_and_what_was_missed_is_skipped(deployed):
-    home, bundle, market = deployed
+    _home, bundle, market = deployed
 
     def asleep(feed, clock):
         clock.jumps.append((int(market.minutes[27]), 120 * MINUTE))
 
-    journal = run_live(home, bundle, market, change=asleep)
+    journal = run_live(*deployed, change=asleep)
     decided = sorted(equities(journal))
     assert len(decided) < 17
     assert "missed" in alerts(journal)
@@ -146,21 +136,21 @@ def test_two_hours_asleep_and_what_was_missed_is_skipped(deployed):
 
 
 def test_requests_act_and_outlive_the_process(deployed):
-    home, bundle, market = deployed
-    run_live(home, bundle, market, bars=30).close()
+    home, _bundle, market = deployed
+    run_live(*deployed, bars=30).close()
     control.ask(home, "halt")
-    journal = run_live(home, bundle, market, bars=45)
+    journal = run_live(*deployed, bars=45)
     later = [e.body for e in journal.entries(BarDecision) if e.body.bar > int(market.minutes[30])]
     assert later
     assert all(not body.orders for body in later)
     held = later[-1].shares
     assert held
     journal.close()
-    journal = run_live(home, bundle, market, bars=50)  # still halted
+    journal = run_live(*deployed, bars=50)  # still halted
     assert not journal.entries(BarDecision)[-1].body.orders
     journal.close()
     control.ask(home, "resume")
-    journal = run_live(home, bundle, market, bars=80)
+    journal = run_live(*deployed, bars=80)
     assert any(
         e.body.orders for e in journal.entries(BarDecision) if e.body.bar > int(market.minutes[50])
     )
@@ -233,18 +223,18 @@ def test_a_split_over_night(tmp_path):
 
 def test_a_full_disk_is_one_sentence(deployed):
     home, bundle, market = deployed
-    run_live(home, bundle, market, bars=10).close()
+    run_live(*deployed, bars=10).close()
     journal = Journal(home / JOURNAL, durable=False)
     journal._base.execute("PRAGMA max_page_count = 1")  # what SQLite says of a disk that is full
     with pytest.raises(DeployError, match="free space"):
-        run_live(home, bundle, market, journal=journal)
+        run_live(*deployed, journal=journal)
     journal.close()
-    again = run_live(home, bundle, market)
+    again = run_live(*deployed)
     assert backtested(bundle, market, again) >= 3
 
 
 def test_the_drift_is_told_after_each_session(deployed):
-    home, bundle, market = deployed
+    _home, bundle, market = deployed
     told = []
 
     def report():
@@ -252,7 +242,7 @@ def test_the_drift_is_told_after_each_session(deployed):
         if len(told) == 2:
             raise DeployError("no room")
 
-    journal = run_live(home, bundle, market, daily=report)
+    journal = run_live(*deployed, daily=report)
     assert len(told) == 3  # one of the three ends with a decision
     assert alerts(journal) == ["report"]  # and it traded on
     assert backtested(bundle, market, journal) == 17

@@ -21,64 +21,52 @@ from fintrader.deploy.reconcile import expect_holdings
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError, RunError
 from fintrader.storage.lease import claim
-from tests.engines.alpaca_loopback import LoopbackAlpaca
-from tests.engines.alpaca_paper import ConstantPolicy, trade
+from tests.engines.alpaca_paper import ConstantPolicy, account, trade
 from tests.engines.deployments import frozen
 
 
-def whole(server):
-    return {symbol: shares for symbol, shares in server.positions.items() if shares}
-
-
-def test_a_deployment_trades_a_paper_account(tmp_path):
-    bundle, market = frozen(tmp_path, trade_rate=1.0)
-    prices = dict(zip(market.symbols, market.close[0].tolist(), strict=True))
-    with LoopbackAlpaca(cash=1e6, prices=prices) as server:
-        journal = trade(tmp_path, bundle, market, server, 22)
-        assert [entry.body.why for entry in journal.entries(Halt)] == []
-        decided = journal.entries(BarDecision)
-        assert len(decided) == 5
-        assert whole(server)
-        assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
-        told = status.read_status(tmp_path)
-        assert dict(told.held) == pytest.approx(whole(server))
-        assert told.cash_usd == pytest.approx(server.cash)
-        assert server.least_cash >= 0
-        known = journal.orders()
-        assert {order["client_order_id"] for order in server.orders.values()} <= set(known)
-        largest = max(
-            abs(shares) * prices[name] for e in decided for name, shares in e.body.orders.items()
-        )
-        assert largest <= 0.1 * 1e6 * 1.1  # the limits stand between
-        journal.close()
-
-        journal = trade(tmp_path, bundle, market, server, 42)  # another process goes on
-        assert len(journal.entries(BarDecision)) == 9
-        assert len(journal.entries(DeploymentStart)) == 1
-        assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
-        journal.close()
-
-        control.ask(tmp_path, "flatten")
-        journal = trade(tmp_path, bundle, market, server, 50)
-        assert whole(server) == {}
-        assert status.read_status(tmp_path).held == {}
-        assert len(journal.entries(Halt)) == 1
-        assert not any(e.body.orders for e in journal.entries(BarDecision)[9:])
-        journal.close()
-
-
 @pytest.fixture
-def made(tmp_path):
-    """A deployment that has not begun."""
+def mine(tmp_path):
+    """A deployment that has not begun, and the server of its account."""
     home = tmp_path / "deployments" / "mine"
     bundle, market = frozen(home, trade_rate=1.0)
-    return home, bundle, market
+    with account(market) as server:
+        yield home, bundle, market, server
 
 
-def account(market):
-    return LoopbackAlpaca(
-        cash=1e6, prices=dict(zip(market.symbols, market.close[0].tolist(), strict=True))
+def test_a_deployment_trades_a_paper_account(mine):
+    home, _bundle, _market, server = mine
+    journal = trade(*mine, 22)
+    assert [entry.body.why for entry in journal.entries(Halt)] == []
+    decided = journal.entries(BarDecision)
+    assert len(decided) == 5
+    assert server.positions
+    assert dict(expect_holdings(journal).shares) == pytest.approx(server.positions)
+    told = status.read_status(home)
+    assert dict(told.held) == pytest.approx(server.positions)
+    assert told.cash_usd == pytest.approx(server.cash)
+    assert server.least_cash >= 0
+    known = journal.orders()
+    assert {order["client_order_id"] for order in server.orders.values()} <= set(known)
+    largest = max(
+        abs(shares) * server.prices[name] for e in decided for name, shares in e.body.orders.items()
     )
+    assert largest <= 0.1 * 1e6 * 1.1  # the limits stand between
+    journal.close()
+
+    journal = trade(*mine, 42)  # another process goes on
+    assert len(journal.entries(BarDecision)) == 9
+    assert len(journal.entries(DeploymentStart)) == 1
+    assert dict(expect_holdings(journal).shares) == pytest.approx(server.positions)
+    journal.close()
+
+    control.ask(home, "flatten")
+    journal = trade(*mine, 50)
+    assert server.positions == {}
+    assert status.read_status(home).held == {}
+    assert len(journal.entries(Halt)) == 1
+    assert not any(e.body.orders for e in journal.entries(BarDecision)[9:])
+    journal.close()
 
 
 def second(home):
@@ -88,8 +76,8 @@ def second(home):
     return other, Bundle.open(other / "bundle")
 
 
-def test_a_second_deployment_is_refused_while_the_first_runs(made):
-    home, bundle, market = made
+def test_a_second_deployment_is_refused_while_the_first_runs(mine):
+    home, _bundle, market, server = mine
     other, same = second(home)
     refused = []
 
@@ -103,42 +91,39 @@ def test_a_second_deployment_is_refused_while_the_first_runs(made):
 
         runner.clock.at_minute = start
 
-    with account(market) as server:
-        trade(home, bundle, market, server, 12, change=beside).close()
-        assert "another deployment trades the account PA1LOOPBACK on this machine" in refused[0]
-        with Journal(home / JOURNAL, reading=True) as journal:
-            assert set(server.by_client_id()) == set(journal.orders())
-        server.positions.clear()
-        server.number = "PA2OTHER"  # an account of its own
-        server.orders.clear()
-        trade(other, same, market, server, 12).close()
-        assert server.orders
+    trade(*mine, 12, change=beside).close()
+    assert "another deployment trades the account PA1LOOPBACK on this machine" in refused[0]
+    with Journal(home / JOURNAL, reading=True) as journal:
+        assert set(server.by_client_id()) == set(journal.orders())
+    server.positions.clear()
+    server.number = "PA2OTHER"  # an account of its own
+    server.orders.clear()
+    trade(other, same, market, server, 12).close()
+    assert server.orders
 
 
-def test_orders_of_another_deployment_of_the_bundle_halt_it(made):
-    home, bundle, market = made
-    with account(market) as server:
-        trade(home, bundle, market, server, 12).close()
-        name = f"ft-{bundle.id}-20990101T000000Z-S000"
+def test_orders_of_another_deployment_of_the_bundle_halt_it(mine):
+    _home, bundle, _market, server = mine
+    trade(*mine, 12).close()
+    name = f"ft-{bundle.id}-20990101T000000Z-S000"
 
-        def elsewhere(runner):
-            runner.clock.at_minute = lambda now: (
-                None if name in server.by_client_id() else server.accept("S000", -3.0, name)
-            )
-
-        journal = trade(home, bundle, market, server, 22, change=elsewhere)
-        halted = journal.last(Halt)
-        assert (
-            f"order {name} of -3 S000 is none of this deployment, but of its bundle"
-            in halted.body.why
+    def elsewhere(runner):
+        runner.clock.at_minute = lambda now: (
+            None if name in server.by_client_id() else server.accept("S000", -3.0, name)
         )
-        assert journal.last(OrderReport, name) is None
-        assert server.by_client_id()[name]["status"] == "filled"  # it was not cancelled
-        journal.close()
+
+    journal = trade(*mine, 22, change=elsewhere)
+    halted = journal.last(Halt)
+    assert (
+        f"order {name} of -3 S000 is none of this deployment, but of its bundle" in halted.body.why
+    )
+    assert journal.last(OrderReport, name) is None
+    assert server.by_client_id()[name]["status"] == "filled"  # it was not cancelled
+    journal.close()
 
 
-def test_an_account_that_was_taken_over_is_left_at_once(made):
-    home, bundle, market = made
+def test_an_account_that_was_taken_over_is_left_at_once(mine):
+    _home, _bundle, market, server = mine
 
     def sleep_through(runner):
         def take_over(now):
@@ -154,16 +139,13 @@ def test_an_account_that_was_taken_over_is_left_at_once(made):
         runner.clock.at_minute = take_over
 
     sent = []
-    with account(market) as server:
-        with pytest.raises(
-            RunError, match="another process has taken this run over; this one stops"
-        ):
-            trade(home, bundle, market, server, 22, change=sleep_through)
-        assert sent == [len(server.orders)]
+    with pytest.raises(RunError, match="another process has taken this run over; this one stops"):
+        trade(*mine, 22, change=sleep_through)
+    assert sent == [len(server.orders)]
 
 
-def test_a_killed_deployment_starts_again_at_once(made):
-    home, bundle, market = made
+def test_a_killed_deployment_starts_again_at_once(mine):
+    _home, _bundle, _market, server = mine
 
     def die(runner):
         def kill(now):
@@ -172,23 +154,22 @@ def test_a_killed_deployment_starts_again_at_once(made):
 
         runner.clock.at_minute = kill
 
-    with account(market) as server:
-        child = os.fork()
-        if child == 0:
-            try:
-                trade(home, bundle, market, server, 22, change=die)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        state = Path(os.environ["XDG_STATE_HOME"])
-        (lease,) = state.rglob("lease/*.json")
-        record = json.loads(lease.read_text())
-        assert not record["released"]
-        assert record["id"]["pid"] == child
-        journal = trade(home, bundle, market, server, 22)
-        assert dict(expect_holdings(journal).shares) == pytest.approx(whole(server))
-        assert whole(server)
-        journal.close()
+    child = os.fork()
+    if child == 0:
+        try:
+            trade(*mine, 22, change=die)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    state = Path(os.environ["XDG_STATE_HOME"])
+    (lease,) = state.rglob("lease/*.json")
+    record = json.loads(lease.read_text())
+    assert not record["released"]
+    assert record["id"]["pid"] == child
+    journal = trade(*mine, 22)
+    assert dict(expect_holdings(journal).shares) == pytest.approx(server.positions)
+    assert server.positions
+    journal.close()
 
 
 def with_nan(runner):
@@ -221,15 +202,14 @@ def with_a_full_disk(runner):
         (with_a_full_disk, DeployError, "database or disk is full"),
     ],
 )
-def test_what_ends_it_is_told_before_it_ends(made, tmp_path, fault, error, why):
-    home, bundle, market = made
+def test_what_ends_it_is_told_before_it_ends(mine, tmp_path, fault, error, why):
+    _home, _bundle, _market, server = mine
     told = tmp_path / "told.json"
     alerts = AlertSettings(command=("sh", "-c", 'cat > "$0"', str(told)))
-    with account(market) as server:
-        trade(home, bundle, market, server, 12).close()
-        held = ", ".join(f"{count:g} {symbol}" for symbol, count in sorted(whole(server).items()))
-        with pytest.raises(error):
-            trade(home, bundle, market, server, 22, change=fault, alerts=alerts)
+    trade(*mine, 12).close()
+    held = ", ".join(f"{count:g} {symbol}" for symbol, count in sorted(server.positions.items()))
+    with pytest.raises(error):
+        trade(*mine, 22, change=fault, alerts=alerts)
     alert = json.loads(told.read_text())
     assert (alert["kind"], alert["deployment"]) == ("ended", "test")
     assert why in alert["text"]

@@ -60,6 +60,12 @@ class ConstantPolicy(PolicyModule):
         return torch.full((len(obs), self.layout.num_assets), self.action)
 
 
+def account(market: MarketTensors, **how: Any) -> LoopbackAlpaca:
+    """A server with a million dollars, at the prices of the window's first bar."""
+    prices = dict(zip(market.symbols, market.close[0].tolist(), strict=True))
+    return LoopbackAlpaca(cash=1e6, prices=prices, **how)
+
+
 def trade(
     home: Path,
     bundle: Bundle,
