@@ -47,18 +47,7 @@ STEPS = [
 ]
 
 
-def test_importing_these_loads_none_of_those():
-    """One process takes all steps: the modules of each step are loaded when the next begins."""
-    program = ["import sys"]
-    for step, heavy in STEPS:
-        program.append(step)
-        program.append(f"loaded = [name for name in {heavy} if name in sys.modules]")
-        program.append(f"assert not loaded, (loaded, {step[:60]!r})")
-    subprocess.run([sys.executable, "-c", "\n".join(program)], check=True, timeout=300)
-
-
 COMMANDS = """
-import sys
 import fintrader.results.catalogue
 from fintrader.cli import main
 for command in sys.argv[1:]:
@@ -74,7 +63,14 @@ assert "empyrical" in sys.modules
 """
 
 
-def test_commands_that_look_at_bars_or_refuse_load_neither_torch_nor_empyrical(tmp_path):
+def test_imports_and_commands_load_none_of_those(tmp_path):
+    """One process takes all steps, and then the commands that look at bars or refuse: the modules
+    of each step are loaded when the next begins."""
+    program = ["import sys"]
+    for step, heavy in STEPS:
+        program.append(step)
+        program.append(f"loaded = [name for name in {heavy} if name in sys.modules]")
+        program.append(f"assert not loaded, (loaded, {step[:60]!r})")
     path = write_csv(tmp_path, minute_table(2, 5))
     windows = "windows: {fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}"
     text = f"data:\n  path: {path}\n  {windows}\ncache: {tmp_path / 'cache'}\n"
@@ -84,7 +80,7 @@ def test_commands_that_look_at_bars_or_refuse_load_neither_torch_nor_empyrical(t
     whole += ["data build --prune own.yaml", "data compare own.yaml own.yaml"]
     refused = ["run absent.yaml", "status absent", "run quickstart --env.cost-bps many"]
     done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, *whole, *refused],
+        [sys.executable, "-c", "\n".join([*program, COMMANDS]), *whole, *refused],
         cwd=tmp_path,
         capture_output=True,
         text=True,

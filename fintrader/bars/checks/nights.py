@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 
 from fintrader.bars.bars import Array
 from fintrader.bars.checks.days import SCALE, Days
@@ -138,6 +137,8 @@ def _find_volume_scales(days: Days) -> Iterator[Fault]:
 
 def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
     """Find days on which a symbol has another one's content, in pairs that differ on other days."""
+    import pandas as pd  # late: settings load this module, and no pandas
+
     if not days:
         return
     columns = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
 from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
@@ -27,6 +26,8 @@ def find_price_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
 
 def _check_symbol(bars: Bars, session: Array, dates: Array) -> Iterator[Fault]:
     """Find one symbol's faults; `session` and `dates` `[R]` are those of its rows."""
+    import pandas as pd  # late: settings load this module, and no pandas
+
     open_, high, low, close = (getattr(bars, column) for column in PRICES)
     volume = bars.volume
     step = np.diff(np.log(close))
