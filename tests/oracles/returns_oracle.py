@@ -6,6 +6,7 @@ NaN stands for a number that does not exist. Series hold no missing days, `S` is
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 Series = Sequence[float]
@@ -21,22 +22,15 @@ def mean(values: Series) -> float:
 
 
 def deviation(values: Series) -> float:
-    if len(values) < 2:
-        return math.nan
-    if min(values) == max(values):
-        return 0.0
-    centre = mean(values)
-    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+    return statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-def quantile(values: Series, share: float) -> float:
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def twentieths(values: Series) -> list[float]:
+    """The 19 values that cut the series into twentieths, linearly interpolated."""
+    if not values:
+        return [math.nan] * 19
+    several = values if len(values) > 1 else [*values, *values]
+    return statistics.quantiles(several, n=20, method="inclusive")
 
 
 def cumulative_return(values: Series) -> float:
@@ -90,11 +84,11 @@ def omega(values: Series) -> float:
 
 
 def tail_ratio(values: Series) -> float:
-    return divide(abs(quantile(values, 0.95)), abs(quantile(values, 0.05)))
+    return divide(abs(twentieths(values)[18]), abs(twentieths(values)[0]))
 
 
 def value_at_risk(values: Series) -> float:
-    return quantile(values, 0.05)
+    return twentieths(values)[0]
 
 
 def conditional_value_at_risk(values: Series) -> float:
