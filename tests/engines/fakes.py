@@ -42,10 +42,22 @@ PODS = 8
 """Of the tournament of a run."""
 
 
-def save_market(cache: Path, *, bars: int = 900, seed: int = 0) -> Path:
-    """A market file with gaps, a late listing and a delisting, of New York."""
+def save_market(
+    cache: Path,
+    *,
+    bars: int = 900,
+    seed: int = 0,
+    timezone: str = "America/New_York",
+    hours: int = 0,
+) -> Path:
+    """A market file with gaps, a late listing and a delisting, of New York or elsewhere: so many
+    `hours` later."""
     market = make_market(bars, 5, 3, seed=seed, session_bars=30, volatility=0.002)
-    market = replace(market, provenance=Provenance(timezone="America/New_York"))
+    market = replace(
+        market,
+        minutes=market.minutes + hours * 3600 * 10**9,
+        provenance=Provenance(timezone=timezone),
+    )
     path = cache / f"market-{seed}.safetensors"
     market.save(path)
     return path

@@ -4,7 +4,6 @@ computed by hand."""
 import base64
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,17 +12,12 @@ import pytest
 pytest.importorskip("streamlit")
 
 
-from fintrader.backtesting import read_backtest, simulate, simulate_baselines, write_backtest
-from fintrader.backtesting.sensitivity import Choices, sensitivity
+from fintrader.backtesting import read_backtest, simulate
 from fintrader.envs import EnvSettings
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results import figures
-from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import find_timezone
-from fintrader.results.market_description import Provenance
-from fintrader.runs import RunFolder
-from fintrader.verdict.selection import SearchRecord
 from tests.app.conftest import Open, open_page  # noqa: F401
 from tests.engines import fakes
 from tests.engines.policies import noisy_policy
@@ -150,30 +144,11 @@ def test_the_time_zone_is_what_the_data_says(name):
 def site(tmp_path_factory):
     """Two runs on a market in Tokyo, written by the writers of real ones."""
     root = tmp_path_factory.mktemp("tokyo")
-    tensors = fakes.save_market(root / "data" / "tensors", bars=900)
-    settings = EnvSettings(cost_bps=2.0)
-    policy = noisy_policy(5)
+    tensors = fakes.save_market(
+        root / "data" / "tensors", bars=2700, timezone="Asia/Tokyo", hours=-14
+    )
     for seed, name in enumerate(("demo", "second")):
-        fakes.make_run(root / "runs", name, market=tensors, seed=seed)
-        window = make_market(30 * 30, 5, 3, session_bars=30, volatility=0.002)
-        window = replace(
-            window,
-            minutes=window.minutes - 14 * 3600 * 10**9,
-            provenance=Provenance(timezone="Asia/Tokyo"),
-        )
-        results = {"ensemble": simulate(noisy_policy(5, seed), window, settings)}
-        write_backtest(
-            RunFolder.named(name, root / "runs").backtest,
-            results | simulate_baselines(window, settings),
-            context=BacktestContext(trials=7),
-            market=window,
-            settings=settings,
-            explanation=fakes.explanation_of(window, np.random.default_rng(seed)),
-            search=SearchRecord(np.random.default_rng(seed).normal(0, 0.01, (16, 7))),
-            sensitivity=sensitivity(
-                policy, window, settings, choices=Choices(costs_bps=(0.0, 10.0), stocks=False)
-            ),
-        )
+        fakes.make_run(root / "runs", name, market=tensors, seed=seed, checked=True)
     return root
 
 
