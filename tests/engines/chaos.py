@@ -8,16 +8,13 @@ Tests strike at some operations and moments; with `FINTRADER_EVERY_STRIKE` set t
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import sqlite3
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -283,42 +280,11 @@ def kill_at_work(run: RunFolder, pods: int) -> Outcome:
     gate.parent.mkdir()
     gate.touch()
     with patch.dict(os.environ, {stubs.GATE_VARIABLE: str(gate)}):
-        pid = fork_race(run, pods)
+        pid = fork(lambda: race(run, pods, processes=True))
     until(lambda: stubs.waiting(gate) is not None, "the pod that waits")
     children = psutil.Process(pid).children(recursive=True)
     os.kill(pid, signal.SIGKILL)
-    return ended(pid, run, children, target="orchestrator")
-
-
-def kill_at_random(run: RunFolder, pods: int, seed: int, target: str) -> Outcome:
-    """SIGKILL the orchestrator of spawned pods, or a pod, within 1.6 s of the first pod's start."""
-    chance = random.Random(seed)
-    pid = fork_race(run, pods)
-    children: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):  # it ended before its moment came
-        orchestrator = psutil.Process(pid)
-        until(lambda: bool(orchestrator.children()) or gone(pid), "the first pod's process")
-        time.sleep(chance.uniform(0, 1.6))
-        children = orchestrator.children(recursive=True)
-        if target == "orchestrator":
-            orchestrator.kill()
-        elif children:
-            chance.choice(children).kill()
-    return ended(pid, run, children, target=target)
-
-
-def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: str) -> Outcome:
-    """What a tournament came to that was killed, or one of whose pods was; orphans must follow
-    it."""
     _, code = os.waitpid(pid, 0)
-    status = os.waitstatus_to_exitcode(code)
-    if target == "pod":
-        return Outcome(
-            status, hits=sum(event["reason"] == "killed" for event in events_of(run, "lost"))
-        )
     until(lambda: all(gone(child.pid) for child in children), "orphans to follow it")
+    status = os.waitstatus_to_exitcode(code)
     return Outcome(status, hits=int(status == -signal.SIGKILL))
-
-
-def fork_race(run: RunFolder, pods: int) -> int:
-    return fork(lambda: race(run, pods, processes=True))

@@ -2,7 +2,6 @@ import os
 import signal
 import threading
 import time
-from itertools import pairwise
 from uuid import uuid4
 
 import pytest
@@ -80,49 +79,6 @@ def test_a_killed_holder_of_this_machine_is_known_to_be_dead(tmp_path, monkeypat
     os.waitpid(pid, 0)
     with hold(store) as mine:
         assert mine.token == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("hasty")
-def test_never_two_at_once(tmp_path, monkeypatch):
-    """Processes that all believe themselves on machines of their own take turns, and none is left
-    out for ever."""
-    monkeypatch.setattr(
-        lease, "LAPSE_SECONDS", 30.0
-    )  # longer than a busy machine keeps a beat waiting
-    store = ObjectStore(f"file://{tmp_path}/store")
-    diary = tmp_path / "diary"
-    pids = []
-    for number in range(5):
-        pid = os.fork()
-        if pid == 0:
-            lease.name_process_space = lambda number=number: f"machine {number}"
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            while True:
-                try:
-                    with hold(store):
-                        with diary.open("a") as file:
-                            file.write(f"in {number}\n")
-                        time.sleep(0.15)
-                        if number == 2:
-                            os.kill(os.getpid(), signal.SIGKILL)  # its turn ends without a word
-                        with diary.open("a") as file:
-                            file.write(f"out {number}\n")
-                        break
-                except RunError:
-                    time.sleep(0.02)
-            os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    lines = diary.read_text().split("\n")[:-1]
-    assert sorted(line for line in lines if line.startswith("in")) == [
-        f"in {number}" for number in range(5)
-    ]
-    for before, after in pairwise(lines):
-        if before.startswith("in"):
-            number = before.split()[1]
-            assert after == f"out {number}" or number == "2", lines
 
 
 def test_a_store_without_conditional_writes_says_so(tmp_path, monkeypatch, capsys):

@@ -80,19 +80,6 @@ def test_pods_struck_in_their_own_process(
 
 
 @SLOW
-@pytest.mark.parametrize("target", ["orchestrator", "pod"])
-def test_struck_at_random_moments(tmp_path, undisturbed, monkeypatch, target):
-    monkeypatch.setenv("STUB_SECONDS", "0.08")
-    hits = 0
-    expected = everything(undisturbed)
-    for seed in range(amount(4, 100)):
-        strike = partial(chaos.kill_at_random, pods=PODS, seed=seed, target=target)
-        run = RunFolder(tmp_path / f"run-{seed}")
-        hits += chaos.strike_and_recover(run, PODS, expected, strike)
-    assert hits > 0
-
-
-@SLOW
 def test_a_run_struck_by_a_disk_that_is_full_goes_on_when_there_is_room(tmp_path, undisturbed):
     disk = tmp_path / "disk"
     disk.mkdir()
