@@ -103,7 +103,7 @@ class AlpacaFeed:
         self._vendor = Alpaca(settings, timeout_seconds=LIMIT_SECONDS)
         self.symbols = list(symbols)
         self._calendar = calendar
-        self._bar_ns = (5 if settings.interval == "5m" else 1) * MINUTE_NS
+        self._bar_ns = settings.bar_minutes * MINUTE_NS
 
     def history(self, first: int, stop: int) -> Bars:
         for number in range(_TRIES):

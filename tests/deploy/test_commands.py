@@ -71,7 +71,7 @@ def market(monkeypatch, tmp_path):
         yield server
 
 
-def trained(server, interval, decision_interval):
+def trained(server, bar_minutes, decision_interval):
     """A finished run on bars of Alpaca's, 22 days ago and before."""
     first, last = (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=days) for days in (50, 22))
     values = {
@@ -79,9 +79,9 @@ def trained(server, interval, decision_interval):
         "seed": 3,
         "device": "cpu",
         "data": {
-            "bar_minutes": int(interval[0]),
+            "bar_minutes": bar_minutes,
             "calendar": "24/7",
-            "source": {"kind": "alpaca", "interval": interval},
+            "source": {"kind": "alpaca", "bar_minutes": bar_minutes},
             "start": str(first),
             "end": str(last),
             "universe": {"symbols": list(server.bars.symbols)},
@@ -149,7 +149,7 @@ def nothing_leaked(folder, *said):
 
 
 def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
-    trained(market, "1m", 1)
+    trained(market, 1, 1)
     homes = [tmp_path / "deployments" / name for name in ("mine-shadow", "mine-paper")]
     words = ["paper", "runs/mine", "--feed", "alpaca"]
     account = [*words, "--broker", "alpaca", "--endpoint", market.endpoint]
@@ -212,7 +212,7 @@ def twenty_days_on_paper(server):
 
 
 def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
-    trained(market, "5m", 12)
+    trained(market, 5, 12)
     home = twenty_days_on_paper(market)
     report = report_drift(home)
     assert report.sessions >= 20
