@@ -21,8 +21,8 @@ from fintrader.metrics import (
 from fintrader.results.figures.style import (
     MOST_LINES,
     PALETTE,
-    ZERO,
-    escape_label,
+    ZERO_LINE,
+    add_curve,
     layout,
     lines,
     say_left_out,
@@ -66,7 +66,9 @@ def drawdown_figure(
     With `session` it is measured between session closes, the starting capital included, as the
     metric `max_drawdown` is; without, at every bar, as `minute_max_drawdown` is.
     """
-    shown = curves if session is None else closes_of(curves, session)
+    shown = curves
+    if session is not None:  # the starting capital and each session's last row
+        shown = curves.iloc[np.union1d([0], find_session_ends(session))]
     peak = shown.cummax()
     below = (shown / peak.where(peak > 0) - 1).fillna(0.0)
     figure = go.Figure()
@@ -74,11 +76,6 @@ def drawdown_figure(
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
     title = "Drawdown at every bar" if session is None else "Drawdown, from session closes"
     return layout(figure, title, "below peak", percent=True, height=320)
-
-
-def closes_of(curves: pd.DataFrame, session: Session) -> pd.DataFrame:
-    """The first row (the starting capital) and the last one of each session."""
-    return curves.iloc[np.union1d([0], find_session_ends(session))]
 
 
 def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
@@ -118,30 +115,17 @@ def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> 
     say_left_out(figure, list(daily), kept)
     daily = {name: daily[name] for name in kept}
     indices = [pd.DatetimeIndex(returns.index) for returns in daily.values()]
+    hover = "%{customdata}: %{y:.2%}" if drawdown else "%{customdata}: %{y:.3f}"
     for position, ((name, returns), times) in enumerate(zip(daily.items(), indices, strict=True)):
         growth = np.concatenate([[1.0], np.cumprod(1 + returns.to_numpy())])
         values = growth / np.maximum.accumulate(growth) - 1 if drawdown else growth
-        figure.add_trace(
-            go.Scatter(
-                x=np.arange(len(values)),
-                y=values,
-                name=escape_label(name),
-                mode="lines",
-                line={"color": PALETTE[position % len(PALETTE)], "width": 2},
-                customdata=["start", *times.strftime("%d %b %Y")],
-                hovertemplate="%{customdata}: "
-                + ("%{y:.2%}" if drawdown else "%{y:.3f}")
-                + f"<extra>{escape_label(name)}</extra>",
-            )
-        )
+        look = {"color": PALETTE[position % len(PALETTE)], "width": 2}
+        days = ["start", *times.strftime("%d %b %Y")]
+        x = np.arange(len(values))
+        add_curve(figure, x, values, name, hover, line=look, customdata=days)
     title = "Drawdown, from session closes" if drawdown else "Growth of 1, from session closes"
-    figure = layout(
-        figure,
-        title,
-        "below peak" if drawdown else "multiple of the start",
-        percent=drawdown,
-        height=400,
-    )
+    unit = "below peak" if drawdown else "multiple of the start"
+    layout(figure, title, unit, percent=drawdown, height=400)
     if all(times.equals(indices[0]) for times in indices):
         time_axis(figure, indices[0])
     else:
@@ -205,10 +189,9 @@ def rolling_figure(
     percent = kind == "volatility"
     figure = go.Figure()
     lines(figure, values.iloc[window - 1 :], "%{y:.2%}" if percent else "%{y:.2f}", main)
-    figure.add_hline(y=level, line={"color": ZERO, "width": 1})
-    return layout(
-        figure, f"{title} over the last {window} sessions", unit, percent=percent, height=320
-    )
+    figure.add_hline(y=level, line=ZERO_LINE)
+    title += f" over the last {window} sessions"
+    return layout(figure, title, unit, percent=percent, height=320)
 
 
 def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
@@ -216,12 +199,6 @@ def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
     a strategy."""
     figure = go.Figure()
     lines(figure, exposure, "%{y:.1%}", str(exposure.columns[0]))
-    layout(
-        figure,
-        "Exposure",
-        "share of equity",
-        percent=True,
-        height=280,
-        showlegend=exposure.shape[1] > 1,
-    )
+    has_names = exposure.shape[1] > 1
+    layout(figure, "Exposure", "share of equity", height=280, showlegend=has_names)
     return figure.update_yaxes(tickformat=".0%", rangemode="tozero")

@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from fintrader.results.explanation import Explanation
-from fintrader.results.figures.returns import SCALE
-from fintrader.results.figures.style import colour_of, escape_label, layout
+from fintrader.results.figures.returns import heat_map
+from fintrader.results.figures.style import SINGLE, colour_of, escape_label, layout
 from fintrader.results.formatting import title_of
 
 MOST_INPUTS = 15
@@ -29,16 +29,8 @@ def importance_figure(found: Explanation) -> go.Figure:
             hovertemplate="%{y}: %{x:.2%} of the account<extra></extra>",
         )
     )
-    size = 110 + 22 * len(shown)
-    layout(
-        figure,
-        "",
-        "",
-        "share of the account moved, mean",
-        height=size,
-        hovermode="closest",
-        showlegend=False,
-    )
+    x_title = "share of the account moved, mean"
+    layout(figure, "", "", x_title, height=110 + 22 * len(shown), **SINGLE)
     figure.update_xaxes(tickformat=".1~%", rangemode="tozero", showgrid=True)
     figure.update_yaxes(automargin=True, showgrid=False)
     left = len(ranked) - len(shown)
@@ -57,30 +49,12 @@ def decision_figure(found: Explanation, k: int) -> go.Figure:
     raised = np.array(decision.raised).reshape(len(decision.symbols), len(found.inputs))
     order = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:MOST_COLUMNS]
     points = 100.0 * raised[:, order]
-    reach = float(np.abs(points).max()) if points.size else 0.0
     names = [escape_label(title_of(found.inputs[column])) for column in order]
     named = zip(decision.symbols, decision.weights, strict=True)
     rows = [f"{escape_label(symbol)} ({weight:.1%})" for symbol, weight in named]
-    figure = go.Figure(
-        go.Heatmap(
-            x=names,
-            y=rows,
-            z=points,
-            colorscale=SCALE,
-            zmid=0,
-            zmin=-(reach or 1.0),
-            zmax=reach or 1.0,
-            texttemplate="%{z:.1f}",
-            colorbar={
-                "thickness": 10,
-                "outlinewidth": 0,
-                "title": {"text": "points", "side": "right"},
-            },
-            xgap=2,
-            ygap=2,
-            hovertemplate="%{x} moved %{y} by %{z:.2f} points of weight<extra></extra>",
-        )
-    )
+    hover = "%{x} moved %{y} by %{z:.2f} points of weight"
+    figure = heat_map(points, names, rows, hover, texttemplate="%{z:.1f}")
+    figure.data[0].colorbar.title = {"text": "points", "side": "right"}
     layout(figure, "What moved this decision", "", height=190 + 34 * len(rows), hovermode="closest")
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(tickangle=-35, automargin=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,16 @@ from fintrader.metrics import find_session_ends
 from fintrader.results.analysis import Variation
 from fintrader.results.figures.curves import Session
 from fintrader.results.figures.style import (
-    DASHES,
     INK,
     MOST_LINES,
     MUTED,
-    ZERO,
+    SINGLE,
+    ZERO_LINE,
+    add_curve,
     colour_of,
     escape_label,
     layout,
+    line_of,
     lines,
     most_telling,
     say_left_out,
@@ -44,28 +46,16 @@ MOST_MARKS = 600
 def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
     """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is
     cash."""
-    order = weights.abs().mean().sort_values(ascending=False, kind="stable").index
-    shown = weights[order[:top]].copy()
-    if len(order) > top:
-        shown[f"{len(order) - top} others"] = weights[order[top:]].sum(axis=1)
+    shown = _gather_others(weights, weights.abs().mean(), top)
     figure = go.Figure()
-    times = pd.DatetimeIndex(weights.index)
-    steps = np.arange(len(shown))
     mixed = bool((weights < 0).any().any())
     for position, name in enumerate(shown.columns):
-        figure.add_trace(
-            go.Scatter(
-                x=steps,
-                y=shown[name].to_numpy(),
-                name=escape_label(name),
-                mode="lines",
-                line={"width": 1.2 if mixed else 0.4, "color": SHADES[position % len(SHADES)]},
-                stackgroup=None if mixed else "weights",
-                hovertemplate="%{y:.1%}<extra>" + escape_label(name) + "</extra>",
-            )
-        )
+        look = {"width": 1.2 if mixed else 0.4, "color": SHADES[position % len(SHADES)]}
+        stack = None if mixed else "weights"
+        x = np.arange(len(shown))
+        add_curve(figure, x, shown[name], name, "%{y:.1%}", line=look, stackgroup=stack)
     if len(shown):
-        time_axis(figure, times)
+        time_axis(figure, pd.DatetimeIndex(weights.index))
     figure = layout(
         figure, "Weights at each session's close", "share of equity", percent=True, height=400
     )
@@ -74,6 +64,15 @@ def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
             range=[0, max(1.0, float(weights.sum(axis=1).max()))]
         )  # above 1 on borrowed money
     return figure
+
+
+def _gather_others(values: pd.DataFrame, size: pd.Series, most: int) -> pd.DataFrame:
+    """The `most` columns of the largest `size`, and the sum of the others."""
+    order = size.sort_values(ascending=False, kind="stable").index
+    shown = values[order[:most]].copy()
+    if len(order) > most:
+        shown[f"{len(order) - most} others"] = values[order[most:]].sum(axis=1)
+    return shown
 
 
 def turnover_figure(
@@ -97,35 +96,24 @@ def turnover_figure(
         )
     )
     time_axis(figure, times)
-    figure = layout(figure, "Turnover of each session", "share of equity", percent=True, height=280)
-    return figure.update_layout(showlegend=False, hovermode="closest")
+    title = "Turnover of each session"
+    return layout(figure, title, "share of equity", percent=True, height=280, **SINGLE)
 
 
 def pnl_figure(profit: pd.DataFrame) -> go.Figure:
     """Profit so far, USD, of the symbols that made or lost most, the others together. `profit`:
     `[S, N]` USD of each session and symbol."""
-    order = profit.sum().abs().sort_values(ascending=False, kind="stable").index
-    shown = profit[order[: MOST_LINES - 1]].copy()
-    if len(order) > MOST_LINES - 1:
-        shown[f"{len(order) - MOST_LINES + 1} others"] = profit[order[MOST_LINES - 1 :]].sum(axis=1)
+    shown = _gather_others(profit, profit.sum().abs(), MOST_LINES - 1).cumsum()
     figure = go.Figure()
     times = pd.DatetimeIndex(profit.index)
+    days = list(times.strftime("%d %b %Y"))
     for position, name in enumerate(shown.columns):
-        figure.add_trace(
-            go.Scatter(
-                x=np.arange(len(shown)),
-                y=shown[name].cumsum().to_numpy(),
-                name=escape_label(str(name)),
-                mode="lines",
-                line={"width": 1.6, "color": SHADES[position % len(SHADES)]},
-                customdata=list(times.strftime("%d %b %Y")),
-                hovertemplate="%{customdata}: %{y:$,.0f}<extra>"
-                + escape_label(str(name))
-                + "</extra>",
-            )
-        )
+        look = {"width": 1.6, "color": SHADES[position % len(SHADES)]}
+        hover = "%{customdata}: %{y:$,.0f}"
+        x = np.arange(len(shown))
+        add_curve(figure, x, shown[name], name, hover, line=look, customdata=days)
     time_axis(figure, times)
-    figure.add_hline(y=0, line={"color": ZERO, "width": 1})
+    figure.add_hline(y=0, line=ZERO_LINE)
     return layout(figure, "Profit so far by symbol, net of costs", "USD", height=380)
 
 
@@ -161,10 +149,7 @@ def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go
     )
     own, cut = _largest(trades[trades["symbol"] == symbol])
     filled = pd.DatetimeIndex(own["fill_time"]).as_unit("ns").asi8
-    ends = times.as_unit("ns").asi8
-    _add_fills(
-        figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)), times.tz
-    )
+    _add_fills(figure, own, np.interp(filled, times.as_unit("ns").asi8, x), times.tz)
     time_axis(figure, times)
     return layout(figure, _on_price(symbol, cut), "USD", height=360, hovermode="closest")
 
@@ -254,21 +239,34 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
         )
 
 
-def cost_figure(rows: Sequence[Variation]) -> go.Figure:
-    """Draw the return at every proportional cost. `rows`: variations of `cost_bps`."""
+def _draw_variations(
+    rows: Sequence[Variation],
+    measure: Callable[[Variation], tuple[float | None, float | None]],
+    hover: str,
+) -> go.Figure:
+    """A curve over the numbers varied, the chosen one marked. `measure` gives the height of a point
+    and a further number for the hover text."""
     ordered = sorted(rows, key=lambda row: row.number)
+    measured = [measure(row) for row in ordered]
     figure = go.Figure(
         go.Scatter(
             x=[row.number for row in ordered],
-            y=[row.cumulative_return for row in ordered],
-            customdata=[[row.sharpe] for row in ordered],
+            y=[height for height, _ in measured],
+            customdata=[[more] for _, more in measured],
             mode="lines+markers",
             line={"color": colour_of("ensemble", 0), "width": 2},
             marker={"size": [11 if row.is_chosen else 7 for row in ordered]},
-            hovertemplate="%{x} bps: %{y:.2%}, Sharpe %{customdata[0]:.2f}<extra></extra>",
+            hovertemplate=f"{hover}<extra></extra>",
         )
     )
-    for row in ordered:
+    return figure.add_hline(y=0, line=ZERO_LINE)
+
+
+def cost_figure(rows: Sequence[Variation]) -> go.Figure:
+    """Draw the return at every proportional cost. `rows`: variations of `cost_bps`."""
+    hover = "%{x} bps: %{y:.2%}, Sharpe %{customdata[0]:.2f}"
+    figure = _draw_variations(rows, lambda row: (row.cumulative_return, row.sharpe), hover)
+    for row in rows:
         if row.is_chosen and row.cumulative_return is not None:
             figure.add_annotation(
                 x=row.number,
@@ -282,24 +280,12 @@ def cost_figure(rows: Sequence[Variation]) -> go.Figure:
 
 def capital_figure(rows: Sequence[Variation]) -> go.Figure:
     """Draw the net Sharpe ratio at every capital. `rows`: variations of `capital_usd`."""
-    ordered = sorted(rows, key=lambda row: row.number)
-    figure = go.Figure(
-        go.Scatter(
-            x=[row.number for row in ordered],
-            y=[row.sharpe for row in ordered],
-            customdata=[[row.cumulative_return] for row in ordered],
-            mode="lines+markers",
-            line={"color": colour_of("ensemble", 0), "width": 2},
-            marker={"size": [11 if row.is_chosen else 7 for row in ordered]},
-            hovertemplate="$%{x:,.0f}: Sharpe %{y:.2f}, return %{customdata[0]:.2%}<extra></extra>",
-        )
-    )
-    figure.add_hline(y=0, line={"color": ZERO, "width": 1})
-    figure = layout(figure, "Sharpe ratio with more capital", "Sharpe ratio, net", height=300)
-    title = {"text": "starting capital, USD", "font": {"color": MUTED}}
-    return figure.update_xaxes(type="log", dtick=1, tickprefix="$", title=title).update_layout(
-        showlegend=False
-    )
+    hover = "$%{x:,.0f}: Sharpe %{y:.2f}, return %{customdata[0]:.2%}"
+    figure = _draw_variations(rows, lambda row: (row.sharpe, row.cumulative_return), hover)
+    title = "Sharpe ratio with more capital"
+    layout(figure, title, "Sharpe ratio, net", height=300, showlegend=False)
+    under = {"text": "starting capital, USD", "font": {"color": MUTED}}
+    return figure.update_xaxes(type="log", dtick=1, tickprefix="$", title=under)
 
 
 def first_order_cost_figure(
@@ -319,27 +305,13 @@ def first_order_cost_figure(
         traded = float(turnover[name].sum())
         curve = equity[name].to_numpy()
         profit = curve[-1] - curve[0] + float(costs[name].sum())
-        figure.add_trace(
-            go.Scatter(
-                x=steps,
-                y=(profit - traded * steps / 1e4) / curve[0],
-                name=escape_label(title_of(str(name))),
-                mode="lines",
-                line={
-                    "color": colour_of(str(name), position),
-                    "width": 2,
-                    "dash": DASHES.get(str(name), "solid"),
-                },
-                hovertemplate="%{x:.0f} bps: %{y:.2%}<extra>"
-                + escape_label(title_of(str(name)))
-                + "</extra>",
-            )
-        )
-    return _over_costs(figure)
+        returned = (profit - traded * steps / 1e4) / curve[0]
+        look = line_of(name, position, 2)
+        add_curve(figure, steps, returned, title_of(name), "%{x:.0f} bps: %{y:.2%}", line=look)
+    return _over_costs(figure.add_hline(y=0, line=ZERO_LINE))
 
 
 def _over_costs(figure: go.Figure) -> go.Figure:
-    figure.add_hline(y=0, line={"color": ZERO, "width": 1})
     title = "Return at other costs"
     x_title = "cost, basis points of every trade's notional"
     return layout(
@@ -365,14 +337,5 @@ def without_figure(rows: Sequence[Variation], returned: float | None) -> go.Figu
         )
     )
     title = "Change of the return without one symbol"
-    layout(
-        figure,
-        title,
-        "",
-        height=max(220, 90 + 22 * len(ranked)),
-        hovermode="closest",
-        showlegend=False,
-    )
-    return figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK).update_yaxes(
-        tickformat=None
-    )
+    layout(figure, title, "", height=max(220, 90 + 22 * len(ranked)), **SINGLE)
+    return figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK)

@@ -6,6 +6,9 @@ Every return is simple: what a stretch's last equity is above its first one, ove
 
 from __future__ import annotations
 
+from calendar import day_abbr, month_abbr
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -24,8 +27,6 @@ from fintrader.results.formatting import title_of
 SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
 """Red for losses, white for nothing, blue for gains: readable with red-green blindness."""
 
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 OVERNIGHT = "overnight"
 MOST_LABELLED = 16
 MOST_IN_A_ROW = 5
@@ -48,20 +49,15 @@ def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
     partial."""
     table = monthly_returns(daily, timezone)
     rows = [str(year) for year in table.index]
-    table.columns = pd.Index(MONTHS)
+    table.columns = pd.Index(month_abbr[1:])
     # A single year shows no column but those of its sessions: a phone has room for a few numbers.
     if len(table) == 1:
         there = table.columns[table.notna().any()]
         table = table.loc[:, there[0] : there[-1]]
-    figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1%}")
+    figure = _draw_returns(table, rows, "{:+.1%}")
     figure.data[0].colorbar.update(title={"text": "return"}, tickformat=".1%")
-    layout(
-        figure,
-        "Return of each month",
-        "",
-        height=120 + 44 * max(2, len(table)),
-        hovermode="closest",
-    )
+    height = 120 + 44 * max(2, len(table))
+    layout(figure, "Return of each month", "", height=height, hovermode="closest")
     return figure.update_yaxes(autorange="reversed", type="category")
 
 
@@ -115,8 +111,8 @@ def intraday_figure(
 ) -> go.Figure:
     """Heat map of `intraday_returns`."""
     table = intraday_returns(curve, session, timezone, minutes)
-    rows = [WEEKDAYS[day] for day in table.index]
-    figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1f}")
+    rows = [day_abbr[day] for day in table.index]
+    figure = _draw_returns(table, rows, "{:+.1f}")
     figure.data[0].colorbar.update(title={"text": "bps"})
     title = "Mean return by weekday and time of day, basis points"
     x_title = f"slots of {minutes} minutes, {timezone} time"
@@ -124,25 +120,28 @@ def intraday_figure(
     return figure.update_xaxes(type="category").update_yaxes(autorange="reversed", type="category")
 
 
-def _heat_map(
-    values: NDArray[np.float64], columns: list[str], rows: list[str], pattern: str
-) -> go.Figure:
-    reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
+def _draw_returns(table: pd.DataFrame, rows: list[str], pattern: str) -> go.Figure:
+    values = table.to_numpy(dtype=np.float64)
     text = [
         ["" if np.isnan(value) else _plain(pattern.format(value)) for value in row]
         for row in values
     ]
+    columns = list(table.columns)
+    has_room = len(columns) <= (MOST_LABELLED if len(rows) > 1 else MOST_IN_A_ROW)
+    inside = "%{text}" if has_room else None
+    return heat_map(values, columns, rows, "%{y} %{x}: %{text}", text=text, texttemplate=inside)
+
+
+def heat_map(
+    values: NDArray[np.float64], columns: list[str], rows: list[str], hover: str, **look: Any
+) -> go.Figure:
+    """Draw gains and losses, `[rows, columns]`, as colours around a white zero."""
+    reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
     return go.Figure(
         go.Heatmap(
             z=values,
             x=columns,
             y=rows,
-            text=text,
-            texttemplate=(
-                "%{text}"
-                if len(columns) <= (MOST_LABELLED if len(rows) > 1 else MOST_IN_A_ROW)
-                else None
-            ),
             colorscale=SCALE,
             zmid=0,
             zmin=-(reach or 1.0),
@@ -150,7 +149,8 @@ def _heat_map(
             colorbar={"thickness": 10, "outlinewidth": 0},
             xgap=2,
             ygap=2,
-            hovertemplate="%{y} %{x}: %{text}<extra></extra>",
+            hovertemplate=f"{hover}<extra></extra>",
+            **look,
         )
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.results.figures.style import COLOURS, MUTED, PALETTE, layout, stamps
+from fintrader.results.figures.style import COLOURS, MUTED, PALETTE, SINGLE, layout, stamps
 
 SHORTFALL = {
     "delay": "Delay: decision to open",
@@ -78,14 +78,7 @@ def difference_figure(
     apart = [1e4 * (ours / theirs - 1) for ours, theirs in zip(account_usd, twin_usd, strict=True)]
     figure = go.Figure(go.Bar(x=days, y=apart, marker={"color": PALETTE[1]}))
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:+.2f} bps<extra></extra>")
-    layout(
-        figure,
-        "Account less twin",
-        "bps of the twin",
-        height=260,
-        showlegend=False,
-        hovermode="closest",
-    )
+    layout(figure, "Account less twin", "bps of the twin", height=260, **SINGLE)
     if apart and max(map(abs, apart)) < 0.01:
         figure.update_yaxes(range=[-1, 1]).update_xaxes(range=[days.iloc[0], days.iloc[-1]])
         figure.add_annotation(

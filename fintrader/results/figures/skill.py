@@ -9,7 +9,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.results.figures.style import INK, ZERO, colour_of, escape_label, histogram, layout
+from fintrader.results.figures.style import (
+    INK,
+    SINGLE,
+    ZERO_LINE,
+    colour_of,
+    escape_label,
+    histogram,
+    layout,
+)
 from fintrader.results.formatting import p_equals, title_of
 from fintrader.verdict.verdict import (
     AlphaTest,
@@ -22,6 +30,13 @@ from fintrader.verdict.verdict import (
 _OTHERS = "#c3cdd6"
 _OURS = "#0b4f9e"
 _WARN = "#b42318"
+_OUR_MARK = {"size": 13, "color": _OURS}
+_LUCK_MARK = {
+    "size": 13,
+    "color": _WARN,
+    "symbol": "line-ns",
+    "line": {"width": 3, "color": _WARN},
+}
 MOST_BARS = 300
 BINS = 60
 
@@ -48,6 +63,12 @@ def _point(
     figure.add_trace(trace if ends is None else trace.update(error_x=bars))
 
 
+def _lay_out_points(figure: go.Figure, title: str, height: int) -> go.Figure:
+    """Finish a chart of `_point`s, the first one on top."""
+    layout(figure, title, "", height=height, **SINGLE)
+    return figure.update_yaxes(autorange="reversed", automargin=True)
+
+
 def random_portfolios_figure(drawn: RandomDraws, returned: float | None) -> go.Figure:
     """Draw the returns of random static portfolios, and the result among them."""
     counts = np.array(drawn.histogram.counts)
@@ -68,9 +89,7 @@ def random_portfolios_figure(drawn: RandomDraws, returned: float | None) -> go.F
             ),
         )
     title = f"Return of {drawn.count:,} random static portfolios"
-    figure = layout(
-        figure, title, "portfolios", height=300, hovermode="closest", showlegend=False, bargap=0
-    )
+    layout(figure, title, "portfolios", height=300, bargap=0, **SINGLE)
     return figure.update_xaxes(tickformat=".1%")
 
 
@@ -78,19 +97,15 @@ def sharpe_figure(found: SelectedSharpe) -> go.Figure:
     """The chosen trial's Sharpe ratio where it was chosen, beside what the best of as many shows
     without skill."""
     figure = go.Figure()
-    _point(
-        figure, found.sharpe, "the chosen trial", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}"
-    )
-    mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
+    _point(figure, found.sharpe, "the chosen trial", _OUR_MARK, "Sharpe %{x:.2f}")
     for label, expected in (
         ("luck, all trials", found.expected_best),
         ("luck, effective trials", found.expected_best_effective),
     ):
-        _point(figure, expected, label, mark, "expected Sharpe %{x:.2f}")
-    figure.add_vline(x=0, line={"color": ZERO, "width": 1})
+        _point(figure, expected, label, _LUCK_MARK, "expected Sharpe %{x:.2f}")
+    figure.add_vline(x=0, line=ZERO_LINE)
     title = "Sharpe ratio in the selection window, and what luck shows"
-    layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
-    return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
+    return _lay_out_points(figure, title, 240)
 
 
 def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
@@ -99,23 +114,14 @@ def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
     scale = alpha.ratio / alpha.alpha if alpha.alpha else 0.0
     figure = go.Figure()
     ends = alpha.low * scale, alpha.high * scale
-    _point(
-        figure,
-        alpha.ratio,
-        "this result",
-        {"size": 13, "color": _OURS},
-        "information ratio %{x:.2f}",
-        ends,
-    )
-    mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
+    hover = "information ratio %{x:.2f}"
+    _point(figure, alpha.ratio, "this result", _OUR_MARK, hover, ends)
     label = "what this window sees<br>four times in five"
-    _point(
-        figure, alpha.visible, label, mark, "a true ratio of %{x:.2f} is seen four times in five"
-    )
-    figure.add_vline(x=0, line={"color": ZERO, "width": 1})
+    hover = "a true ratio of %{x:.2f} is seen four times in five"
+    _point(figure, alpha.visible, label, _LUCK_MARK, hover)
+    figure.add_vline(x=0, line=ZERO_LINE)
     title = f"Information ratio against {title_of(against).lower()}, beta hedged, 95 % interval"
-    layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
-    return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
+    return _lay_out_points(figure, title, 240)
 
 
 def betting_figure(
@@ -130,7 +136,7 @@ def betting_figure(
     )
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:.3g}<extra></extra>")
     figure.add_hline(y=1 / level, line={"color": _WARN, "width": 1.5, "dash": "dot"})
-    figure.add_hline(y=1, line={"color": ZERO, "width": 1})
+    figure.add_hline(y=1, line=ZERO_LINE)
     title = f"E-value: above {1 / level:g} is evidence at {level:.0%}, whenever one looks"
     layout(figure, title, "stake, from 1", height=300, showlegend=False)
     decades = np.log10(max(1 / level, *values) / max(min(1.0, *values), 1e-4))
@@ -143,9 +149,8 @@ def overfitting_figure(found: OverfittingEstimate) -> go.Figure:
     """Logits of the in-sample best's out-of-sample rank, overfitted left of zero."""
     edges = np.array(found.logits.edges)
     colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
-    bars = histogram(
-        found.logits.counts, edges, "logit %{x:.1f}: %{y} splits", colours, marker_opacity=0.8
-    )
+    hover = "logit %{x:.1f}: %{y} splits"
+    bars = histogram(found.logits.counts, edges, hover, colours, marker_opacity=0.8)
     figure = go.Figure(bars)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = (
@@ -153,16 +158,7 @@ def overfitting_figure(found: OverfittingEstimate) -> go.Figure:
         " out-of-sample"
     )
     x_title = "worse ← logit of relative rank → better"
-    return layout(
-        figure,
-        title,
-        "splits",
-        x_title,
-        height=300,
-        hovermode="closest",
-        showlegend=False,
-        bargap=0,
-    )
+    return layout(figure, title, "splits", x_title, height=300, bargap=0, **SINGLE)
 
 
 def excess_figure(
@@ -178,9 +174,8 @@ def excess_figure(
         _point(figure, scale * row.excess, escape_label(title_of(name)), marker, hover, ends)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Excess return {over} over each baseline, 95 % interval"
-    layout(figure, title, "", height=130 + 34 * len(found), hovermode="closest", showlegend=False)
     figure.update_xaxes(tickformat="+.0%")
-    return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
+    return _lay_out_points(figure, title, 130 + 34 * len(found))
 
 
 def trials_figure(scores: pd.Series) -> go.Figure:
@@ -191,13 +186,7 @@ def trials_figure(scores: pd.Series) -> go.Figure:
     ranked = scores.sort_values(ascending=False, kind="stable")
     figure = go.Figure()
     title = "Validation score of every trial"
-    look: dict[str, Any] = {
-        "height": 280,
-        "hovermode": "closest",
-        "showlegend": False,
-        "bargap": 0.1,
-        "margin_b": 56,
-    }
+    look = {**SINGLE, "height": 280, "bargap": 0.1, "margin_b": 56}
     if len(ranked) <= MOST_BARS:
         figure.add_bar(
             x=[escape_label(name) for name in ranked.index],

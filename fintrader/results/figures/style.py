@@ -59,6 +59,9 @@ _TONES = """
 """
 ON_DARK = dict(zip(_TONES.split()[::2], _TONES.split()[1::2], strict=True))
 """Tone on a light background -> on a dark one."""
+ZERO_LINE = {"color": ZERO, "width": 1}
+SINGLE: dict[str, Any] = {"hovermode": "closest", "showlegend": False}
+"""The look of a chart without curves: each mark has its own hover text, and none a name."""
 DASHES = {"oracle": "dashdot"} | {
     name: "dot" if name in ("benchmark", "cash") else "dash" for name in BASELINES
 }
@@ -73,6 +76,12 @@ def escape_label(text: object, limit: int = 60) -> str:
 def colour_of(strategy: str, position: int) -> str:
     """Choose a strategy's colour, which is the same in every chart."""
     return COLOURS.get(strategy, PALETTE[position % len(PALETTE)])
+
+
+def line_of(strategy: str, position: int, width: float) -> dict[str, Any]:
+    """The look of a strategy's curve: baselines are dashed or dotted."""
+    dash = DASHES.get(strategy, "solid")
+    return {"color": colour_of(strategy, position), "width": width, "dash": dash}
 
 
 def layout(
@@ -94,18 +103,27 @@ def layout(
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
         **{"height": 380, "hovermode": "x unified", **look},
     )
+    muted = {"color": MUTED}
     figure.update_xaxes(
-        showgrid=False, linecolor=GRID, ticks="outside", tickcolor=GRID, tickfont={"color": MUTED}
+        showgrid=False, linecolor=GRID, ticks="outside", tickcolor=GRID, tickfont=muted
     )
-    figure.update_yaxes(gridcolor=GRID, zerolinecolor=ZERO, tickfont={"color": MUTED})
     figure.update_yaxes(
-        title={"text": y_title, "font": {"color": MUTED}}, tickformat=".1%" if percent else None
+        gridcolor=GRID,
+        zerolinecolor=ZERO,
+        tickfont=muted,
+        title={"text": y_title, "font": muted},
+        tickformat=".1%" if percent else None,
     )
-    return (
-        figure.update_xaxes(title={"text": x_title, "font": {"color": MUTED}})
-        if x_title
-        else figure
-    )
+    return figure.update_xaxes(title={"text": x_title, "font": muted}) if x_title else figure
+
+
+def add_curve(
+    figure: go.Figure, x: ArrayLike, y: ArrayLike, name: str, hover: str, **look: Any
+) -> None:
+    """Draw one curve, whose name stands in the legend and beside its hover text."""
+    label = escape_label(name)
+    hover = f"{hover}<extra>{label}</extra>"
+    figure.add_scatter(x=x, y=y, name=label, mode="lines", hovertemplate=hover, **look)
 
 
 def histogram(
@@ -127,9 +145,11 @@ def time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
         np.linspace(0, len(times) - 1, min(7, len(times)) + 1)[:-1].round().astype(int)
     )
     figure.update_xaxes(
-        tickmode="array", tickvals=where, ticktext=[times[k].strftime(pattern) for k in where]
+        tickmode="array",
+        tickvals=where,
+        ticktext=[times[k].strftime(pattern) for k in where],
+        tickangle=0,
     )
-    figure.update_xaxes(tickangle=0)
 
 
 def stamps(times: pd.DatetimeIndex) -> list[str]:
@@ -168,23 +188,11 @@ def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None 
     say_left_out(figure, names, kept)
     curves = curves[[name for name in curves.columns if str(name) in kept]]
     times = pd.DatetimeIndex(curves.index)
-    for position, name in enumerate(curves.columns):
+    hover += "  %{customdata}"
+    for position, name in enumerate(map(str, curves.columns)):
         values = curves[name].to_numpy(dtype=np.float64)
         at = keep(values, POINTS)
-        label = escape_label(title_of(str(name)))
-        figure.add_trace(
-            go.Scatter(
-                x=at,
-                y=values[at],
-                name=label,
-                mode="lines",
-                line={
-                    "color": colour_of(str(name), position),
-                    "width": 2.4 if name == main else 1.5,
-                    "dash": DASHES.get(str(name), "solid"),
-                },
-                customdata=stamps(times[at]),
-                hovertemplate=f"{hover}  %{{customdata}}<extra>{label}</extra>",
-            )
-        )
+        look = line_of(name, position, 2.4 if name == main else 1.5)
+        seen = stamps(times[at])
+        add_curve(figure, at, values[at], title_of(name), hover, line=look, customdata=seen)
     time_axis(figure, times)
