@@ -100,6 +100,11 @@ class RunFolder:
         """The search on information-free features."""
         return RunFolder(self.root / "null_model")
 
+    def backtest_of(self, window: str) -> Path:
+        """The folder of a window's backtest: the test window's is `backtest/`, another's inside
+        it."""
+        return self.backtest if window == "test" else self.backtest / window
+
     def pod(self, pod_id: str) -> Path:
         """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`,
         `result.json`."""

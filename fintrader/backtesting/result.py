@@ -15,9 +15,10 @@ from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
-from fintrader.results.history import AccountHistory, rounding_apart, weights
+from fintrader.results.history import AccountHistory, weights
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.bootstrap import intervals
+from fintrader.verdict.verdict import Interval
 
 Array = NDArray[np.float64]
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
@@ -106,26 +107,7 @@ class BacktestResult(AccountHistory):
     @cached_property
     def metrics(self) -> StrategyMetrics:
         """All measures of the result; `catalogue.CATALOGUE` defines each."""
-        return measure(self)
-
-    @cached_property
-    def sharpe_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of the Sharpe ratio's 95 % interval, by the stationary bootstrap of daily
-        returns; None below eight sessions."""
-        return self._bound_sharpe(self.daily_returns)
-
-    @cached_property
-    def information_ratio_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of the information ratio's 95 % interval, by the stationary bootstrap of daily
-        returns less the portfolio's; None below eight sessions, and without active returns."""
-        if self.portfolio is None:
-            return None, None
-        theirs = rounding_apart(self.daily_returns, m.daily_returns(self.portfolio, self.session))
-        return self._bound_sharpe(self.daily_returns - theirs)
-
-    def _bound_sharpe(self, daily: Array) -> tuple[float | None, float | None]:
-        band = intervals(daily, seed=0, sessions_a_year=self.sessions_a_year).sharpe
-        return band.low, band.high
+        return measure(self, _resample)
 
     def trade_list_profit(self) -> float:
         """Recompute the profit from the trade list: cash flows, costs, interest, dividends and the
@@ -150,6 +132,11 @@ def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResu
             raise BacktestError(
                 f"{name} and {other.name} cover different bars; simulate them over the same window"
             )
+
+
+def _resample(returns: Array, sessions_a_year: int) -> Interval:
+    """The 95 % interval of the annual Sharpe ratio, by the stationary bootstrap."""
+    return intervals(returns, seed=0, sessions_a_year=sessions_a_year).sharpe
 
 
 def measured_against(

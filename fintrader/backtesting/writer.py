@@ -45,8 +45,10 @@ from fintrader.files import dump_json, hash_bytes, hash_file, remove, write_byte
 from fintrader.records import to_plain
 from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.backtest_files import (
-    PRICE_COLUMNS,
+    FILES,
+    RECORDS,
     SEAL,
+    TABLES,
     StoredBacktest,
     empty_trades,
     make_seal,
@@ -57,10 +59,6 @@ from fintrader.results.history import gross_exposure
 from fintrader.verdict.verdict import Verdict
 
 NO_CONTEXT = BacktestContext()
-TABLES = ("equity", "positions", "prices", "trades")
-RECORDS = ("context", "verdict", "sensitivity", "analysis", "explanation")
-FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in RECORDS))
-"""All but metrics.json and the seal, which come last."""
 
 
 def tabulate(
@@ -138,7 +136,7 @@ def _list_prices(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     """List the session closes of the market that the strategies traded in."""
     traded = [result for result in results.values() if result.has_positions]
     if not traded:
-        return pd.DataFrame(columns=list(PRICE_COLUMNS))
+        return pd.DataFrame(columns=list(TABLES["prices"]))
     result = traded[0]
     ends = m.find_session_ends(result.session)
     close = result.mark[ends].copy()

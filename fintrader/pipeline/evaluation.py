@@ -50,7 +50,7 @@ from fintrader.results.backtest_files import (
     StoredBacktest,
     hashes_of,
     make_seal,
-    read_context,
+    read_record,
     read_seal,
 )
 from fintrader.results.context import FoldReturns, LimitedOutcome
@@ -257,7 +257,7 @@ def _write(
         active=_list_trial_returns(folders, "active_returns"),
         null_model=None if traded.free is None else _selection_scores(folders, metric),
     )
-    home = window_folder(config.folder, window)
+    home = config.folder.backtest_of(window)
     ledger = Ledger(config.runs_dir)
     number, line = ledger.record(look)
     stored = write_backtest(
@@ -297,21 +297,15 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
     return NullSearch(free=mean_best(free), real=mean_best(folders), metric=metric)
 
 
-def window_folder(folder: RunFolder, window: str) -> Path:
-    """Locate a window's backtest: the test window's in `backtest/`, another's in
-    `backtest/<window>/`."""
-    return folder.backtest if window == "test" else folder.backtest / window
-
-
 def as_configured(config: RunConfig, window: str) -> bool:
     """Check that a window's backtest lies there whole, sealed with its report, and as these settings
     make it."""
-    home = window_folder(config.folder, window)
+    home = config.folder.backtest_of(window)
     if not all(
         (home / name).is_file() for name in ("metrics.json", "report.html")
     ) or "look" not in _sealed(home):
         return False
-    made_with = read_context(Folder.locate(home)).settings_hash
+    made_with = read_record(Folder.locate(home), "context").settings_hash
     return made_with in (None, settings_hash(config, window))
 
 

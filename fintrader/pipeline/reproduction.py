@@ -15,7 +15,6 @@ from fintrader.errors import DataError, ReportError
 from fintrader.market.data_commands import build_data
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, Window, changed_results
-from fintrader.pipeline.evaluation import window_folder
 from fintrader.pipeline.run_recipe import config_from
 from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
 from fintrader.report.recipe import made_by, read_record
@@ -100,7 +99,7 @@ def check_report(
             run(own)
         if again:
             backtest_run(own.folder.root, judged)
-        stored = read_backtest(window_folder(own.folder, window))
+        stored = read_backtest(own.folder.backtest_of(window))
         found = {name: values.by_key() for name, values in stored.metrics.items()}
     count, differences = compare_metrics(record["metrics"], found, tolerance)
     yield Check(

@@ -446,7 +446,7 @@ def backtest_stage(
 def conclude(config: RunConfig, manifest: Manifest) -> Path:
     """Print the results of a finished run in every window; return its folder."""
     for window in config.backtest.window:
-        _print_outcome(config, manifest, evaluation.window_folder(config.folder, window))
+        _print_outcome(config, manifest, config.folder.backtest_of(window))
     for path in (config.folder.leaderboard, config.folder.root):
         if path.exists():
             Console(soft_wrap=True).print(f"  {path}", highlight=False)

@@ -4,7 +4,7 @@ reports itself."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -103,24 +103,17 @@ def backtest(
     return Backtests(baselines.join({name: own}), market, settings, baselines, looks)
 
 
+@dataclass(eq=False, repr=False)
 class Backtests(Mapping[str, BacktestResult]):
     """Strategies over one window, ours first: name -> BacktestResult. Printed, it is the paper's
     table."""
 
-    def __init__(
-        self,
-        results: Mapping[str, BacktestResult],
-        market: MarketTensors,
-        settings: EnvSettings,
-        baselines: Baselines,
-        looks: int | None = None,
-    ) -> None:
-        self._results = dict(results)
-        self._baselines = baselines
-        self.looks = looks
-        """Which look at these bars this was; None where it was not noted."""
-        self.market = market
-        self.settings = settings
+    _results: dict[str, BacktestResult]
+    market: MarketTensors
+    settings: EnvSettings
+    _baselines: Baselines
+    looks: int | None = None
+    """Which look at these bars this was; None where it was not noted."""
 
     def __getitem__(self, name: str) -> BacktestResult:
         try:
@@ -140,9 +133,7 @@ class Backtests(Mapping[str, BacktestResult]):
         Raises BacktestError when they cover other bars.
         """
         added = measured_against(others, self._baselines.portfolio)
-        return Backtests(
-            {**self._results, **added}, self.market, self.settings, self._baselines, self.looks
-        )
+        return replace(self, _results={**self._results, **added})
 
     @property
     def name(self) -> str:
@@ -153,9 +144,7 @@ class Backtests(Mapping[str, BacktestResult]):
     def tables(self) -> StoredBacktest:
         """Equity, positions, prices and trades as tables, for `fintrader.results.figures`."""
         context = BacktestContext(
-            trading=self.settings.terms(),
-            look=self.looks,
-            left_out=dict(self._baselines.left_out),
+            trading=self.settings.terms(), look=self.looks, left_out=dict(self._baselines.left_out)
         )
         return tabulate(self._results, context)
 
@@ -225,9 +214,7 @@ class Backtests(Mapping[str, BacktestResult]):
 
     def _title(self) -> str:
         result = self[self.name]
-        first, last = (
-            np.datetime_as_string(self.market.timestamps()[at], unit="D") for at in (0, -1)
-        )
+        first, last = np.datetime_as_string(self.market.timestamps()[[0, -1]], unit="D")
         sessions = len(result.daily_returns)
         said = f"; {self.name} {result.note}" if result.note else ""
         return (

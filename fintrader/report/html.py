@@ -17,12 +17,11 @@ def render_report(stored: StoredBacktest) -> str:
     view = BacktestView.of(stored.on_clock(stored.market_timezone))
     verdict, *sections = present_backtest(view)
     run = stored.context.run or "Backtest"
-    page = Page(f"{run}: {view.title}")
+    metrics = {name: values.by_key() for name, values in stored.metrics.items()}
+    page = Page(f"{run}: {view.title}", element(record_of(stored.context, metrics)))
     page.add_header(run, verdict)
     for section in sections:
         page.add(section)
-    metrics = {name: values.by_key() for name, values in stored.metrics.items()}
-    page.add_hidden(element(record_of(stored.context, metrics)))
     return page.render()
 
 

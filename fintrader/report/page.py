@@ -27,20 +27,20 @@ class Page:
     """A page that is put together section by section. Equal sections give equal bytes."""
 
     title: str
+    hidden: str = ""
+    """An element that is not shown."""
     _header: str = ""
     _sections: list[str] = field(default_factory=list)
     _links: list[str] = field(default_factory=list)
     _charts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _hidden: list[str] = field(default_factory=list)
 
     def add_header(self, kicker: str, section: Section) -> None:
         """Put a section at the top, its title being the finding of the page."""
-        warning = f'<p class="notice" role="alert">{html.escape(section.warning)}</p>'
         self._header = (
-            (warning if section.warning else "")
+            _render_words('<p class="notice" role="alert">{}</p>', section.warning)
             + f'<header><p class="kicker">{html.escape(kicker)}</p>'
             + f'<h1 class="{section.tone or ""}">{html.escape(section.title)}</h1>'
-            + (f'<p class="lead">{html.escape(section.headline)}</p>' if section.headline else "")
+            + _render_words('<p class="lead">{}</p>', section.headline)
             + self._render_parts(section)
             + "</header>"
         )
@@ -49,15 +49,11 @@ class Page:
         """Add a section as a card, with a link to it in the table of contents."""
         link = section.key.replace("-", " ").capitalize()
         self._links.append(f'<a href="#{section.key}">{html.escape(link)}</a>')
-        headline = f"<p>{html.escape(section.headline)}</p>" if section.headline else ""
+        headline = _render_words("<p>{}</p>", section.headline)
         self._sections.append(
             f'<section id="{section.key}"><h2>{html.escape(section.title)}</h2>{headline}'
             f"{self._render_parts(section)}</section>"
         )
-
-    def add_hidden(self, element: str) -> None:
-        """Add an element that is not shown."""
-        self._hidden.append(element)
 
     def _render_parts(self, section: Section) -> str:
         charts = [(chart.is_half, self._render_chart(chart)) for chart in section.figures]
@@ -76,7 +72,7 @@ class Page:
         drawn["layout"]["height"] = height
         drawn["layout"].setdefault("margin", {})["t"] = 36
         self._charts[chart.key] = drawn
-        heading = f"<h3>{html.escape(text)}</h3>" if text else ""
+        heading = _render_words("<h3>{}</h3>", text)
         place = f'<div class="chart" id="chart-{chart.key}" style="min-height:{height}px"></div>'
         left_out = (figure.layout.meta or {}).get("note", "")
         return f"<div>{heading}{place}{render_notes((left_out, chart.note))}</div>"
@@ -93,7 +89,7 @@ class Page:
 <body><main>
 {body}
 </main>
-{"".join(self._hidden)}
+{self.hidden}
 <script type="application/json" id="tones">{json.dumps(ON_DARK)}</script>
 <script type="text/plain" id="charts">{charts}</script>
 <script type="text/plain" id="plotly">{_pack_plotly()}</script>
@@ -130,16 +126,21 @@ def _lay_out(parts: Iterable[tuple[bool, str]]) -> str:
 
 def render_table(table: Table) -> str:
     """Render a table with its title and notes; a long one is closed until a reader opens it."""
-    title = html.escape(table.title or table.columns[0])
     body = table.to_html()
     if table.has_heading:
         body = f'<div class="scroll">{body}</div>'
     body += render_notes(table.notes)
     if table.is_folded:
+        title = html.escape(table.title or table.columns[0])
         return f"<details><summary>{title}</summary>{body}</details>"
-    return f"<div>{f'<h3>{title}</h3>' if table.title else ''}{body}</div>"
+    return f"<div>{_render_words('<h3>{}</h3>', table.title)}{body}</div>"
 
 
 def render_notes(notes: Iterable[str]) -> str:
     """Render lines of small print, empty ones left out."""
-    return "".join(f'<p class="note">{html.escape(note)}</p>' for note in notes if note)
+    return "".join(_render_words('<p class="note">{}</p>', note) for note in notes)
+
+
+def _render_words(element: str, words: str) -> str:
+    """Put words, escaped, into the braces of an element; without words nothing."""
+    return element.format(html.escape(words)) if words else ""

@@ -18,7 +18,7 @@ from typing import Any
 from fintrader import runs
 from fintrader.errors import ReportError
 from fintrader.files import read_bytes
-from fintrader.records import to_json
+from fintrader.records import JsonValue, RecordError, from_json, to_json
 from fintrader.reproducible import code_paths
 from fintrader.results.context import BacktestContext
 
@@ -40,27 +40,24 @@ def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     `commit` is None outside a checkout, `dirty` says whether it had changes that were not
     committed; `processors` has an entry for each kind of machine that worked on it.
     """
-    here = manifest is None
-    commit = runs.commit() if manifest is None else manifest.get("commit")
+    if manifest is None:
+        here = {"commit": runs.commit(), "code_paths": [code_paths()], "versions": runs.versions()}
+        return made_by(here)
+    commit = manifest.get("commit")
     return {
         "commit": commit.removesuffix("+") if commit else None,
         "dirty": commit.endswith("+") if commit else None,
-        "processors": [code_paths()] if here else list((manifest or {}).get("code_paths") or []),
-        "versions": runs.versions() if here else dict((manifest or {}).get("versions") or {}),
+        "processors": list(manifest.get("code_paths") or []),
+        "versions": dict(manifest.get("versions") or {}),
     }
 
 
 def record_of(context: BacktestContext, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Make the record that the page carries: the recipe, and every metric unrounded."""
-    names = ("run", "trials", "seed", "look", "data_hash", "settings_hash", "market")
+    names = ("recipe", "run", "trials", "seed", "look", "data_hash", "settings_hash", "market")
     stored = to_json(context)
-    known = {name: stored[name] for name in names}
-    return {
-        "format": FORMAT,
-        "metrics": metrics,
-        "recipe": context.recipe,
-        **{name: value for name, value in known.items() if value is not None},
-    }
+    known = {name: stored[name] for name in names if stored[name] is not None}
+    return {"format": FORMAT, "metrics": metrics, **known}
 
 
 def element(record: Mapping[str, Any]) -> str:
@@ -96,24 +93,14 @@ def read_record(path: Path | str) -> dict[str, Any]:
             " version; `fintrader backtest RUN_DIR` writes the run's report anew"
         )
     try:
-        record = json.loads(found[0])
-    except (ValueError, RecursionError):
+        record = from_json(dict[str, JsonValue], json.loads(found[0]))
+        if record.get("format") == FORMAT:
+            from_json(dict[str, dict[str, float | None]], record.get("metrics"))
+            from_json(dict[str, JsonValue], record.get("recipe"))
+            return record
+    except (ValueError, RecursionError, RecordError):
         raise ReportError(f"{path}: its record is damaged; ask for the file again") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        said = record.get("format") if isinstance(record, dict) else None
-        raise ReportError(
-            f"{path} is a report of another version ({said!s:.40}; this one reads {FORMAT})"
-        )
-    metrics = record.get("metrics")
-    recipe = record.get("recipe")
-    if not isinstance(recipe, dict) or not _are_metrics(metrics):
-        raise ReportError(f"{path}: its record is damaged; ask for the file again")
-    return record
-
-
-def _are_metrics(values: Any) -> bool:
-    def number(value: Any) -> bool:
-        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-    rows = values.values() if isinstance(values, dict) else [None]
-    return all(isinstance(row, dict) and all(map(number, row.values())) for row in rows)
+    raise ReportError(
+        f"{path} is a report of another version ({record.get('format')!s:.40}; this one reads"
+        f" {FORMAT})"
+    )

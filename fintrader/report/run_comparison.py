@@ -28,7 +28,6 @@ from fintrader.results.formatting import (
 )
 from fintrader.results.sections import BacktestView, Chart, Section, present_origin
 from fintrader.results.sections.comparison import present_comparison
-from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.results.table import Row, Table, format_active
 
 
@@ -103,7 +102,7 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
         own = stored.metrics[main]
         alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
-        rivals = (stored.metrics.get(rival, NO_METRICS) for rival in ("equal_weight", "benchmark"))
+        rivals = (stored.metrics_of(rival) for rival in ("equal_weight", "benchmark"))
         cells = (
             name,
             *(format_metric(key, own) for key, _ in PAPER_COLUMNS),

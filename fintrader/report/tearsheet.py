@@ -24,12 +24,13 @@ LEAST_SESSIONS = 22
 """pyfolio resamples to months; below one month there is nothing to draw."""
 
 
-def tear_sheet_inputs(stored: StoredBacktest, strategy: str) -> dict[str, Any]:
+def tear_sheet_inputs(
+    stored: StoredBacktest, strategy: str
+) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame, pd.Series | None]:
     """Prepare pyfolio's inputs: daily returns, positions (USD, cash included), transactions and
     benchmark returns."""
     returns = stored.daily_returns()
     days = pd.DatetimeIndex(returns.index).normalize()
-    daily = returns[strategy].set_axis(days)
     held = stored.positions[stored.positions["strategy"] == strategy]
     value = held.assign(value=held["shares"] * held["price_usd"])
     positions = value.pivot(index="minute", columns="symbol", values="value")
@@ -44,13 +45,9 @@ def tear_sheet_inputs(stored: StoredBacktest, strategy: str) -> dict[str, Any]:
     columns = {name: trades[column].to_numpy() for name, column in named.items()}
     columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()
     transactions = pd.DataFrame(columns, index=pd.DatetimeIndex(trades["fill_time"]))
-    benchmark = returns["benchmark"].set_axis(days) if "benchmark" in returns.columns else None
-    return {
-        "returns": daily,
-        "positions": positions,
-        "transactions": transactions,
-        "benchmark_rets": benchmark,
-    }
+    has_benchmark = "benchmark" in returns.columns and strategy != "benchmark"
+    benchmark = returns["benchmark"].set_axis(days) if has_benchmark else None
+    return returns[strategy].set_axis(days), positions, transactions, benchmark
 
 
 def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
@@ -63,8 +60,8 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
     return None
 
 
-def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None = None) -> Path:
-    """Draw the tear sheet of a strategy (the report's by default) as PNG or PDF.
+def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
+    """Draw the tear sheet of the report's strategy as PNG or PDF.
 
     Raises BacktestError when pyfolio is not installed, the ending is another, or the window is too
     short.
@@ -72,11 +69,6 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
     path = Path(path)
     if path.suffix not in FORMATS:
         raise BacktestError(f"{path}: a tear sheet is a .png or a .pdf file")
-    strategy = strategy or main_strategy(stored.strategies)
-    if strategy not in stored.strategies:
-        raise BacktestError(
-            f"no strategy {strategy!r} in this backtest; known: {', '.join(stored.strategies)}"
-        )
     why = why_no_tear_sheet(stored)
     if why is not None:
         raise BacktestError(why)
@@ -93,7 +85,7 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
-        figure = tear_sheet(stored, strategy)
+        figure = tear_sheet(stored, main_strategy(stored.strategies))
         # No time of writing, so that equal results give equal files.
         timeless = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_file(path) as file:
@@ -114,11 +106,7 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     import matplotlib.pyplot as plt
     from pyfolio import plotting, pos, timeseries
 
-    inputs = tear_sheet_inputs(stored, strategy)
-    returns, positions, transactions = (
-        inputs[name] for name in ("returns", "positions", "transactions")
-    )
-    benchmark = inputs["benchmark_rets"] if strategy != "benchmark" else None
+    returns, positions, transactions, benchmark = tear_sheet_inputs(stored, strategy)
     window = figures.rolling_sessions(len(returns)) or LEAST_SESSIONS
     held = bool(positions.drop(columns="cash").to_numpy().any())
     zone = stored.market_timezone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ import pandas as pd
 from fintrader.results.analysis import Variation
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.history import round_trips
+from fintrader.results.periods import find_months
 
 OTHER = "dividends and interest"
 """Payments without a trade, whose symbol the trade list does not name."""
@@ -52,66 +52,49 @@ def pnl_table(profit: pd.DataFrame, trades: pd.DataFrame) -> pd.DataFrame:
     """One row a symbol, the largest profit first: `profit_usd`, `cost_usd`, `fills`. `profit`: of
     `symbol_pnl`."""
     traded = trades[trades["kind"] != "split"].astype({"symbol": str}).groupby("symbol")
-    table = pd.DataFrame({"profit_usd": profit.drop(columns=OTHER).sum()})
-    table["cost_usd"] = traded["cost_usd"].sum().reindex(table.index).fillna(0.0)
-    table["fills"] = traded.size().reindex(table.index).fillna(0).astype(int)
+    gain = profit.drop(columns=OTHER).sum()
+    columns = {"profit_usd": gain, "cost_usd": traded["cost_usd"].sum(), "fills": traded.size()}
+    table = pd.DataFrame(columns, index=gain.index).fillna(0.0).astype({"fills": int})
     return table.sort_values("profit_usd", ascending=False, kind="stable")
 
 
 def pnl_by_month(profit: pd.DataFrame, timezone: str) -> pd.DataFrame:
     """One row a calendar month (index: `2020-03`): `profit_usd`, and `best`, `best_usd`, `worst`,
     `worst_usd`: the symbols that made most and least in it. `profit`: of `symbol_pnl`."""
-    months = pd.DatetimeIndex(profit.index).tz_convert(timezone).strftime("%Y-%m")
+    months = find_months(profit.index, timezone)
     made = profit.drop(columns=OTHER).groupby(months).sum()
-    table = pd.DataFrame({"profit_usd": profit.sum(axis=1).groupby(months).sum()}).rename_axis(
-        index="month"
+    return pd.DataFrame(
+        {
+            "profit_usd": profit.sum(axis=1).groupby(months).sum(),
+            "best": made.idxmax(axis=1),
+            "best_usd": made.max(axis=1),
+            "worst": made.idxmin(axis=1),
+            "worst_usd": made.min(axis=1),
+        }
     )
-    return table.assign(
-        best=made.idxmax(axis=1),
-        best_usd=made.max(axis=1),
-        worst=made.idxmin(axis=1),
-        worst_usd=made.min(axis=1),
-    )
 
 
-@dataclass(frozen=True)
-class TripSummary:
-    """Closed lots of one kind."""
-
-    name: str
-    lots: int
-    profit_usd: float
-    mean_usd: float | None
-    median_usd: float | None
-    best_usd: float | None
-    worst_usd: float | None
-    mean_minutes: float | None
-    longs: int
-
-
-def summarise_trips(trades: pd.DataFrame) -> list[TripSummary]:
+def summarise_trips(trades: pd.DataFrame) -> pd.DataFrame:
     """Summarise the closed lots (first in, first out) of `trades`: all of them, those with a gain,
-    and those without; empty where none was closed."""
+    and those without; empty where none was closed.
+
+    Columns: `lots`, then of their profit in USD `sum`, `mean`, `median`, `max` and `min`, and
+    `minutes`, the mean time they were held; NaN for a group without lots.
+    """
     closed = round_trips(trades)
+    if closed.empty:
+        return closed
     profit = closed["profit_usd"]
     groups = {"All": closed, "With a gain": closed[profit > 0], "Without": closed[profit <= 0]}
-    return [_summarise(name, part) for name, part in groups.items()] if len(closed) else []
-
-
-def _summarise(name: str, closed: pd.DataFrame) -> TripSummary:
-    profit = closed["profit_usd"]
-    has_lots = len(closed) > 0
-    return TripSummary(
-        name=name,
-        lots=len(closed),
-        profit_usd=float(profit.sum()),
-        mean_usd=float(profit.mean()) if has_lots else None,
-        median_usd=float(profit.median()) if has_lots else None,
-        best_usd=float(profit.max()) if has_lots else None,
-        worst_usd=float(profit.min()) if has_lots else None,
-        mean_minutes=float(closed["minutes"].mean()) if has_lots else None,
-        longs=int((closed["shares"] > 0).sum()),
-    )
+    rows = {
+        name: {
+            "lots": len(part),
+            **part["profit_usd"].agg(["sum", "mean", "median", "max", "min"]),
+            "minutes": part["minutes"].mean(),
+        }
+        for name, part in groups.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def active_shares(stored: StoredBacktest, strategy: str, portfolio: str | None) -> pd.DataFrame:

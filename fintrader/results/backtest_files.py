@@ -12,11 +12,11 @@ first asked for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import RunError
-from fintrader.files import hash_bytes, hash_file, seal, unseal
+from fintrader.files import hash_file, seal, unseal
 from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import Explanation
 from fintrader.results.folders import (
-    MAX_JSON_BYTES,
     ChangedFileError,
     DamagedFileError,
     Folder,
@@ -43,24 +42,9 @@ from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.results.table import Table, active_table, paper_table
 from fintrader.verdict.verdict import Verdict
 
-T = TypeVar("T")
 MAX_ROWS = 30_000_000
 SEAL = "seal.json"
-VERDICT = "verdict.json"
 SEAL_FORMAT = "fintrader-seal-1"
-EQUITY_COLUMNS = (
-    "strategy",
-    "bar",
-    "minute",
-    "session",
-    "equity_usd",
-    "cash_usd",
-    "cost_usd",
-    "turnover_usd",
-    "exposure",
-)
-PRICE_COLUMNS = ("minute", "session", "symbol", "close_usd")
-POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
 TRADE_COLUMNS: dict[str, str] = {
     "decision_bar": "int64",
     "fill_bar": "int64",
@@ -76,12 +60,27 @@ TRADE_COLUMNS: dict[str, str] = {
 """One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`,
 `forced` (the symbol ended, or a margin call), `ruin` (the account was closed) or `split` (the
 change that a split made, at no price)."""
-_TABLES = {
-    "equity": EQUITY_COLUMNS,
-    "positions": POSITION_COLUMNS,
-    "prices": PRICE_COLUMNS,
+TABLES = {
+    "equity": (
+        *("strategy", "bar", "minute", "session"),
+        *("equity_usd", "cash_usd", "cost_usd", "turnover_usd", "exposure"),
+    ),
+    "positions": ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight"),
+    "prices": ("minute", "session", "symbol", "close_usd"),
     "trades": ("strategy", *TRADE_COLUMNS),
 }
+"""Columns of the tables, each in a Parquet file."""
+RECORDS: dict[str, tuple[Any, object]] = {
+    "context": (BacktestContext, BacktestContext()),
+    "verdict": (Verdict, None),
+    "sensitivity": (tuple[Variation, ...], ()),
+    "analysis": (Analysis, None),
+    "explanation": (Explanation, None),
+}
+"""Types of the records, each in a JSON file, and what stands for one that is missing."""
+FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in RECORDS))
+"""All but metrics.json and the seal, which are written last."""
+_PARTS = {*TABLES, *RECORDS, "changed"}
 _TIMES = ("minute", "decision_time", "fill_time")
 _WORDS = ("strategy", "symbol", "kind")
 """Columns of few words, read as categories: a million rows of text are slow and large."""
@@ -104,11 +103,11 @@ class StoredBacktest:
     parts: Mapping[str, Any]
     """The tables and JSON below, by name."""
     equity: pd.DataFrame
-    """Long, columns EQUITY_COLUMNS: every strategy at every bar."""
+    """Long: every strategy at every bar."""
     positions: pd.DataFrame
-    """Long, columns POSITION_COLUMNS: what was held at each session's close."""
+    """Long: what was held at each session's close."""
     prices: pd.DataFrame
-    """Long, columns PRICE_COLUMNS."""
+    """Long: the session closes of the market."""
     trades: pd.DataFrame
     """`strategy` and the columns TRADE_COLUMNS."""
     context: BacktestContext
@@ -139,19 +138,17 @@ class StoredBacktest:
         self.folder = folder
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _READERS:
+        if name not in _PARTS:
             raise AttributeError(f"a stored backtest has no {name!r}")
         part = self.parts[name]
-        if name in _TABLES and self.timezone != "UTC":
-            times = [
-                column
-                for column in _TIMES
-                if column in part and isinstance(part[column].dtype, pd.DatetimeTZDtype)
-            ]
-            part = part.assign(
-                **{column: part[column].dt.tz_convert(self.timezone) for column in times}
-            )
+        if name in TABLES and self.timezone != "UTC":
+            times = part.select_dtypes("datetimetz")
+            part = part.assign(**{key: part[key].dt.tz_convert(self.timezone) for key in times})
         return part
+
+    def metrics_of(self, strategy: str) -> StrategyMetrics:
+        """A strategy's metrics; all undefined for one that is not there."""
+        return self.metrics.get(strategy, NO_METRICS)
 
     def on_clock(self, timezone: str) -> StoredBacktest:
         """Copy the backtest with its times written in `timezone`, an IANA name; reads no file."""
@@ -163,8 +160,7 @@ class StoredBacktest:
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.intp]]:
         """Row numbers of each strategy in `equity`, in the order in which they were given."""
-        codes, names = pd.factorize(self.equity["strategy"])
-        return {str(name): np.flatnonzero(codes == code) for code, name in enumerate(names)}
+        return _group_rows(self.equity)
 
     @cached_property
     def strategies(self) -> list[str]:
@@ -173,7 +169,7 @@ class StoredBacktest:
 
     @cached_property
     def _first(self) -> NDArray[np.intp]:
-        return next(iter(self._rows.values()))
+        return self._rows[self.strategies[0]]
 
     @cached_property
     def session(self) -> NDArray[np.int64]:
@@ -210,9 +206,9 @@ class StoredBacktest:
 
     def daily_returns(self) -> pd.DataFrame:
         """Wide: return of each session, the first one against the starting capital."""
-        wealth = self.curve()
         returns = {
-            name: m.daily_returns(wealth[name].to_numpy(), self.session) for name in wealth.columns
+            name: m.daily_returns(wealth.to_numpy(), self.session)
+            for name, wealth in self.curve().items()
         }
         return pd.DataFrame(returns, index=self.minutes[self.ends]).rename_axis(columns="strategy")
 
@@ -275,20 +271,15 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
         raise NotThereError(
             "there is no backtest yet: it is written when the tournament has ended"
         ) from None
-    others = [f"{name}.parquet" for name in _TABLES] + [
-        "context.json",
-        VERDICT,
-        "sensitivity.json",
-        SEAL,
-    ]
-    others += ["analysis.json", "explanation.json"]
-    found: list[Signature | None] = [whole]
-    for name in others:
-        try:
-            found.append(folder.signature(name))
-        except RunError:  # said when it is read
-            found.append(None)
-    return tuple(found)
+    return whole, *(find_signature(folder, name) for name in (*FILES, SEAL))
+
+
+def find_signature(folder: Folder, *parts: str) -> Signature | None:
+    """The signature of a file; None where there is none, or none that may be read."""
+    try:
+        return folder.signature(*parts)
+    except RunError:  # said when it is read
+        return None
 
 
 def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
@@ -318,7 +309,7 @@ def read_metrics(folder: Folder) -> dict[str, StrategyMetrics]:
     return metrics
 
 
-class _Files(Mapping[str, Any]):
+class _Files(dict[str, Any]):
     """The parts of a stored backtest, each read when it is first asked for, all of one writing.
 
     `write_backtest` removes metrics.json first and writes it last: while its signature is
@@ -326,29 +317,18 @@ class _Files(Mapping[str, Any]):
     """
 
     def __init__(self, folder: Folder, written: Signature) -> None:
+        super().__init__()
         self._folder = folder
         self._written = written
-        self._read: dict[str, Any] = {}
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._read:
-            part = _READERS[name](self._folder)
-            try:
-                unchanged = self._folder.signature("metrics.json") == self._written
-            except NotThereError:
-                unchanged = False
-            if not unchanged:
-                raise ChangedFileError(
-                    f"{self._folder.root}: this backtest was written anew meanwhile; open it again"
-                )
-            self._read[name] = part
-        return self._read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_READERS)
-
-    def __len__(self) -> int:
-        return len(_READERS)
+    def __missing__(self, name: str) -> Any:
+        part = _read_part(self._folder, name)
+        if find_signature(self._folder, "metrics.json") != self._written:
+            raise ChangedFileError(
+                f"{self._folder.root}: this backtest was written anew meanwhile; open it again"
+            )
+        self[name] = part
+        return part
 
 
 # --- the seal -------------------------------------------------------------------------------------
@@ -356,13 +336,8 @@ class _Files(Mapping[str, Any]):
 
 def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) -> bytes:
     """`seal.json` over files (name -> SHA-256). `look`: what the ledger says of the look's line."""
-    return seal(
-        {
-            "format": SEAL_FORMAT,
-            "files": dict(hashes),
-            **({} if look is None else {"look": dict(look)}),
-        }
-    )
+    body = {"format": SEAL_FORMAT, "files": dict(hashes)}
+    return seal(body if look is None else {**body, "look": dict(look)})
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
@@ -379,10 +354,7 @@ def read_seal(folder: Folder) -> dict[str, Any]:
     changed = DamagedFileError(
         f"{folder.root / SEAL} was changed after it was written, or by another version"
     )
-    try:
-        body = unseal(folder.read(SEAL), changed)
-    except ValueError:
-        raise changed from None
+    body = unseal(folder.read(SEAL), changed)
     if body.get("format") != SEAL_FORMAT or not isinstance(body.get("files"), dict):
         raise changed
     return body
@@ -400,14 +372,12 @@ def broken_seal(folder: Folder) -> str:
     problems = []
     for name, digest in sorted(sealed.items()):
         try:
-            with folder.open(name) as file:
-                same = hashlib.file_digest(file, "sha256").hexdigest() == digest
+            if _hash(folder, name) != digest:
+                problems.append(f"{name} is another")
         except NotThereError:
             problems.append(f"{name} is missing")
         except RunError as error:
             problems.append(str(error))
-        else:
-            problems += [] if same else [f"{name} is another"]
     return ", ".join(problems)
 
 
@@ -416,13 +386,19 @@ def changed_metrics(folder: Folder) -> str | None:
     as it was written."""
     try:
         sealed = read_seal(folder)["files"].get("metrics.json")
-        same = sealed == hash_bytes(folder.read("metrics.json", limit=MAX_JSON_BYTES))
+        if sealed == _hash(folder, "metrics.json"):
+            return None
     except RunError:
         return None  # said where the backtest is opened
-    return None if same else "its result was changed after it was written: metrics.json is another"
+    return "its result was changed after it was written: metrics.json is another"
 
 
-def _changed(folder: Folder) -> str:
+def _hash(folder: Folder, name: str) -> str:
+    with folder.open(name) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _describe_change(folder: Folder) -> str:
     problem = broken_seal(folder)
     again = "`fintrader backtest` on the run makes it again"
     if not problem or problem.startswith("it has no"):
@@ -433,33 +409,30 @@ def _changed(folder: Folder) -> str:
 # --- the parts ------------------------------------------------------------------------------------
 
 
-def read_context(folder: Folder) -> BacktestContext:
-    """The context of a backtest's folder; an empty one where the file is missing. Raises
-    DamagedFileError."""
-    return _read_record(folder, BacktestContext, "context.json") or BacktestContext()
+def _read_part(folder: Folder, name: str) -> Any:
+    if name in TABLES:
+        return _read_table(folder, name)
+    return _describe_change(folder) if name == "changed" else read_record(folder, name)
 
 
-def read_verdict(folder: Folder) -> Verdict | None:
-    """The verdict of a backtest's folder; None where it was not assessed. Raises
-    DamagedFileError."""
-    return _read_record(folder, Verdict, VERDICT)
+def read_record(folder: Folder, name: str) -> Any:
+    """A record of a backtest's folder, one of RECORDS. Raises DamagedFileError."""
+    kind, absent = RECORDS[name]
+    file = f"{name}.json"
+    return folder.record(kind | None, file) or absent if folder.exists(file) else absent
 
 
-def _read_record(folder: Folder, kind: type[T], name: str) -> T | None:
-    """Read a record; None where the file is missing or holds null. Raises DamagedFileError."""
-    if not folder.exists(name) or folder.any_json(name) is None:
-        return None
-    return folder.record(kind, name)
-
-
-def _equity(folder: Folder) -> pd.DataFrame:
-    """The curves, checked: all strategies over the same bars, in order, every equity a number."""
-    table = _table(folder, "equity")
-    path = folder.root / "equity.parquet"
+def _group_rows(table: pd.DataFrame) -> dict[str, NDArray[np.intp]]:
+    """Row numbers of each strategy, in the order in which they were given."""
     codes, names = pd.factorize(table["strategy"])
+    return {str(name): np.flatnonzero(codes == code) for code, name in enumerate(names)}
+
+
+def _check_equity(table: pd.DataFrame, path: Path) -> None:
+    """All strategies over the same bars, in order, every equity a number."""
     minute = pd.DatetimeIndex(table["minute"]).asi8
     session = table["session"].to_numpy()
-    rows = [np.flatnonzero(codes == code) for code in range(len(names))]
+    rows = list(_group_rows(table).values())
     if not rows or any(not np.array_equal(minute[row], minute[rows[0]]) for row in rows):
         raise DamagedFileError(
             f"{path}: strategies cover different bars; run `fintrader backtest` again"
@@ -471,13 +444,12 @@ def _equity(folder: Folder) -> pd.DataFrame:
         raise DamagedFileError(
             f"{path} holds an equity that is no number; run `fintrader backtest` again"
         )
-    return table
 
 
-def _table(folder: Folder, name: str) -> pd.DataFrame:
+def _read_table(folder: Folder, name: str) -> pd.DataFrame:
     """A Parquet file. Raises NotThereError, DamagedFileError when it is torn, too long, or lacks a
     column."""
-    columns = _TABLES[name]
+    columns = TABLES[name]
     path = folder.root / f"{name}.parquet"
     if not folder.exists(path.name):
         raise NotThereError(f"{path} does not exist; run `fintrader backtest` on the run again")
@@ -510,20 +482,6 @@ def _table(folder: Folder, name: str) -> pd.DataFrame:
         )
         if not fits and column not in _WORDS:
             raise DamagedFileError(f"{path}: {column} holds {kind}; run `fintrader backtest` again")
+    if name == "equity":
+        _check_equity(frame, path)
     return frame
-
-
-_READERS: dict[str, Callable[[Folder], Any]] = {
-    "equity": _equity,
-    "positions": lambda folder: _table(folder, "positions"),
-    "prices": lambda folder: _table(folder, "prices"),
-    "trades": lambda folder: _table(folder, "trades"),
-    "context": read_context,
-    "verdict": read_verdict,
-    "sensitivity": lambda folder: (
-        _read_record(folder, tuple[Variation, ...], "sensitivity.json") or ()
-    ),
-    "changed": _changed,
-    "analysis": lambda folder: _read_record(folder, Analysis, "analysis.json"),
-    "explanation": lambda folder: _read_record(folder, Explanation, "explanation.json"),
-}

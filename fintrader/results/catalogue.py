@@ -14,17 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.metrics import Array
 from fintrader.results.history import AccountHistory, MetricInputs
 from fintrader.results.strategy_metrics import StrategyMetrics
+from fintrader.verdict.verdict import Interval
 
-Array = NDArray[np.float64]
 EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
-
-
 _SHARE = "share"
 _YEAR = "share a year"
 _RATIO = "ratio"
@@ -46,10 +44,10 @@ class Metric:
     compute: Compute
 
 
-def measure(history: AccountHistory) -> StrategyMetrics:
+def measure(history: AccountHistory, resample: Callable[[Array, int], Interval]) -> StrategyMetrics:
     """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
-    NaN."""
-    sample = MetricInputs(history)
+    NaN. `resample`: of `MetricInputs`."""
+    sample = MetricInputs(history, resample)
     with np.errstate(over="ignore", invalid="ignore"):
         found = {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
     return StrategyMetrics(**found)
@@ -76,7 +74,8 @@ def _fills(s: MetricInputs) -> float:
 
 def _break_even_bps(s: MetricInputs) -> float | None:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
-    return m.ratio(s.profit_before_costs * 1e4, s.traded_usd)
+    earned = s.of.equity[-1] - s.of.equity[0] + s.cost
+    return m.ratio(float(earned) * 1e4, s.traded_usd)
 
 
 def _mean(values: Array | pd.Series) -> float | None:
@@ -97,10 +96,6 @@ def _largest_weight(s: MetricInputs) -> float | None:
 
 def _trips(column: str, compute: Callable[[pd.Series], float | None]) -> Compute:
     return lambda s: compute(s.round_trips[column]) if len(s.round_trips) else None
-
-
-_trip_share = _trips("profit_usd", m.hit_rate)
-_median_minutes = _trips("minutes", pd.Series.median)
 
 
 def _total_turnover(s: MetricInputs) -> float | None:
@@ -286,7 +281,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _RATIO,
             "2.5 % quantile, blocks of days resampled",
             "Politis and Romano (1994)",
-            lambda s: s.of.sharpe_interval[0],
+            lambda s: s.sharpe_interval.low,
         ),
         (
             "sharpe_high",
@@ -294,7 +289,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _RATIO,
             "97.5 % quantile, blocks of days resampled",
             "Politis and Romano (1994)",
-            lambda s: s.of.sharpe_interval[1],
+            lambda s: s.sharpe_interval.high,
         ),
         (
             "sortino",
@@ -418,7 +413,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _RATIO,
             "2.5 % quantile, days resampled in pairs",
             "Politis and Romano (1994)",
-            lambda s: s.of.information_ratio_interval[0],
+            lambda s: s.information_ratio_interval.low,
         ),
         (
             "information_ratio_high",
@@ -426,7 +421,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _RATIO,
             "97.5 % quantile, days resampled in pairs",
             "Politis and Romano (1994)",
-            lambda s: s.of.information_ratio_interval[1],
+            lambda s: s.information_ratio_interval.high,
         ),
     ),
     "against the index": (
@@ -592,7 +587,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "mean(profit > 0)",
             PYFOLIO,
-            _trip_share,
+            _trips("profit_usd", m.hit_rate),
         ),
         (
             "round_trip_profit_usd",
@@ -616,7 +611,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _MINUTES,
             "nights included",
             PYFOLIO,
-            _median_minutes,
+            _trips("minutes", pd.Series.median),
         ),
         (
             "exposure_max",

@@ -7,6 +7,7 @@ regular file of bounded size.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
@@ -50,7 +51,7 @@ class ChangedFileError(RunError):
     again."""
 
 
-_NEVER_IN_A_NAME = re.compile(r"[\x00-\x1f\x7f/\\]")
+_NEVER_IN_A_NAME = re.compile(r"[\x00-\x1f\x7f/\\\ud800-\udfff]")
 
 Signature = tuple[int, int, int]
 """Inode, size and modification time (ns): equal signatures mean an unchanged file."""
@@ -101,13 +102,20 @@ def component(name: object) -> str:
         raise UnsafePathError(
             f"{_shown(name)} holds a character that no file of a run has in its name"
         )
-    try:
-        encoded = name.encode()
-    except UnicodeEncodeError:
-        raise UnsafePathError(f"{_shown(name)} is not valid text") from None
-    if len(encoded) > 200:
+    if len(name.encode()) > 200:
         raise UnsafePathError(f"{_shown(name)} is too long for a file name")
     return name
+
+
+@contextlib.contextmanager
+def _naming(parts: Sequence[str]) -> Iterator[None]:
+    """Raise errors of the system as ours, which name the file."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotThereError(f"{'/'.join(parts)} is not there") from None
+    except OSError as error:
+        raise DamagedFileError(f"{'/'.join(parts)} cannot be read ({error.strerror})") from None
 
 
 def _linked(parts: Sequence[str]) -> UnsafePathError:
@@ -151,12 +159,8 @@ class Folder:
     def signature(self, *parts: str) -> Signature:
         """Return values that change with the file. Raises NotThereError where it is missing."""
         path = "/".join([self._inside(*parts[:-1]), *map(component, parts[-1:])])
-        try:
+        with _naming(parts):
             state = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotThereError(f"{'/'.join(parts)} is not there") from None
-        except OSError as error:
-            raise DamagedFileError(f"{'/'.join(parts)} cannot be read ({error.strerror})") from None
         if stat.S_ISLNK(state.st_mode):
             raise _linked(parts)
         if not stat.S_ISREG(state.st_mode):
@@ -169,12 +173,8 @@ class Folder:
         Raises NotThereError, DamagedFileError or UnsafePathError.
         """
         path = self._inside(*parts)
-        try:
+        with _naming(parts):
             handle = system.open_plain(path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotThereError(f"{'/'.join(parts)} is not there") from None
-        except OSError as error:
-            raise DamagedFileError(f"{'/'.join(parts)} cannot be read ({error.strerror})") from None
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise DamagedFileError(f"{'/'.join(parts)} is no regular file")
@@ -204,18 +204,18 @@ class Folder:
         except UnicodeDecodeError:
             raise DamagedFileError(f"{'/'.join(parts)} is not UTF-8 text") from None
 
-    def any_json(self, *parts: str, limit: int = MAX_JSON_BYTES) -> Any:
+    def any_json(self, *parts: str) -> Any:
         """A JSON value. Raises DamagedFileError for anything else."""
         try:
-            return json.loads(self.text(*parts, limit=limit))
+            return json.loads(self.text(*parts, limit=MAX_JSON_BYTES))
         except (ValueError, RecursionError):
             raise DamagedFileError(
                 f"{'/'.join(parts)} is not valid JSON; delete it and run again"
             ) from None
 
-    def json(self, *parts: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    def json(self, *parts: str) -> dict[str, Any]:
         """A JSON object. Raises DamagedFileError for anything else."""
-        value = self.any_json(*parts, limit=limit)
+        value = self.any_json(*parts)
         if not isinstance(value, dict):
             raise DamagedFileError(
                 f"{'/'.join(parts)} holds {type(value).__name__}, expected an object"

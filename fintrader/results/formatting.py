@@ -40,16 +40,16 @@ ACTIVE_COLUMNS: tuple[tuple[str, str], ...] = (
 follows them."""
 INTERVAL = "95 % interval"
 BASELINES = (
-    *(
-        "ridge",
-        "buy_and_hold",
-        "equal_weight",
-        "cap_weight",
-        "inverse_volatility",
-        "minimum_variance",
-        "momentum",
-    ),
-    *("vol_targeted", "benchmark", "cash"),
+    "ridge",
+    "buy_and_hold",
+    "equal_weight",
+    "cap_weight",
+    "inverse_volatility",
+    "minimum_variance",
+    "momentum",
+    "vol_targeted",
+    "benchmark",
+    "cash",
 )
 """Strategies that stand for comparison and were not searched for."""
 REFERENCES = ("oracle",)
@@ -121,8 +121,7 @@ def usd(value: Any, *, signed: bool = False) -> str:
 
 def count(value: Any) -> str:
     """1234567 as `1,234,567`."""
-    found = number(value)
-    return DASH if found is None else f"{found:,.0f}"
+    return ratio(value, 0)
 
 
 def look_words(verdict: Verdict | None) -> str:
@@ -180,13 +179,9 @@ def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str
 
     `(1, "a year")`, and below a quarter of one `(sessions / sessions_a_year, "in the window")`.
     """
-    found = number(sessions)
-    short = found is not None and is_short(found, sessions_a_year)
-    return (
-        (found / sessions_a_year, "in the window")
-        if found is not None and short
-        else (1.0, "a year")
-    )
+    if is_short(sessions, sessions_a_year):
+        return float(sessions) / sessions_a_year, "in the window"
+    return 1.0, "a year"
 
 
 def format_metric(key: str, values: StrategyMetrics) -> str:
@@ -270,11 +265,11 @@ class Opening(NamedTuple):
     """Such as `Not distinguishable from luck`."""
     why: str
     """Finding and its test; empty where there was nothing to test."""
-    sees: str
+    sees: str = ""
     """Smallest effect that a window of this length can show."""
-    change: str
+    change: str = ""
     """Evidence that would change the verdict."""
-    is_skill: bool
+    is_skill: bool = False
     """True where it is likely skill, and the files are as they were written."""
 
     @property
@@ -291,14 +286,17 @@ class Opening(NamedTuple):
 def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
     """The words that a page opens with; `changed`: that the files are others now."""
     if changed:
-        return Opening("No verdict", changed, "", "", False)
+        return Opening("No verdict", changed)
     if verdict is None:
         again = "`fintrader backtest` on the run writes what can be said of luck."
-        why = "This backtest was written without an assessment."
-        return Opening("Not assessed", why, "", again, False)
-    return Opening(
-        verdict.headline, verdict.reason, verdict.power, verdict.change, verdict.is_likely_skill
-    )
+        return Opening(
+            "Not assessed", "This backtest was written without an assessment.", "", again
+        )
+    finding, sees, *others = *verdict.sentences, ""
+    headline, _, why = finding.partition(": ")
+    why = why[:1].upper() + why[1:]
+    change = " ".join(others).strip()
+    return Opening(headline.rstrip("."), why, sees, change, verdict.is_likely_skill)
 
 
 # --- strategies -----------------------------------------------------------------------------------
@@ -355,7 +353,7 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
         return ""
     rivals = {f"its benchmark portfolio, {portfolio.replace('_', ' ')}": metrics.get(portfolio)}
     if portfolio == "cash":  # which has no row of its own everywhere
-        rivals = {"its benchmark portfolio, cash": StrategyMetrics(cumulative_return=0.0)}
+        rivals = {"its benchmark portfolio, cash": StrategyMetrics.of({"cumulative_return": 0.0})}
     sides = []
     for rival, values in {"ridge": metrics.get("ridge"), **rivals}.items():
         theirs = number((values or NO_METRICS).cumulative_return)

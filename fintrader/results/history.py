@@ -4,6 +4,7 @@ numbers are computed."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.verdict.verdict import Interval
 
 Array = NDArray[np.float64]
 
@@ -68,32 +70,33 @@ class AccountHistory:
     costs) at the same bars; None where it is not known. The index above, in contrast, is a level
     without costs."""
 
-    @property
-    def sharpe_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of the Sharpe ratio's 95 % interval; a history alone cannot resample, and knows
-        none."""
-        return None, None
-
-    @property
-    def information_ratio_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of the information ratio's 95 % interval; a history alone cannot resample, and
-        knows none."""
-        return None, None
-
 
 class MetricInputs:
     """Intermediate series of a history that several metrics use, each computed once."""
 
-    def __init__(self, history: AccountHistory) -> None:
+    def __init__(self, history: AccountHistory, resample: Callable[[Array, int], Interval]) -> None:
+        """`resample` makes the interval of an annual Sharpe ratio of daily returns `[S]`."""
         self.of = history
+        self.resample = resample
         self.daily = m.daily_returns(history.equity, history.session)
         self.index = rounding_apart(self.daily, m.daily_returns(history.benchmark, history.session))
         self.portfolio: Array | None = None
         if history.portfolio is not None:
-            self.portfolio = rounding_apart(
-                self.daily, m.daily_returns(history.portfolio, history.session)
-            )
+            theirs = m.daily_returns(history.portfolio, history.session)
+            self.portfolio = rounding_apart(self.daily, theirs)
         self.sessions = len(self.daily)
+
+    @cached_property
+    def sharpe_interval(self) -> Interval:
+        """The Sharpe ratio's interval, of daily returns."""
+        return self.resample(self.daily, self.of.sessions_a_year)
+
+    @cached_property
+    def information_ratio_interval(self) -> Interval:
+        """The information ratio's interval, of daily returns less the portfolio's; without ends
+        where there are none."""
+        active = self.daily[:0] if self.portfolio is None else self.daily - self.portfolio
+        return self.resample(active, self.of.sessions_a_year)
 
     @cached_property
     def monthly(self) -> Array:
@@ -133,11 +136,6 @@ class MetricInputs:
         return float(self.of.costs_usd.sum())
 
     @cached_property
-    def profit_before_costs(self) -> float:
-        equity = self.of.equity
-        return float(equity[-1] - equity[0] + self.of.costs_usd.sum())
-
-    @cached_property
     def round_trips(self) -> pd.DataFrame:
         """Profit and holding time of every closed lot (first in, first out): `profit_usd`,
         `minutes`."""
@@ -146,17 +144,16 @@ class MetricInputs:
 
 def weights(shares: Array, mark: Array, equity: Array) -> Array:
     """`[T, N]`: value of each position over equity `[T]` (0 once the equity is gone)."""
-    value = shares * mark
-    share: Array = np.divide(
-        value, equity[:, None], out=np.zeros_like(value), where=equity[:, None] > 0
-    )
-    return share
+    return _divide(shares * mark, equity[:, None])
 
 
 def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
     """`[T]`: gross value of the positions over equity (0 once the equity is gone)."""
-    gross = np.abs(shares * mark).sum(axis=1)
-    share: Array = np.divide(gross, equity, out=np.zeros_like(gross), where=equity > 0)
+    return _divide(np.abs(shares * mark).sum(axis=1), equity)
+
+
+def _divide(value: Array, equity: Array) -> Array:
+    share: Array = np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
     return share
 
 
@@ -189,13 +186,12 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     for time, symbol, shares, price, cost, kind in zip(filled.asi8, *columns, strict=True):
         lots = open_lots.setdefault(symbol, [])
         if kind == "split":
+            # Of a few shares a reverse split may leave none, paid for in cash.
             ratio = 1.0 + shares / sum(lot.shares for lot in lots)
-            kept = (
-                lots if ratio > 0.0 else []
-            )  # of a few shares a reverse split may leave none, paid for in cash
             lots[:] = [
                 _Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time)
-                for lot in kept
+                for lot in lots
+                if ratio > 0.0
             ]
             continue
         left = float(shares)

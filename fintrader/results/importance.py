@@ -15,7 +15,6 @@ any setting then has: looking at all settings shows the best of luck (Westfall a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,19 +78,11 @@ def settings_of(pods: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def drawn(pods: pd.DataFrame) -> pd.DataFrame:
-    """The pods that importance is computed from: begun from fresh weights, and with a score."""
-    scores = pd.to_numeric(pods["score"], errors="coerce")
-    fresh: pd.DataFrame = pods.loc[
-        (pods["origin"] == "fresh") & np.isfinite(scores.to_numpy(float))
-    ]
-    return fresh
-
-
 def importance(pods: pd.DataFrame) -> Importance:
     """Measure the importance of settings in a tournament's pods (rows of `read_pods` with `hyper`,
-    `origin`, `score`)."""
-    fresh = drawn(pods)
+    `origin`, `score`) that began from fresh weights and have a score."""
+    scores = pd.to_numeric(pods["score"], errors="coerce").to_numpy(float)
+    fresh = pods[(pods["origin"] == "fresh") & np.isfinite(scores)]
     size = len(fresh)
     settings = settings_of(fresh)
     if not any(settings_of(pods)):
@@ -127,10 +118,11 @@ def importance(pods: pd.DataFrame) -> Importance:
     random = np.random.default_rng(0)
     dealt = random.permuted(np.tile(centred, (_DEALS, 1)), axis=1)
     best = np.max([shares(dealt, one) for one in codes.values()], axis=0)
-    found: list[Share] = []
-    for name, one in codes.items():
-        share = shares(centred[None], one)[0]
-        found.append(Share(name, float(share), float(1 + (best >= share).sum()) / (1 + _DEALS)))
+    measured = {name: float(shares(centred[None], one)[0]) for name, one in codes.items()}
+    found = [
+        Share(name, share, float(1 + (best >= share).sum()) / (1 + _DEALS))
+        for name, share in measured.items()
+    ]
     luck = float(np.quantile(best, 1 - LEVEL, method="higher"))
     return Importance(tuple(sorted(found, key=lambda one: -one.share)), size, luck, constant)
 
@@ -144,10 +136,9 @@ def levels(values: Sequence[Any]) -> NDArray[np.int64]:
         if len(set(values)) > bins:
             places = pd.Series(values).rank().to_numpy(float)  # equal values share a bin
             return ((places - 0.5) * bins / size).astype(np.int64)
-    texts = [str(value) for value in values]
-    counts = Counter(texts)
-    known = {text: code for code, text in enumerate(sorted(counts), 1)}
-    return np.array([known[text] if counts[text] >= _PER_LEVEL else 0 for text in texts])
+    texts = pd.Series(list(map(str, values)))
+    codes, _ = pd.factorize(texts, sort=True)
+    return np.where(texts.map(texts.value_counts()) >= _PER_LEVEL, codes + 1, 0)
 
 
 def shares(centred: NDArray[np.float64], codes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -12,13 +12,12 @@ whose seals name them (`astray`). It sees the runs of one folder, and no other.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from fintrader.files import (
     seal,
     unseal,
 )
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.results.backtest_files import StoredBacktest, read_seal
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.system import sync, wait_for_lock
@@ -48,6 +48,7 @@ FIRST = hash_bytes(FORMAT.encode())
 HELD_OUT = ("test", "validation", "whole")
 """Windows that a policy was not fitted to, or not to all of: a result on one is a look, whatever
 the run called it."""
+_OF_LINE = ("format", "n", "before", "time", "sha256")
 CHOSEN = ("ensemble", "best")
 """Strategies that are chosen and so are what a look is at; the others are baselines."""
 
@@ -182,36 +183,26 @@ class Ledger:
         self.path = Path(runs_dir) / FILE
 
     @classmethod
-    def of_run(cls, folder: Path) -> Ledger | None:
+    def of_run(cls, folder: Path | None) -> Ledger | None:
         """The ledger that a run's folder, or a folder inside it, belongs to; None where no run lies
         there."""
-        folder = Path(folder).resolve()
-        home = next(
-            (
-                above
-                for above in (folder, *folder.parents[:3])
-                if (above / "manifest.json").is_file()
-            ),
-            None,
-        )
-        return None if home is None else cls(home.parent)
+        inside = [] if folder is None else [folder.resolve(), *folder.resolve().parents[:3]]
+        for above in inside:
+            if (above / "manifest.json").is_file():
+                return cls(above.parent)
+        return None
 
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
-        described = asdict(look)
-        with self._appending() as (lines, append):
-            number = look_number(
-                [line for line in map(_look, lines) if line is not None], look.bars, look.result
-            )
-            written = append(described)
-        ledger = lines[0]["sha256"] if lines else written["sha256"]
-        return number, {"ledger": ledger, "line": written["n"], "sha256": written["sha256"]}
+        *before, own = self._append(to_json(look))
+        number = look_number(_select_looks(before), look.bars, look.result)
+        ledger = before[0] if before else own
+        return number, {"ledger": ledger["sha256"], "line": own["n"], "sha256": own["sha256"]}
 
     def note_seal(self, run: str, window: str, line: int, digest: str) -> None:
         """Note the hash of the seal of a backtest, whose look is that line."""
-        with self._appending() as (_, append):
-            append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
+        self._append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
 
     def lines(self) -> list[dict[str, Any]]:
         """Every line, checked; none where there is no ledger. A line that a kill cut short is
@@ -228,13 +219,10 @@ class Ledger:
 
     def looks(self) -> list[Line]:
         """The lines that say a look, oldest first."""
-        return [line for line in map(_look, self.lines()) if line is not None]
+        return _select_looks(self.lines())
 
-    @contextlib.contextmanager
-    def _appending(
-        self,
-    ) -> Iterator[tuple[list[dict[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]]]:
-        """Lock the ledger; yield its lines and a function that appends one."""
+    def _append(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Lock the ledger and append a line; return all lines, the new one last."""
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
@@ -243,41 +231,33 @@ class Ledger:
             raise self._unwritable(error) from None
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
-        with lock, contextlib.ExitStack() as stack:
+        with lock:
             wait_for_lock(lock)
             try:
-                new = not self.path.exists()
-                file = stack.enter_context(self.path.open("ab+", buffering=0))
-                file.seek(0)
-                data = file.read()
-                whole = data.rfind(b"\n") + 1
-                if whole < len(data):  # its writer was killed before the look's number was shown
-                    file.truncate(whole)
-            except OSError as error:
-                raise self._unwritable(error) from None
-            lines = _checked(self.path, data[:whole])
-
-            def append(values: Mapping[str, Any]) -> dict[str, Any]:
-                head = {
-                    "format": FORMAT,
-                    "n": len(lines) + 1,
-                    "before": lines[-1]["sha256"] if lines else FIRST,
-                }
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                line = seal({**head, "time": now, **values})
-                try:
+                is_new = not self.path.exists()
+                with self.path.open("ab+", buffering=0) as file:
+                    file.seek(0)
+                    data = file.read()
+                    whole = data.rfind(b"\n") + 1
+                    lines = _checked(self.path, data[:whole])
+                    if whole < len(data):  # its writer was killed before the number was shown
+                        file.truncate(whole)
+                    head = {
+                        "format": FORMAT,
+                        "n": len(lines) + 1,
+                        "before": lines[-1]["sha256"] if lines else FIRST,
+                        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                    }
+                    line = seal({**head, **values})
                     if file.write(line) != len(line):  # a full disk can take part of a write
                         file.truncate(whole)
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(file.fileno())
-                    if new:
-                        sync(self.path.parent)
-                except OSError as error:
-                    raise self._unwritable(error) from None
-                written: dict[str, Any] = json.loads(line)
-                return written
-
-            yield lines, append
+                if is_new:
+                    sync(self.path.parent)
+            except OSError as error:
+                raise self._unwritable(error) from None
+        return [*lines, json.loads(line)]
 
     def _unwritable(self, error: OSError) -> LedgerError:
         return LedgerError(
@@ -297,10 +277,7 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
     before = FIRST
     for number, raw in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
         broken = LedgerError(f"{path}: line {number} was changed after it was written; {mend}")
-        try:
-            body = unseal(raw, broken)
-        except ValueError:
-            raise broken from None
+        body = unseal(raw, broken)
         if body.get("format") != FORMAT:
             raise LedgerError(
                 f"{path}: line {number} was written by another version of fintrader; {mend}"
@@ -315,20 +292,21 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _look(line: Mapping[str, Any]) -> Line | None:
-    """A line as a look; None of one that says something else."""
-    if "result" not in line:
-        return None
-    try:
-        values = {name: line[name] for name in Look.__dataclass_fields__}
-        bars = {name: line["bars"][name] for name in Window.__dataclass_fields__}
-    except (KeyError, TypeError):
-        raise LedgerError(
-            f"line {line.get('n')} of the ledger of looks was written by another version"
-        ) from None
-    values["bars"] = Window(**{**bars, "symbols": tuple(bars["symbols"])})
-    values["strategies"] = tuple(values["strategies"])
-    return Line(int(line["n"]), str(line["sha256"]), str(line["time"]), Look(**values))
+def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
+    """Select the lines that say a look; others are of another kind."""
+    found = []
+    for line in lines:
+        if "result" in line:
+            said = {name: value for name, value in line.items() if name not in _OF_LINE}
+            try:
+                look = from_json(Look, said)
+            except RecordError as error:
+                raise LedgerError(
+                    f"line {line['n']} of the ledger of looks was written by another version"
+                    f" ({error})"
+                ) from None
+            found.append(Line(line["n"], line["sha256"], line["time"], look))
+    return found
 
 
 # --- what a ledger amounts to ---------------------------------------------------------------------
@@ -406,11 +384,7 @@ def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str 
             "its look stands on another ledger than this one, which was begun anew, or the run was"
             " made elsewhere"
         )
-    if (
-        not isinstance(at, int)
-        or not 1 <= at <= len(lines)
-        or lines[at - 1]["sha256"] != look.get("sha256")
-    ):
+    if (at, look.get("sha256")) not in [(line["n"], line["sha256"]) for line in lines]:
         return (
             f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
         )
@@ -438,7 +412,7 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
         search = known if context.config_hash else name
         searches[search] = max(searches.get(search, 0), context.trials or 0)
         results.add(stored_result(stored))
-        ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
+        ledger = Ledger.of_run(stored.folder)
         lines = [] if ledger is None else [line for line in ledger.looks() if line.held_out]
         key = context.window_key
         own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
@@ -447,17 +421,17 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
     return Together(sum(searches.values()), len(results))
 
 
-def note_shown(stored: StoredBacktest, command: str) -> bool:
+def note_shown(stored: StoredBacktest, command: str) -> None:
     """Note a stored backtest that is shown beside others, unless its result stands on its ledger
-    already: one that was made in another runs folder. True if it was noted. Raises LedgerError."""
-    ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
+    already: one that was made in another runs folder. Raises LedgerError."""
+    ledger = Ledger.of_run(stored.folder)
     known = stored.context
     result = stored_result(stored)
     key = known.window_key
     if stored.folder is None or ledger is None or key is None:
-        return False
+        return
     if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
-        return False
+        return
     symbols = tuple(sorted(map(str, stored.prices["symbol"].unique())))
     first, last = stored.minutes[[0, -1]].strftime("%Y-%m-%d")
     look = Look(
@@ -474,4 +448,3 @@ def note_shown(stored: StoredBacktest, command: str) -> bool:
         command=command,
     )
     ledger.record(look)
-    return True

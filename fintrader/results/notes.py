@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from fintrader.errors import RunError
 from fintrader.files import write_json
-from fintrader.results.folders import COPY, DamagedFileError, Folder, NotThereError
+from fintrader.results.folders import COPY, Folder, NotThereError
 
 FILE = "notes.json"
 MOST_CHARACTERS = 4_000
@@ -34,17 +34,10 @@ class Notes:
 def read_notes(folder: Folder) -> Notes:
     """The notes of a run. Raises DamagedFileError."""
     try:
-        values = folder.json(FILE, limit=1 << 16)
+        notes = folder.record(Notes, FILE)
     except NotThereError:
         return Notes()
-    note = values.get("note", "")
-    tags = values.get("tags", [])
-    archived = values.get("archived", False)
-    if not isinstance(note, str) or not isinstance(tags, list) or not isinstance(archived, bool):
-        raise DamagedFileError(
-            f"{FILE} says no note, tags and archived; save it anew, or delete it"
-        )
-    return Notes(note[:MOST_CHARACTERS], _plain(map(str, tags)), archived)
+    return Notes(notes.note[:MOST_CHARACTERS], _plain(notes.tags), notes.archived)
 
 
 def write_notes(folder: Folder, notes: Notes) -> Notes:

@@ -18,23 +18,15 @@ FEWEST_SESSIONS = 3 * LOOKBACK
 STRESS_DAYS = 10
 
 
-def yearly(daily: pd.DataFrame, timezone: str) -> pd.DataFrame:
-    """Compound return of every strategy in each calendar year, and `sessions`."""
-    years = pd.DatetimeIndex(daily.index).tz_convert(timezone).year
-    table = (1 + daily).groupby(years).prod() - 1
-    return table.assign(sessions=daily.groupby(years).size()).rename_axis(
-        index="year", columns=None
-    )
+def find_months(times: pd.Index, timezone: str) -> pd.Index:
+    """The calendar month of each time, as `2020-03`."""
+    return pd.DatetimeIndex(times).tz_convert(timezone).strftime("%Y-%m")
 
 
-def monthly(daily: pd.DataFrame, timezone: str) -> pd.DataFrame:
-    """Compound return of every strategy in each calendar month (index: `2020-03`), and
-    `sessions`."""
-    months = pd.DatetimeIndex(daily.index).tz_convert(timezone).strftime("%Y-%m")
-    table = (1 + daily).groupby(months).prod() - 1
-    return table.assign(sessions=daily.groupby(months).size()).rename_axis(
-        index="month", columns=None
-    )
+def compound(daily: pd.DataFrame, periods: pd.Index) -> pd.DataFrame:
+    """Compound return of every strategy in each period, and `sessions`. `periods`: each row's."""
+    table = (1 + daily).groupby(periods).prod() - 1
+    return table.assign(sessions=daily.groupby(periods).size())
 
 
 def stress_days(daily: pd.DataFrame, index: str, days: int = STRESS_DAYS) -> pd.DataFrame:
@@ -58,8 +50,7 @@ def regimes(
     moved = daily[index]
     spread = moved.rolling(LOOKBACK).std().shift(1)
     grown = np.log1p(moved).rolling(LOOKBACK).sum().shift(1)
-    low = spread.quantile(1 / 3)
-    high = spread.quantile(2 / 3)
+    low, high = spread.quantile([1 / 3, 2 / 3])
     found = {
         "calm third": spread <= low,
         "middle third": (spread > low) & (spread <= high),

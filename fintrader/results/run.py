@@ -16,30 +16,19 @@ import plotly.graph_objects as go
 from fintrader.config import read_yaml
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import refuse_irregular
+from fintrader.records import JsonValue, RecordError, from_json, to_json
 from fintrader.results import figures
 from fintrader.results.backtest_files import (
     SEAL,
     StoredBacktest,
     changed_metrics,
+    find_signature,
     read_backtest,
     read_metrics,
-    read_verdict,
+    read_record,
 )
-from fintrader.results.folders import (
-    FileCache,
-    Folder,
-    NotThereError,
-    RunsFolder,
-    Signature,
-    is_locked,
-)
-from fintrader.results.formatting import (
-    main_strategy,
-    moment,
-    number,
-    when,
-    window_words,
-)
+from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, is_locked
+from fintrader.results.formatting import main_strategy, moment, number, when, window_words
 from fintrader.results.leaderboard_reader import (
     LeaderboardRow,
     lineage,
@@ -134,7 +123,7 @@ class Run:
     @property
     def backtests(self) -> dict[str, StoredBacktest]:
         """Window (`test`, `validation`, `train`) -> its backtest, of the windows that have one."""
-        places = {name: self._backtest_folder(name) for name in WINDOWS}
+        places = {name: self.folder.backtest_of(name) for name in WINDOWS}
         return {
             name: read_backtest(place)
             for name, place in places.items()
@@ -149,12 +138,13 @@ class Run:
         if window is not None and window not in WINDOWS:
             raise RunError(f"{window!r} is no window; it is one of {', '.join(WINDOWS)}")
         found = self.backtests
-        if not found or (window is not None and window not in found):
+        stored = next(iter(found.values()), None) if window is None else found.get(window)
+        if stored is None:
             what = "no backtest" if window is None else f"no backtest of its {window_words(window)}"
             raise NotThereError(
                 f"{self.name} has {what} yet; make it with `fintrader backtest {self.folder.root}`"
             )
-        return found[window] if window is not None else next(iter(found.values()))
+        return stored
 
     @property
     def verdict(self) -> Verdict | None:
@@ -208,9 +198,6 @@ class Run:
         stored = self.backtest(window)
         return figures.equity_figure(stored.curve(), main=main_strategy(stored.strategies))
 
-    def _backtest_folder(self, window: str) -> Path:
-        return self.folder.backtest if window == "test" else self.folder.backtest / window
-
     def _leaderboard(self) -> Path:
         path = self.folder.leaderboard
         if not path.exists() and self.folds:
@@ -219,39 +206,34 @@ class Run:
             )
         return path
 
-    def _told(self) -> list[str]:
-        """Describe the run in a few lines."""
+    def _describe(self) -> tuple[list[str], StoredBacktest | None]:
+        """Describe the run in a few lines; return them with its backtest where that can be read."""
         if not self.folder.manifest.is_file():
-            return [f"Run {self.name}: a tournament"]
+            return [f"Run {self.name}: a tournament"], None
         found = self.summary
-        facts: list[str] = [found.status]
-        facts += [f"made {when(found.created)}"] if found.created else []
-        facts += [f"{found.trials:,} trials"] if found.trials is not None else []
-        facts += [f"seed {found.seed}"] if found.seed is not None else []
-        lines = [f"Run {self.name}: {', '.join(facts)}"]
+        facts = [
+            found.status,
+            f"made {when(found.created)}" if found.created else "",
+            "" if found.trials is None else f"{found.trials:,} trials",
+            "" if found.seed is None else f"seed {found.seed}",
+        ]
+        lines = [f"Run {self.name}: {', '.join(filter(None, facts))}"]
         lines += [f"  {found.problem}"] if found.problem else []
-        stored = self._readable()
-        if stored is not None:
-            lines += [f"  {window_words(str(stored.context.window))}: {stored.conclusion}"]
-        return lines
-
-    def _readable(self) -> StoredBacktest | None:
         try:
             stored = self.backtest()
-            _ = stored.context, stored.verdict
+            lines += [f"  {window_words(str(stored.context.window))}: {stored.conclusion}"]
         except RunError:
-            return None
-        return stored
+            return lines, None
+        return lines, stored
 
     def __repr__(self) -> str:
-        lines = self._told()
-        stored = self._readable()
+        lines, stored = self._describe()
         return "\n".join(lines if stored is None else [*lines, repr(stored)])
 
     def _repr_html_(self) -> str:
-        told = "".join(f"<p>{html.escape(line.strip())}</p>" for line in self._told())
-        stored = self._readable()
-        return told if stored is None else told + stored._repr_html_()
+        lines, stored = self._describe()
+        about = "".join(f"<p>{html.escape(line.strip())}</p>" for line in lines)
+        return about if stored is None else about + stored._repr_html_()
 
 
 def frame_of(rows: Sequence[object]) -> pd.DataFrame:
@@ -273,15 +255,10 @@ def ranked(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
 # --- a line of the run list -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One row of the run list; None stands for values that the manifest lacks or has in a wrong
-    form."""
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    """What a manifest says of its run; None or empty stands for what it does not say yet."""
 
-    name: str
-    status: Status
-    problem: str | None = None
-    """Why it is broken, or why it failed, in words."""
     created: str | None = None
     finished: str | None = None
     seed: int | None = None
@@ -292,11 +269,21 @@ class Summary:
     data_hash: str | None = None
     config_hash: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stages: dict[str, dict[str, JsonValue]] = field(default_factory=dict)
     plan: tuple[str, ...] = ()
     """The stages it is to have, in order; empty where it does not say."""
-    failed_at: str | None = None
-    """The stage that it failed in."""
+    failure: dict[str, str] | None = None
+    """The `stage` that it failed in, and the `sentence` that says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(_Manifest):
+    """One row of the run list."""
+
+    name: str
+    status: Status
+    problem: str | None = None
+    """Why it is broken, or why it failed, in words."""
     metrics: dict[str, StrategyMetrics] = field(default_factory=dict)
     """By strategy; empty before the backtest."""
     verdict: Verdict | None = None
@@ -307,8 +294,14 @@ class Summary:
     @property
     def seconds(self) -> float | None:
         """Wall-clock seconds of all finished stages."""
-        known = (number(stage.get("seconds")) for stage in self.stages.values())
-        return sum(values) if (values := [value for value in known if value is not None]) else None
+        known = [number(stage.get("seconds")) for stage in self.stages.values()]
+        values = [value for value in known if value is not None]
+        return sum(values) if values else None
+
+    @property
+    def failed_at(self) -> str | None:
+        """The stage that it failed in."""
+        return None if self.failure is None else self.failure.get("stage")
 
     @property
     def stage(self) -> str | None:
@@ -340,26 +333,28 @@ def summary(folder: Folder, cache: FileCache) -> Summary:
 
 
 def _summary(folder: Folder, cache: FileCache) -> Summary:
-    name = folder.root.name
     try:
         manifest = folder.signature("manifest.json")
     except NotThereError:
         if is_locked(folder):
-            return Summary(name, "running")
-        return Summary(
-            name, "broken", "it has no manifest.json, so it is no run of this version, or lost it"
-        )
+            return Summary(name=folder.root.name, status="running")
+        missing = "it has no manifest.json, so it is no run of this version, or lost it"
+        return _call_broken(folder, missing)
     except FintraderError as error:
-        return Summary(name, "broken", str(error))
-    metrics = _signature(folder, "metrics.json")
-    seal = _signature(folder, SEAL)
+        return _call_broken(folder, error)
+    metrics = find_signature(folder, "backtest", "metrics.json")
+    seal = find_signature(folder, "backtest", SEAL)
     state = manifest, metrics, seal
     found = cache.get(
         "summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None)
     )
     if found.status in ("interrupted", "failed") and is_locked(folder):
-        return replace(found, status="running", problem=None, failed_at=None)
+        return replace(found, status="running", problem=None, failure=None)
     return found
+
+
+def _call_broken(folder: Folder, problem: object) -> Summary:
+    return Summary(name=folder.root.name, status="broken", problem=str(problem))
 
 
 def stages_now(folder: Folder, run: Summary) -> list[Stage]:
@@ -370,13 +365,7 @@ def stages_now(folder: Folder, run: Summary) -> list[Stage]:
         live = folder.json(LIVE)
     except FintraderError:  # nothing is at work, or another has just taken its place
         live = {}
-    failure = {} if run.failed_at is None else {"failure": {"stage": run.failed_at}}
-    known: dict[str, Any] = {
-        "stages": run.stages,
-        "plan": list(run.plan),
-        "finished": run.finished,
-        **failure,
-    }
+    known = {**vars(run), "plan": list(run.plan)}
     return read_stages(known, live, alive=run.status == "running")
 
 
@@ -390,23 +379,19 @@ def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
     return found, stages_now(home, found)
 
 
-def _signature(folder: Folder, name: str) -> Signature | None:
-    """Return values that change with that file of the backtest; None where it is missing."""
-    try:
-        return folder.signature("backtest", name)
-    except FintraderError:
-        return None
-
-
 def _read(folder: Folder, *, backtested: bool) -> Summary:
     """Both files' contents."""
-    name = folder.root.name
     try:
         values = folder.json("manifest.json")
+        if values.get("format") != MANIFEST_FORMAT:
+            return _call_broken(folder, "manifest.json is of another format or version")
+        fields = to_json(_Manifest())
+        fields |= {name: values[name] for name in fields.keys() & values.keys()}
+        manifest = from_json(_Manifest, fields)
+    except RecordError as error:
+        return _call_broken(folder, f"manifest.json: {error}")
     except FintraderError as error:
-        return Summary(name, "broken", str(error))
-    if values.get("format") != MANIFEST_FORMAT:
-        return Summary(name, "broken", "manifest.json is of another format or version")
+        return _call_broken(folder, error)
     problem = None
     strategies: dict[str, StrategyMetrics] = {}
     verdict = None
@@ -414,49 +399,18 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         try:
             backtest = Folder(folder.path("backtest"))
             strategies = read_metrics(backtest)
-            verdict = read_verdict(backtest)
+            verdict = read_record(backtest, "verdict")
             problem = changed_metrics(backtest)
         except FintraderError as error:
             problem = str(error)
-    finished = values.get("finished")
-    failure = values.get("failure")
-    done = isinstance(finished, str) and moment(finished) is not None
-    mappings = {
-        key: values[key] for key in ("versions", "stages") if isinstance(values.get(key), dict)
-    }
-    words = ("created", "finished", "device", "market", "data_hash", "config_hash")
-    known: dict[str, Any] = {key: _text(values.get(key)) for key in words}
-    known |= {key: _whole(values.get(key)) for key in ("seed", "trials")}
-    failed = _text(failure.get("sentence")) if isinstance(failure, dict) and not done else None
-    plan = values.get("plan")
+    is_done = moment(manifest.finished) is not None
+    failure = None if is_done else manifest.failure
+    status: Status = "finished" if is_done else "failed" if failure else "interrupted"
     return Summary(
-        name=name,
-        status=(
-            "broken" if problem else "finished" if done else "failed" if failed else "interrupted"
-        ),
-        problem=problem or failed,
-        plan=(
-            tuple(name for name in plan if isinstance(name, str)) if isinstance(plan, list) else ()
-        ),
-        failed_at=_text(failure.get("stage")) if isinstance(failure, dict) and failed else None,
-        command=_command(values.get("command")),
-        versions={str(k): str(v) for k, v in mappings.get("versions", {}).items()},
-        stages={str(k): v for k, v in mappings.get("stages", {}).items() if isinstance(v, dict)},
+        name=folder.root.name,
+        status="broken" if problem else status,
+        problem=problem or (None if failure is None else failure["sentence"]),
         metrics=strategies,
         verdict=verdict,
-        **known,
+        **{**vars(manifest), "failure": failure},
     )
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _command(value: Any) -> str | None:
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        return " ".join(value)
-    return _text(value)

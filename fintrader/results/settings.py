@@ -12,7 +12,7 @@ it does not know is said to be so.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,9 +49,9 @@ def _table() -> dict[str, Any]:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     """Dotted name -> setting, of a run's `config.yaml` as plain values, in its order."""
     table = _table()
-    given = dict(_flat(config, table["mappings"]))
-    defaults = dict(table["settings"])
     free = table["mappings"]
+    given = dict(flatten(config, free))
+    defaults = dict(table["settings"])
     for place, members in table["choices"].items():
         chosen = given.get(place)
         if isinstance(chosen, str) and chosen in members and chosen != defaults[place]:
@@ -59,10 +59,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
             others = {name: value for name, value in defaults.items() if not name.startswith(below)}
             defaults = {**others, **members[chosen], place: defaults[place]}
     for place, entries in free.items():
-        defaults |= {
-            place: entries,
-            **{f"{place}.{name}": value for name, value in entries.items()},
-        }
+        defaults |= {place: entries, **{f"{place}.{key}": value for key, value in entries.items()}}
     within = tuple(f"{place}." for place in free)
     return {
         name: Setting(value, defaults.get(name), name in defaults or name.startswith(within))
@@ -70,14 +67,15 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     }
 
 
-def _flat(
-    values: Mapping[str, Any], whole: Collection[str], prefix: str = ""
+def flatten(
+    values: Mapping[str, Any], whole: Collection[str] = (), prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Nested plain values by dotted name; each entry of the mappings `whole` stays one value."""
+    """List nested plain values by dotted name; each entry of the mappings `whole` stays one
+    value."""
     for name, value in values.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and prefix.removesuffix(".") not in whole:
-            yield from _flat(value, whole, f"{path}.")
+            yield from flatten(value, whole, f"{path}.")
         else:
             yield path, value
 
@@ -93,11 +91,11 @@ def differing(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, S
     runs = {run: settings_of(config) for run, config in configs.items()}
     names = dict.fromkeys(name for settings in runs.values() for name in settings if name != NAME)
     table = {name: {run: settings.get(name) for run, settings in runs.items()} for name in names}
-    return {name: row for name, row in table.items() if not _alike(list(row.values()))}
+    return {name: row for name, row in table.items() if not _are_alike(*row.values())}
 
 
-def _alike(row: Sequence[Setting | None]) -> bool:
-    return all(one is not None and row[0] is not None and one.value == row[0].value for one in row)
+def _are_alike(first: Setting | None, *others: Setting | None) -> bool:
+    return first is not None and all(one and one.value == first.value for one in others)
 
 
 def text_of(value: Any) -> str:

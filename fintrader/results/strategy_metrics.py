@@ -15,97 +15,94 @@ class StrategyMetrics:
     undefined."""
 
     # return
-    sessions: float | None = None
-    sessions_a_year: float | None = None
-    cumulative_return: float | None = None
-    annual_return: float | None = None
-    final_equity_usd: float | None = None
-    mean_daily_return: float | None = None
-    best_day: float | None = None
-    worst_day: float | None = None
-    best_month: float | None = None
-    worst_month: float | None = None
-    hit_rate_day: float | None = None
-    hit_rate_month: float | None = None
-    stability: float | None = None
+    sessions: float | None
+    sessions_a_year: float | None
+    cumulative_return: float | None
+    annual_return: float | None
+    final_equity_usd: float | None
+    mean_daily_return: float | None
+    best_day: float | None
+    worst_day: float | None
+    best_month: float | None
+    worst_month: float | None
+    hit_rate_day: float | None
+    hit_rate_month: float | None
+    stability: float | None
     # risk
-    annual_volatility: float | None = None
-    downside_risk: float | None = None
-    skew: float | None = None
-    kurtosis: float | None = None
-    value_at_risk: float | None = None
-    conditional_value_at_risk: float | None = None
-    tail_ratio: float | None = None
+    annual_volatility: float | None
+    downside_risk: float | None
+    skew: float | None
+    kurtosis: float | None
+    value_at_risk: float | None
+    conditional_value_at_risk: float | None
+    tail_ratio: float | None
     # ratio
-    sharpe: float | None = None
-    sharpe_low: float | None = None
-    sharpe_high: float | None = None
-    sortino: float | None = None
-    calmar: float | None = None
-    omega: float | None = None
-    payoff_ratio: float | None = None
-    martin_ratio: float | None = None
+    sharpe: float | None
+    sharpe_low: float | None
+    sharpe_high: float | None
+    sortino: float | None
+    calmar: float | None
+    omega: float | None
+    payoff_ratio: float | None
+    martin_ratio: float | None
     # drawdown
-    max_drawdown: float | None = None
-    average_drawdown: float | None = None
-    longest_drawdown_days: float | None = None
-    longest_recovery_days: float | None = None
-    ulcer_index: float | None = None
+    max_drawdown: float | None
+    average_drawdown: float | None
+    longest_drawdown_days: float | None
+    longest_recovery_days: float | None
+    ulcer_index: float | None
     # against the benchmark portfolio
-    invested_share: float | None = None
-    active_return: float | None = None
-    tracking_error: float | None = None
-    information_ratio: float | None = None
-    information_ratio_low: float | None = None
-    information_ratio_high: float | None = None
+    invested_share: float | None
+    active_return: float | None
+    tracking_error: float | None
+    information_ratio: float | None
+    information_ratio_low: float | None
+    information_ratio_high: float | None
     # against the index
-    alpha: float | None = None
-    beta: float | None = None
-    correlation: float | None = None
-    index_information_ratio: float | None = None
-    index_tracking_error: float | None = None
-    up_capture: float | None = None
-    down_capture: float | None = None
-    batting_average: float | None = None
-    treynor_ratio: float | None = None
+    alpha: float | None
+    beta: float | None
+    correlation: float | None
+    index_information_ratio: float | None
+    index_tracking_error: float | None
+    up_capture: float | None
+    down_capture: float | None
+    batting_average: float | None
+    treynor_ratio: float | None
     # trading
-    turnover: float | None = None
-    traded_usd: float | None = None
-    cost_usd: float | None = None
-    cost_share: float | None = None
-    break_even_cost_bps: float | None = None
-    trades: float | None = None
-    orders: float | None = None
-    capped_orders: float | None = None
-    unfilled_orders: float | None = None
-    cancelled_usd: float | None = None
-    income_usd: float | None = None
-    round_trips: float | None = None
-    round_trip_hit_rate: float | None = None
-    round_trip_profit_usd: float | None = None
-    holding_minutes_mean: float | None = None
-    holding_minutes_median: float | None = None
-    exposure_max: float | None = None
-    time_in_market: float | None = None
-    concentration: float | None = None
-    largest_weight: float | None = None
+    turnover: float | None
+    traded_usd: float | None
+    cost_usd: float | None
+    cost_share: float | None
+    break_even_cost_bps: float | None
+    trades: float | None
+    orders: float | None
+    capped_orders: float | None
+    unfilled_orders: float | None
+    cancelled_usd: float | None
+    income_usd: float | None
+    round_trips: float | None
+    round_trip_hit_rate: float | None
+    round_trip_profit_usd: float | None
+    holding_minutes_mean: float | None
+    holding_minutes_median: float | None
+    exposure_max: float | None
+    time_in_market: float | None
+    concentration: float | None
+    largest_weight: float | None
     # from bars
-    minute_annual_volatility: float | None = None
-    minute_sharpe: float | None = None
-    minute_sortino: float | None = None
-    minute_max_drawdown: float | None = None
+    minute_annual_volatility: float | None
+    minute_sharpe: float | None
+    minute_sortino: float | None
+    minute_max_drawdown: float | None
 
     @classmethod
     def of(cls, values: Mapping[str, float | None]) -> StrategyMetrics:
-        """The metrics among a pod's numbers, by key; the others are undefined."""
+        """The metrics among some numbers, by key; the others are undefined."""
         return cls(**{key: values.get(key) for key in KEYS})
 
     def __getitem__(self, key: str) -> float | None:
         """A metric by its key in the catalogue."""
-        if key not in KEYS:
-            raise KeyError(key)
-        value: float | None = getattr(self, key)
-        return value
+        return self.by_key()[key]
 
     @property
     def annual_sessions(self) -> int:
@@ -114,9 +111,9 @@ class StrategyMetrics:
 
     def by_key(self) -> dict[str, float | None]:
         """All metrics, in the catalogue's order."""
-        return {key: self[key] for key in KEYS}
+        return dict(vars(self))
 
 
 KEYS = tuple(field.name for field in dataclasses.fields(StrategyMetrics))
-NO_METRICS = StrategyMetrics()
+NO_METRICS = StrategyMetrics.of({})
 """For a strategy that is not there: every metric is a dash."""

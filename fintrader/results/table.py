@@ -8,6 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -118,9 +120,9 @@ class Table:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def list_facts(facts: Mapping[str, str], title: str = "") -> Table:
+def list_facts(facts: Mapping[str, str]) -> Table:
     """Make a table without column titles: names and sentences, empty ones left out."""
-    return Table.of(("", ""), [pair for pair in facts.items() if pair[1]], title)
+    return Table.of(("", ""), [pair for pair in facts.items() if pair[1]])
 
 
 def paper_table(
@@ -167,14 +169,13 @@ def metrics_tables(metrics: Mapping[str, StrategyMetrics]) -> tuple[Table, ...]:
     """Tabulate every metric of the catalogue, one table a group, a column a strategy."""
     short = explain_short_window(metrics.values())
     tables = []
-    for group in dict.fromkeys(known.group for known in CATALOGUE):
+    for group, members in groupby(CATALOGUE, attrgetter("group")):
         rows = tuple(
             Row(
                 (known.title, *(format_metric(known.key, values) for values in metrics.values())),
                 note=f"{known.formula} ({known.source})",
             )
-            for known in CATALOGUE
-            if known.group == group
+            for known in members
         )
         columns = (group.capitalize(), *map(title_of, metrics))
         tables.append(Table(columns, rows, notes=(short,) if short else (), is_folded=True))

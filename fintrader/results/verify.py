@@ -34,7 +34,7 @@ class Check:
     name: str
     compares: str
     """Both sides of the comparison, in words."""
-    problems: tuple[str, ...] = ()
+    problems: Sequence[str] = ()
     """Every disagreement, a sentence each."""
     result: str = ""
     """The outcome in words where there is no problem."""
@@ -78,8 +78,7 @@ def check_run(
     searches = find_searches(folder)
     yield _check_config(folder, manifest)
     yield _check_data(folder, manifest, searches, content_of)
-    count = sum(trials[search.root] for search in searches)
-    count += _count_inherited(searches, manifest)
+    count = sum(trials[search.root] for search in searches) + _count_inherited(searches, manifest)
     yield _check_trials(manifest, count, searches, trials)
     yield _check_backtests(folder, manifest)
     ledger = Ledger(folder.root.resolve().parent)
@@ -100,7 +99,7 @@ def check_run(
 
 def _find_backtests(folder: RunFolder) -> Iterator[tuple[str, Path]]:
     for window in WINDOWS:
-        home = folder.backtest if window == "test" else folder.backtest / window
+        home = folder.backtest_of(window)
         if any((home / name).exists() for name in (SEAL, "metrics.json", "context.json")):
             yield window, home
 
@@ -111,15 +110,15 @@ def _find_backtests(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 def _check_config(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     problems = []
     if not folder.config.is_file():
-        problems.append("config.yaml is missing, and nothing else says what the run was made with")
+        problems = ["config.yaml is missing, and nothing else says what the run was made with"]
     elif hash_file(folder.config) != manifest.get("config_hash"):
-        problems.append(
+        problems = [
             "config.yaml does not have the hash in manifest.json: one of the two was edited"
-        )
+        ]
     return Check(
         "configuration",
         "config.yaml with its hash in manifest.json",
-        tuple(problems),
+        problems,
         "config.yaml has the hash in the manifest",
         _EDITED,
     )
@@ -162,7 +161,7 @@ def _check_data(
     return Check(
         "data",
         "the arrays of the market with their hash in manifest.json and tournament.json",
-        tuple(problems),
+        problems,
         result,
         f"`fintrader data build {folder.config}` makes the market again from the same bars",
     )
@@ -211,7 +210,7 @@ def _check_trials(
     return Check(
         "trials",
         "the trials in the results of all pods with manifest.json and ensemble.json",
-        tuple(problems),
+        problems,
         f"{count}, as the manifest says",
         _EDITED,
     )
@@ -228,7 +227,7 @@ def _check_backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     return Check(
         "backtests",
         "the stored backtests with the stages in manifest.json",
-        tuple(problems),
+        problems,
         f"stored for: {', '.join(stored) or 'no window yet'}",
         _NEW_RESULT,
     )
@@ -248,7 +247,7 @@ def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> 
     return Check(
         f"seal of the {window} backtest",
         f"each file with its hash in {SEAL}, and {SEAL} with its hash in the ledger",
-        tuple(problems),
+        problems,
         "every file is as it was written, and the ledger has the seal",
         _NEW_RESULT,
     )
@@ -257,12 +256,11 @@ def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> 
 def _check_look(
     window: str, home: Path, trials: int, lines: Sequence[Mapping[str, Any]], looks: Sequence[Line]
 ) -> Check:
-    problems: list[str] = []
     result = ""
     try:
         stored = read_backtest(home)
         look = read_seal(Folder.locate(home)).get("look")
-        problems += _compare_trials(stored, trials)
+        problems = _compare_trials(stored, trials)
         if look is None:
             problems.append("its seal names no line of the ledger: it was not made by a run")
         elif gone := missing(lines, look):
@@ -272,11 +270,11 @@ def _check_look(
             problems += differences
             result = f"{trials} trials, look {number} at these bars (line {look['line']})"
     except FintraderError as error:
-        problems.append(str(error))
+        problems = [str(error)]
     return Check(
         f"trials and looks of the {window} backtest",
         "the trials, the look and the result of the backtest with the ledger",
-        tuple(problems),
+        problems,
         result,
         _NEW_RESULT,
     )
@@ -321,13 +319,11 @@ def _check_lost_results(
     run = (manifest.get("name"), manifest.get("created"))
     windows = {line.look.window for line in looks if (line.look.run, line.look.created) == run}
     gone = sorted(windows - {window for window, _ in _find_backtests(folder)})
+    deleted = "and its backtest was deleted"
     return Check(
         "results on the ledger",
         "the looks of this run on the ledger with its stored backtests",
-        tuple(
-            f"the ledger has a look at the {window} window, and its backtest was deleted"
-            for window in gone
-        ),
+        [f"the ledger has a look at the {window} window, {deleted}" for window in gone],
         "each is stored",
         _NEW_RESULT,
     )

@@ -23,17 +23,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import fft, stats
 
 from fintrader.errors import BacktestError
-from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
+from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS, Array
 from fintrader.seeding import create_numpy_generator
 from fintrader.verdict import LEVEL
 from fintrader.verdict.bootstrap import block_length
 from fintrader.verdict.verdict import AlphaTest, Betting, ShiftTest
 
-Array = NDArray[np.float64]
 LATER = 0.2
 """Level of each further look, as a share of the level of the look before."""
 POWER = 0.8

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.errors import BacktestError
-from fintrader.metrics import TRADING_DAYS, finite_or_none, is_too_short
+from fintrader.metrics import TRADING_DAYS, Array, finite_or_none, is_too_short
 from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.verdict import Excess, Interval, Intervals
 
-Array = NDArray[np.float64]
 REPEATS = 2000
 """Bootstrap samples: the standard error of a tail of 2.5 % is then 0.35 %."""
 
@@ -87,23 +86,23 @@ def intervals(
     resample. The annual return is None for a window that is too short (`metrics.is_too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
-    length = 1.0
-    drawn: dict[str, Array] = {}
+    length = block_length(values)
+    drawn = values[None, :]
     if values.size >= 8:
-        length = block_length(values)
-        rows = bootstrap_indices(
-            values.size, length, repeats, create_numpy_generator(seed, "intervals")
-        )
-        drawn = _measure_samples(values[rows], sessions_a_year)
-    measured = _measure_samples(values[None, :], sessions_a_year) if values.size else {}
+        rng = create_numpy_generator(seed, "intervals")
+        rows = bootstrap_indices(values.size, length, repeats, rng)
+        # The returns themselves are the first sample.
+        drawn = values[np.vstack([np.arange(values.size), rows])]
+    measured = _measure_samples(drawn, sessions_a_year) if values.size else {}
 
     def interval(name: str) -> Interval:
-        estimate = finite_or_none(float(measured[name][0])) if measured else None
-        kept = drawn[name][np.isfinite(drawn[name])] if drawn else np.zeros(0)
-        if not kept.size:
-            return Interval(estimate, None, None, level)
-        low, high = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
-        return Interval(estimate, finite_or_none(float(low)), finite_or_none(float(high)), level)
+        estimate, *samples = measured.get(name, (math.nan,))
+        kept = np.array(samples)[np.isfinite(samples)]
+        low, high = (
+            float(np.percentile(kept, 50 * (1 + side * level))) if kept.size else math.nan
+            for side in (-1, 1)
+        )
+        return Interval(finite_or_none(estimate), finite_or_none(low), finite_or_none(high), level)
 
     is_short = is_too_short("annual_return", values.size, sessions_a_year)
     return Intervals(

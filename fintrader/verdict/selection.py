@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fintrader.metrics import TRADING_DAYS
+from fintrader.metrics import TRADING_DAYS, Array
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.bootstrap import romano_wolf
 from fintrader.verdict.verdict import (
@@ -26,7 +25,6 @@ from fintrader.verdict.verdict import (
     WindowOverfitting,
 )
 
-Array = NDArray[np.float64]
 TrialReturns: TypeAlias = "Array | Sequence[Array]"
 """`[S, M]` of one selection window, or a list of them."""
 FEW_SESSIONS = 8
@@ -88,29 +86,15 @@ def _deflate(
         return None
     year = math.sqrt(sessions_a_year)
     each = max(trials / len(windows), 1.0)
-    hurdles = []
-    effective = []
-    spreads = []
-    known = []
-    alike = []
-    for matrix in windows:
-        # Correlated trials share their luck: their variance does not show it, but it lifts the
-        # best of them. The hurdle is therefore never below that of a search with unknown trials.
-        least = sig.sampling_variance(len(matrix))
-        measured = sig.sharpe_variance(matrix)
-        correlation = sig.mean_correlation(matrix)
-        variance = max(least, measured)
-        hurdles.append(sig.expected_best_sharpe(each, variance))
-        effective.append(sig.effective_trials(each, correlation))
-        spreads.append(variance)
-        known.append(measured >= least)
-        alike.append(correlation)
-    fewer = [
-        sig.expected_best_sharpe(count, variance)
-        for count, variance in zip(effective, spreads, strict=True)
-    ]
-    hurdle = float(np.mean(hurdles))
-    easier = float(np.mean(fewer))
+    # Correlated trials share their luck: their variance does not show it, but it lifts the best of
+    # them. The hurdle is therefore never below that of a search with unknown trials.
+    least = np.array([sig.sampling_variance(len(matrix)) for matrix in windows])
+    measured = np.array([sig.sharpe_variance(matrix) for matrix in windows])
+    spreads = np.maximum(least, measured).tolist()
+    alike = [sig.mean_correlation(matrix) for matrix in windows]
+    effective = [sig.effective_trials(each, correlation) for correlation in alike]
+    hurdle = float(np.mean([sig.expected_best_sharpe(each, variance) for variance in spreads]))
+    easier = float(np.mean(list(map(sig.expected_best_sharpe, effective, spreads))))
     return SelectedSharpe(
         sharpe=sample.sharpe * year,
         probabilistic=sig.probabilistic_sharpe(sample),
@@ -118,7 +102,9 @@ def _deflate(
         expected_best=hurdle * year,
         trial_variance=float(np.mean(spreads)) * sessions_a_year,
         trial_variance_source=(
-            "among the trials" if all(known) else "1/(S - 1): the trials differ by less"
+            "among the trials"
+            if (measured >= least).all()
+            else "1/(S - 1): the trials differ by less"
         ),
         trial_correlation=float(np.mean(alike)),
         effective_trials=float(np.sum(effective)),
@@ -162,7 +148,5 @@ def _count_ahead(windows: Sequence[Array], seed: int) -> StepdownCount | None:
         return None
     every = np.concatenate(tested)
     return StepdownCount(
-        ahead=int((every <= DECIDES).sum()),
-        trials=int(every.size),
-        best_p_value=float(every.min()),
+        ahead=int((every <= DECIDES).sum()), trials=int(every.size), best_p_value=float(every.min())
     )

@@ -34,13 +34,12 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from fintrader.errors import BacktestError
-from fintrader.metrics import drop_missing, kurtosis, skew, standard_deviation
+from fintrader.metrics import Array, drop_missing, kurtosis, skew, standard_deviation
 
-Array = NDArray[np.float64]
 EULER = 0.5772156649015329
 """The Euler-Mascheroni constant γ."""
 

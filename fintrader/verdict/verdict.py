@@ -94,10 +94,6 @@ class AlphaTest:
     unless it is above 0."""
     method: str
 
-    @property
-    def passes(self) -> bool:
-        return self.p_value <= self.level
-
 
 @dataclass(frozen=True)
 class ShiftTest:
@@ -294,24 +290,3 @@ class Verdict:
     @property
     def is_likely_skill(self) -> bool:
         return self.state == "likely_skill"
-
-    @property
-    def headline(self) -> str:
-        """The finding in a few words, as `Not distinguishable from luck`."""
-        return self.sentences[0].partition(": ")[0].rstrip(".")
-
-    @property
-    def reason(self) -> str:
-        """The rest of the first sentence; empty if there was nothing to test."""
-        reason = self.sentences[0].partition(": ")[2]
-        return reason[:1].upper() + reason[1:]
-
-    @property
-    def power(self) -> str:
-        """The sentence on the power of the window; empty if nothing was tested."""
-        return self.sentences[1] if len(self.sentences) > 1 else ""
-
-    @property
-    def change(self) -> str:
-        """The evidence that would change the verdict; empty if nothing was tested."""
-        return " ".join(self.sentences[2:])

@@ -358,4 +358,4 @@ def test_folder_refuses_what_is_too_large(tmp_path):
     with pytest.raises(FintraderError, match="not valid JSON"):
         folder.json("deep.json")
     with pytest.raises(FintraderError, match="more than"):
-        folder.json("big.json", limit=1000)
+        folder.text("big.json", limit=1000)

@@ -17,6 +17,7 @@ from fintrader.results.allocation import (
     symbol_pnl,
 )
 from fintrader.results.analysis import Variation
+from fintrader.results.history import round_trips
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -97,26 +98,32 @@ def test_profit_by_month_by_hand():
     assert pnl_by_month(profit, "UTC")["profit_usd"].tolist() == [5.5, -5.75]
 
 
-def test_round_trips_by_hand():
-    def fill(minute, shares, price, cost):
-        time = pd.Timestamp("2024-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
-        rest = {"fill_time": time, "symbol": "A", "kind": "order"}
-        return {**rest, "shares": shares, "price_usd": price, "cost_usd": cost}
+def trade(minute, symbol, shares, price, cost):
+    time = pd.Timestamp("2020-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
+    what = {"fill_time": time, "symbol": symbol, "kind": "order"}
+    return {**what, "shares": shares, "price_usd": price, "cost_usd": cost}
 
-    bought = [fill(0, 10, 100, 1.0), fill(5, 10, 110, 1.0)]
-    rows = summarise_trips(
-        pd.DataFrame([*bought, fill(10, -10, 120, 1.0), fill(20, -10, 105, 1.0)])
-    )
-    everything, gains, losses = rows
-    assert [row.lots for row in rows] == [2, 1, 1]
-    assert (gains.profit_usd, losses.profit_usd) == (pytest.approx(198), pytest.approx(-52))
-    assert everything.profit_usd == pytest.approx(146)
-    assert everything.mean_minutes == pytest.approx(12.5)
-    assert (everything.best_usd, everything.worst_usd) == (
-        pytest.approx(198),
-        pytest.approx(-52),
-    )
-    assert summarise_trips(pd.DataFrame(bought)) == []
+
+def test_round_trips_match_the_oldest_lots_first():
+    """Buy 10 at 100 and 10 at 110, sell 15 at 120: ten lots earn 20 each, five earn 10 each, all
+    less their costs."""
+    bought = [trade(0, "A", 10, 100, 1.0), trade(5, "A", 10, 110, 2.0)]
+    sold = trade(9, "A", -15, 120, 3.0)
+    # A short position, covered at a loss.
+    short = [trade(9, "B", -4, 50, 0.0), trade(12, "B", 4, 55, 0.0)]
+    trades = pd.DataFrame([*bought, sold, *short])
+    trips = round_trips(trades)
+    assert trips["profit_usd"].tolist() == pytest.approx([200 - 1 - 2, 50 - 1 - 1, -20])
+    assert trips["minutes"].tolist() == [9, 4, 3]
+    assert trips["shares"].tolist() == [10, 5, -4]
+    assert (trips["closed"] - trips["opened"]).dt.total_seconds().tolist() == [540, 240, 180]
+    table = summarise_trips(trades)
+    assert list(table.index) == ["All", "With a gain", "Without"]
+    assert table["lots"].tolist() == [3, 2, 1]
+    assert table["sum"].tolist() == pytest.approx([225, 245, -20])
+    assert table.loc["All"].tolist() == pytest.approx([3, 225, 75, 48, 197, -20, 16 / 3])
+    assert summarise_trips(trades[:3]).loc["Without"].isna().sum() == 5
+    assert summarise_trips(trades[:2]).empty
 
 
 def test_active_share_by_hand():
@@ -159,14 +166,13 @@ def daily(sessions=120):
 def test_years_and_months_by_hand():
     days = pd.DatetimeIndex(["2019-12-31", "2020-01-02", "2020-01-31", "2020-02-03"], tz="UTC")
     frame = pd.DataFrame({"a": [0.1, 0.1, 0.1, -0.5]}, index=days)
-    years = periods.yearly(frame, "UTC")
-    assert years["a"].tolist() == pytest.approx([0.1, 1.1 * 1.1 * 0.5 - 1])
-    assert years["sessions"].tolist() == [1, 3]
-    months = periods.monthly(frame, "UTC")
-    assert months.index.tolist() == ["2019-12", "2020-01", "2020-02"]
-    assert months["a"].tolist() == pytest.approx([0.1, 0.21, -0.5])
-    night = pd.DataFrame({"a": [0.1]}, index=pd.DatetimeIndex(["2019-12-31 22:00"], tz="UTC"))
-    assert periods.yearly(night, "Australia/Sydney").index.tolist() == [2020]
+    months = periods.find_months(days, "UTC")
+    table = periods.compound(frame, months)
+    assert table.index.tolist() == ["2019-12", "2020-01", "2020-02"]
+    assert table["a"].tolist() == pytest.approx([0.1, 0.21, -0.5])
+    assert periods.compound(frame, months.str[:4])["sessions"].tolist() == [1, 3]
+    night = pd.DatetimeIndex(["2019-12-31 22:00"], tz="UTC")
+    assert periods.find_months(night, "Australia/Sydney").tolist() == ["2020-01"]
 
 
 def test_stress_days_are_the_worst_of_the_index():

@@ -16,9 +16,8 @@ from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.metrics import COMPOUNDED, min_sessions
 from fintrader.report.html import render_report
-from fintrader.results import figures, periods
+from fintrader.results import figures
 from fintrader.results.context import BacktestContext
-from fintrader.results.formatting import describe_standing
 from fintrader.results.market_description import Provenance
 from fintrader.results.strategy_metrics import KEYS
 from fintrader.tournament.evaluator import evaluate, score
@@ -161,13 +160,3 @@ def test_report_and_figures_say_which_year(both):
         assert next(trace for trace in drawn.data if trace.name == "Ensemble").y[
             -1
         ] == pytest.approx(last)
-        table = periods.regime_table(returns, "equal_weight", "ensemble", year)
-        assert table.loc["calm third", "strategy"] == pytest.approx(
-            year
-            * returns["ensemble"][periods.regimes(returns, "equal_weight")["calm third"]].mean()
-        )
-        own = replace(stored.metrics["ensemble"], sessions=40.0, active_return=year / 1000)
-        said = describe_standing(
-            {"ensemble": own, "equal_weight": own}, BacktestContext(portfolio="equal_weight")
-        )
-        assert "Active return +4.00 % in the window" in said

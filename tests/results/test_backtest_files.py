@@ -3,7 +3,6 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fintrader.backtesting import (
@@ -16,11 +15,9 @@ from fintrader.backtesting import (
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
-from fintrader.results.backtest_files import TRADE_COLUMNS
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.context import BacktestContext, FoldReturns, LimitedOutcome
 from fintrader.results.folders import ChangedFileError, DamagedFileError, NotThereError
-from fintrader.results.history import round_trips
 from fintrader.results.strategy_metrics import StrategyMetrics
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
@@ -31,7 +28,7 @@ CONTEXT = BacktestContext(
     seed=3,
     command="fintrader run configs/quickstart.yaml",
     trading=EnvSettings(participation="none", half_spread_bps={"A": 0.5}).terms(),
-    null_model=StrategyMetrics(sharpe=1.0),
+    null_model=StrategyMetrics.of({"sharpe": 1.0}),
     folds=(FoldReturns("2020-01-02", "2020-02-03", {"best": None}),),
     within_limits=LimitedOutcome(0.1, {"order": 2}, "", {"order": 0.1}),
 )
@@ -185,14 +182,6 @@ def test_report_says_the_trials_first_and_needs_no_network(results, tmp_path):
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))
     assert "a &lt;/script&gt; run" in page
     assert page.count("</script>") == 5
-    for heading in (
-        "Against the baselines",
-        "Can this be luck? The held-out window",
-        "Positions",
-        "How to get this again",
-    ):
-        assert f"<h2>{heading}</h2>" in page
-    assert "fintrader run configs/quickstart.yaml" in page
 
 
 def test_no_metric_is_silently_nan():
@@ -202,36 +191,6 @@ def test_no_metric_is_silently_nan():
         ).metrics.by_key()
         assert list(numbers) == [metric.key for metric in CATALOGUE]
         assert all(value is None or math.isfinite(value) for value in numbers.values())
-
-
-def trade(minute, symbol, shares, price, cost):
-    time = pd.Timestamp("2020-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
-    when = {"decision_bar": minute, "fill_bar": minute, "decision_time": time, "fill_time": time}
-    what = {
-        "symbol": symbol,
-        "shares": shares,
-        "price_usd": price,
-        "cost_usd": cost,
-        "kind": "order",
-    }
-    return {**when, **what, "notional_usd": abs(shares) * price}
-
-
-def test_round_trips_match_the_oldest_lots_first():
-    """Buy 10 at 100 and 10 at 110, sell 15 at 120: ten lots earn 20 each, five earn 10 each, all
-    less their costs."""
-    rows = [
-        trade(0, "A", 10, 100, 1.0),
-        trade(5, "A", 10, 110, 2.0),
-        trade(9, "A", -15, 120, 3.0),
-        trade(9, "B", -4, 50, 0.0),  # a short position, covered at a loss
-        trade(12, "B", 4, 55, 0.0),
-    ]
-    trips = round_trips(pd.DataFrame(rows).astype(TRADE_COLUMNS))
-    assert trips["profit_usd"].tolist() == pytest.approx([200 - 1 - 2, 50 - 1 - 1, -20])
-    assert trips["minutes"].tolist() == [9, 4, 3]
-    assert trips["shares"].tolist() == [10, 5, -4]
-    assert (trips["closed"] - trips["opened"]).dt.total_seconds().tolist() == [540, 240, 180]
 
 
 def test_trading_numbers_by_hand():
@@ -247,6 +206,3 @@ def test_trading_numbers_by_hand():
     assert numbers["largest_weight"] == pytest.approx(weights.max())
     share = weights / weights.sum(axis=1, keepdims=True)
     assert numbers["concentration"] == pytest.approx(np.square(share).sum(axis=1).mean())
-    assert numbers["minute_max_drawdown"] == pytest.approx(
-        (result.equity / np.maximum.accumulate(result.equity)).min() - 1
-    )

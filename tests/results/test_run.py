@@ -21,14 +21,8 @@ def test_a_run_shows_what_it_is(template):
     assert run.events[0].event == "started"
     assert list(run.backtests) == ["test"]
     assert run.verdict.text in repr(run)
-    text = repr(run)
-    page = run._repr_html_()
-    assert text.splitlines()[0].startswith("Run demo: finished")
-    returned = f"{run.backtest('test').metrics['ensemble']['cumulative_return']:.2%}".replace(
-        "%", " %"
-    )
-    assert returned in text
-    assert returned in page
+    assert repr(run).startswith("Run demo: finished")
+    assert run._repr_html_().startswith("<p>Run demo: finished")
     assert run.plot().data[0].name == "Ensemble"
 
 

@@ -54,14 +54,13 @@ def test_a_run_that_says_nothing_has_changed_nothing():
             },
         ),
         (
-            {"tournament": {"search": {"learning_rate": RATE}}},
-            {"tournament.search.learning_rate": (RATE, None)},
+            {"tournament": {"search": {"learning_rate": RATE, "network.hidden": [[8], [16]]}}},
+            {
+                "tournament.search.learning_rate": (RATE, None),
+                "tournament.search.network.hidden": ([[8], [16]], None),
+            },
         ),
         ({"tournament": {"search": {}}}, {}),
-        (
-            {"tournament": {"budget": {"env_steps": 7}}},
-            {"tournament.budget.env_steps": (7, 100_000)},
-        ),
     ],
 )
 def test_what_differs_from_the_default_is_marked(changes, expected):
@@ -70,17 +69,6 @@ def test_what_differs_from_the_default_is_marked(changes, expected):
     for name, (value, default) in expected.items():
         assert found[name].value == value
         assert found[name].default == default
-
-
-def test_the_search_space_is_one_value_a_setting():
-    space = {
-        "gamma": {"low": 0.9, "high": 1.0},
-        "network.hidden": [[8], [16]],
-    }
-    found = changed(stored(tournament={"search": space}))
-    assert set(found) == {"tournament.search.gamma", "tournament.search.network.hidden"}
-    assert text_of(found["tournament.search.gamma"].value) == "{low: 0.9, high: 1.0}"
-    assert changed(stored(tournament={"search": {}})) == {}
 
 
 def test_shipped_configurations_have_no_unknown_setting():

@@ -3,21 +3,21 @@ printed as 0.000."""
 
 import html
 import re
-from dataclasses import replace
 
 import pytest
 
-from fintrader.backtesting import simulate_all_baselines, write_backtest
+from fintrader.backtesting import simulate_all_baselines
 from fintrader.backtesting.simulation import simulate
+from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.metrics import COMPOUNDED, FEWEST_SESSIONS
-from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.context import BacktestContext
 from fintrader.results.figures import excess_figure
 from fintrader.results.formatting import (
     DASH,
+    PAPER_COLUMNS,
     chance,
     describe_standing,
     explain_short_window,
@@ -30,7 +30,6 @@ from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 BARS = 5
-WHY = f"omitted below {FEWEST_SESSIONS} sessions"
 
 
 def traded(sessions):
@@ -59,6 +58,9 @@ def test_what_compounds_growth_to_a_year_begins_with_a_quarter(short, enough):
         assert result.metrics["sessions"] == FEWEST_SESSIONS - 1
         assert {"cumulative_return", "annual_volatility", "sharpe", "max_drawdown"} <= known
     assert {key for key in COMPOUNDED if enough["ensemble"].metrics[key] is None} == set()
+    for results, known in ((short, set()), (enough, {"annual_return"})):
+        bands = intervals(results["ensemble"].daily_returns, seed=0).by_metric()
+        assert set(bands) == {"sharpe", "max_drawdown"} | known
 
 
 def test_no_metric_that_compounds_was_forgotten():
@@ -68,43 +70,17 @@ def test_no_metric_that_compounds_was_forgotten():
     } == COMPOUNDED
 
 
-def test_the_interval_of_the_annual_return_begins_there_too(short, enough):
-    assert set(intervals(short["ensemble"].daily_returns, seed=0).by_metric()) == {
-        "sharpe",
-        "max_drawdown",
-    }
-    assert set(intervals(enough["ensemble"].daily_returns, seed=0).by_metric()) == {
-        "sharpe",
-        "annual_return",
-        "max_drawdown",
-    }
-
-
-@pytest.mark.slow
-def test_terminal_notebook_report_and_comparison_say_why(short, enough, tmp_path):
-    stored, longer = (
-        write_backtest(tmp_path / name, results)
-        for name, results in (("short", short), ("enough", enough))
-    )
+def test_terminal_notebook_and_comparison_say_why(short, enough):
+    stored = tabulate(short)
     line = explain_short_window(stored.metrics.values())
-    assert WHY in line
-
-    def shown(one):
-        pages = [
-            render_report(one),
-            render_comparison({"one": one, "two": one}),
-            one._repr_html_(),
-        ]
-        return [" ".join(html.unescape(page).split()) for page in [repr(one), *pages]]
-
-    assert [line in page for page in shown(stored)] == [True] * 4
-    assert [WHY in page for page in shown(longer)] == [False] * 4
-    dashes = shown(stored)[1].count(f">{DASH}</td>")
-    assert dashes >= len(COMPOUNDED) * len(stored.strategies)
-    bands = [page[page.index("95 % interval") :] for page in (shown(stored)[1], shown(longer)[1])]
-    row = '<th scope="row">Annual return</th>'
-    assert row not in bands[0][: bands[0].index("</table>")]
-    assert row in bands[1][: bands[1].index("</table>")]
+    assert f"omitted below {FEWEST_SESSIONS} sessions" in line
+    compared = render_comparison({"one": stored, "two": stored})
+    for page in (repr(stored), stored._repr_html_(), compared):
+        assert line in " ".join(html.unescape(page).split())
+    assert compared.count(f">{DASH}</td>") >= 2 * len(
+        COMPOUNDED & {key for key, _ in PAPER_COLUMNS}
+    )
+    assert explain_short_window(tabulate(enough).metrics.values()) == ""
 
 
 def test_a_p_value_is_never_nothing():
@@ -114,14 +90,51 @@ def test_a_p_value_is_never_nothing():
     assert "p < 0.001" in excess_figure({"equal_weight": row}).data[0].hovertemplate
 
 
-def test_an_active_return_is_the_windows_there():
-    own = StrategyMetrics(cumulative_return=0.02, active_return=0.252, information_ratio=2.0)
-    own = replace(own, information_ratio_low=0.5, information_ratio_high=3.5)
-    said = {
-        sessions: describe_standing(
-            {"ensemble": replace(own, sessions=sessions)}, BacktestContext(portfolio="cash")
-        )
-        for sessions in (FEWEST_SESSIONS - 13, FEWEST_SESSIONS)
-    }
-    assert "Active return +5.00 % in the window" in said[FEWEST_SESSIONS - 13]
-    assert "Active return +25.20 % a year" in said[FEWEST_SESSIONS]
+ACTIVE = {"active_return": 0.252, "information_ratio": 2.0}
+BAND = {"information_ratio_low": 0.5, "information_ratio_high": 3.5}
+RATIO = "information ratio 2.00 (95 % interval 0.50 to 3.50): more than the portfolio."
+
+
+@pytest.mark.parametrize(
+    ("own", "rivals", "portfolio", "words"),
+    [
+        ({}, {"equal_weight": 0.01}, None, ""),
+        ({}, {}, "cash", "above its benchmark portfolio, cash (+0.00 %)."),
+        (
+            {},
+            {"ridge": 0.03, "equal_weight": 0.02},
+            "equal_weight",
+            "below ridge (+3.00 %) and level with its benchmark portfolio, equal weight (+2.00 %).",
+        ),
+        (
+            ACTIVE | BAND | {"sessions": 50},
+            {},
+            "cash",
+            f"cash (+0.00 %). Active return +5.00 % in the window, {RATIO}",
+        ),
+        (
+            ACTIVE | BAND | {"sessions": 50, "sessions_a_year": 365},
+            {},
+            "cash",
+            f"cash (+0.00 %). Active return +3.45 % in the window, {RATIO}",
+        ),
+        (
+            ACTIVE | BAND | {"sessions": FEWEST_SESSIONS},
+            {},
+            "cash",
+            f"cash (+0.00 %). Active return +25.20 % a year, {RATIO}",
+        ),
+        (ACTIVE | BAND | {"information_ratio_low": -0.1}, {}, "cash", "): within chance."),
+    ],
+)
+def test_where_a_result_stands(own, rivals, portfolio, words):
+    values = {"ensemble": {"cumulative_return": 0.02, **own}}
+    values |= {name: {"cumulative_return": returned} for name, returned in rivals.items()}
+    metrics = {name: StrategyMetrics.of(row) for name, row in values.items()}
+    context = BacktestContext(portfolio=portfolio, left_out={"ridge": "no features"})
+    said = describe_standing(metrics, context)
+    if "ridge" not in rivals and portfolio:
+        words += " Without ridge: no features."
+    assert said.startswith("Net of costs, Ensemble (+2.00 %) is " if words else "")
+    assert said.endswith(words)
+    assert bool(said) == bool(words)

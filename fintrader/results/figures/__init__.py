@@ -23,7 +23,6 @@ from fintrader.results.figures.holdings import (
     candles_figure,
     capital_figure,
     cost_figure,
-    first_order_cost_figure,
     paid_figure,
     pnl_figure,
     trades_figure,
@@ -35,9 +34,7 @@ from fintrader.results.figures.returns import (
     SCALE,
     distribution_figure,
     intraday_figure,
-    intraday_returns,
     monthly_figure,
-    monthly_returns,
 )
 from fintrader.results.figures.skill import (
     BINS,
@@ -50,19 +47,11 @@ from fintrader.results.figures.skill import (
     sharpe_figure,
     trials_figure,
 )
-from fintrader.results.figures.style import (
-    COLOURS,
-    DASHES,
-    PALETTE,
-    colour_of,
-)
-from fintrader.results.formatting import title_of
+from fintrader.results.figures.style import PALETTE
 
 __all__ = [
     "APART",
     "BINS",
-    "COLOURS",
-    "DASHES",
     "FEWEST_TO_ROLL",
     "MOST_BARS",
     "MOST_MARKS",
@@ -72,7 +61,6 @@ __all__ = [
     "betting_figure",
     "candles_figure",
     "capital_figure",
-    "colour_of",
     "cost_figure",
     "decision_figure",
     "deepest_drawdowns",
@@ -81,14 +69,10 @@ __all__ = [
     "equity_figure",
     "excess_figure",
     "exposure_figure",
-    "first_order_cost_figure",
     "growth_figure",
     "importance_figure",
     "intraday_figure",
-    "intraday_returns",
-    "known_timezone",
     "monthly_figure",
-    "monthly_returns",
     "overfitting_figure",
     "paid_figure",
     "pnl_figure",
@@ -96,7 +80,6 @@ __all__ = [
     "rolling_figure",
     "rolling_sessions",
     "sharpe_figure",
-    "title_of",
     "trades_figure",
     "trials_figure",
     "turnover_figure",

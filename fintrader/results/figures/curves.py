@@ -23,8 +23,8 @@ from fintrader.results.figures.style import (
     PALETTE,
     ZERO_LINE,
     add_curve,
+    draw_lines,
     layout,
-    lines,
     say_left_out,
     time_axis,
 )
@@ -47,15 +47,11 @@ def equity_figure(
 ) -> go.Figure:
     """Wealth of every strategy, USD, or in multiples of its start if `relative`. `curves`: wide
     equity."""
-    figure = go.Figure()
-    main = main or str(curves.columns[0])
-    if relative:
-        lines(figure, curves / curves.iloc[0], "%{y:.3f} ×", main)
-        return layout(figure, "Equity", "multiple of the start", height=420).update_yaxes(
-            tickformat=".2f"
-        )
-    lines(figure, curves, "%{y:$,.0f}", main)
-    return layout(figure, "Equity", "USD", height=420)
+    if not relative:
+        return layout(draw_lines(curves, "%{y:$,.0f}", main), "Equity", "USD", height=420)
+    figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main)
+    layout(figure, "Equity", "multiple of the start", height=420)
+    return figure.update_yaxes(tickformat=".2f")
 
 
 def drawdown_figure(
@@ -71,15 +67,14 @@ def drawdown_figure(
         shown = curves.iloc[np.union1d([0], find_session_ends(session))]
     peak = shown.cummax()
     below = (shown / peak.where(peak > 0) - 1).fillna(0.0)
-    figure = go.Figure()
-    lines(figure, below, "%{y:.2%}", main or str(curves.columns[0]))
+    figure = draw_lines(below, "%{y:.2%}", main)
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
     title = "Drawdown at every bar" if session is None else "Drawdown, from session closes"
     return layout(figure, title, "below peak", percent=True, height=320)
 
 
-def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
-    """The deepest drawdowns between session closes, the deepest first: peak, trough, recovery,
+def deepest_drawdowns(daily: pd.Series) -> pd.DataFrame:
+    """The five deepest drawdowns between session closes, the deepest first: peak, trough, recovery,
     depth, sessions.
 
     `daily`: the starting capital, then the equity at each session's close (index: time).
@@ -100,7 +95,7 @@ def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
             }
         )
     frame = pd.DataFrame(rows, columns=["Peak", "Trough", "Recovered", "Depth", "Sessions"])
-    return frame.sort_values("Depth", kind="stable").head(top)
+    return frame.sort_values("Depth", kind="stable").head(5)
 
 
 def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> go.Figure:
@@ -187,8 +182,8 @@ def rolling_figure(
             unit = "beta to the benchmark"
             level = 1
     percent = kind == "volatility"
-    figure = go.Figure()
-    lines(figure, values.iloc[window - 1 :], "%{y:.2%}" if percent else "%{y:.2f}", main)
+    hover = "%{y:.2%}" if percent else "%{y:.2f}"
+    figure = draw_lines(values.iloc[window - 1 :], hover, main)
     figure.add_hline(y=level, line=ZERO_LINE)
     title += f" over the last {window} sessions"
     return layout(figure, title, unit, percent=percent, height=320)
@@ -197,8 +192,7 @@ def rolling_figure(
 def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
     """Gross value of all positions as a share of equity, at every bar. `exposure`: wide, one column
     a strategy."""
-    figure = go.Figure()
-    lines(figure, exposure, "%{y:.1%}", str(exposure.columns[0]))
+    figure = draw_lines(exposure, "%{y:.1%}")
     has_names = exposure.shape[1] > 1
     layout(figure, "Exposure", "share of equity", height=280, showlegend=has_names)
     return figure.update_yaxes(tickformat=".0%", rangemode="tozero")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 MAX_CHART_BYTES = 300_000
 MOST_POINTS = 4_000
@@ -29,20 +30,14 @@ def keep(values: npt.NDArray[np.float64], points: int) -> Indices:
     over a gap.
     """
     size = len(values)
-    if size <= max(points, 8):
+    if size <= points:
         return np.arange(size)
     missing = np.isnan(values)
-    buckets = max(points, 8) // (8 if missing.any() else 4)
+    buckets = points // (8 if missing.any() else 4)
     edges = np.linspace(0, size, buckets + 1).astype(np.int64)
-    low = np.where(missing, np.inf, values)
-    high = np.where(missing, -np.inf, values)
-    chosen = [
-        edges[:-1],
-        edges[1:] - 1,
-        _arg(np.minimum, low, edges),
-        _arg(np.maximum, high, edges),
-    ]
-    kept = np.unique(np.concatenate(chosen))
+    lowest = _arg(np.minimum, np.where(missing, np.inf, values), edges)
+    highest = _arg(np.maximum, np.where(missing, -np.inf, values), edges)
+    kept = np.unique(np.concatenate([edges[:-1], edges[1:] - 1, lowest, highest]))
     gaps = np.flatnonzero(missing)
     if not len(gaps):
         return kept
@@ -138,38 +133,21 @@ def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indi
     """The points to draw: a line keeps its extremes, a cloud is sampled, loose segments stay
     whole."""
     size = _size(columns)
-    y = _floats(columns["y"])
+    y = np.asarray(pd.to_numeric(pd.Series(columns["y"]), errors="coerce"), np.float64)
     if size <= points:
         return np.arange(size)
     if not _has_lines(trace):
         return sample(y, size, points)
-    if (
-        trace.stackgroup is not None
-    ):  # all of a stack keep the same places: a missing one would be taken for zero
+    # All of a stack keep the same places: a missing one would be taken for zero.
+    if trace.stackgroup is not None:
         return sample(None, size, points)
-    if y is not None and _ordered(columns.get("x")):
+    # A missing axis counts the points.
+    if "x" not in columns or pd.Index(columns["x"]).is_monotonic_increasing:
         return keep(y, points)
-    if y is not None and size % 3 == 0 and np.isnan(y[2::3]).all() and not np.isnan(y[0::3]).any():
+    if size % 3 == 0 and np.isnan(y[2::3]).all() and not np.isnan(y[0::3]).any():
         firsts = 3 * sample(None, size // 3, points // 3)
         return (firsts[:, None] + np.arange(3)).ravel()
     return np.arange(size)  # a path through the plane: no point of it can be spared
-
-
-def _floats(values: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
-    try:
-        return values.astype(np.float64)
-    except (TypeError, ValueError):
-        return None
-
-
-def _ordered(x: npt.NDArray[Any] | None) -> bool:
-    """Check that an axis is monotonic; a missing one counts the points."""
-    if x is None:
-        return True
-    try:
-        return bool(np.all(x[1:] >= x[:-1]))
-    except TypeError:  # a missing place among others
-        return False
 
 
 def _put(trace: Any, columns: dict[str, npt.NDArray[Any]], kept: Indices) -> None:

@@ -20,12 +20,9 @@ from fintrader.results.figures.style import (
     ZERO_LINE,
     add_curve,
     colour_of,
+    draw_lines,
     escape_label,
     layout,
-    line_of,
-    lines,
-    most_telling,
-    say_left_out,
     stamps,
     time_axis,
 )
@@ -120,10 +117,7 @@ def pnl_figure(profit: pd.DataFrame) -> go.Figure:
 def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
     """Costs paid so far, USD, at each session's close. `costs`: wide, USD at every bar, one column
     a strategy."""
-    figure = go.Figure()
-    lines(
-        figure, costs.cumsum().iloc[find_session_ends(session)], "%{y:$,.2f}", str(costs.columns[0])
-    )
+    figure = draw_lines(costs.cumsum().iloc[find_session_ends(session)], "%{y:$,.2f}")
     layout(figure, "Costs so far", "USD", height=280, showlegend=costs.shape[1] > 1)
     return figure.update_yaxes(rangemode="tozero")
 
@@ -269,13 +263,11 @@ def cost_figure(rows: Sequence[Variation]) -> go.Figure:
     for row in rows:
         if row.is_chosen and row.cumulative_return is not None:
             figure.add_annotation(
-                x=row.number,
-                y=row.cumulative_return,
-                text="as traded",
-                yshift=18,
-                showarrow=False,
+                x=row.number, y=row.cumulative_return, text="as traded", yshift=18, showarrow=False
             )
-    return _over_costs(figure).update_layout(showlegend=False)
+    title = "Return at other costs"
+    x_title = "cost, basis points of every trade's notional"
+    return layout(figure, title, "cumulative return", x_title, percent=True, height=320, **SINGLE)
 
 
 def capital_figure(rows: Sequence[Variation]) -> go.Figure:
@@ -286,37 +278,6 @@ def capital_figure(rows: Sequence[Variation]) -> go.Figure:
     layout(figure, title, "Sharpe ratio, net", height=300, showlegend=False)
     under = {"text": "starting capital, USD", "font": {"color": MUTED}}
     return figure.update_xaxes(type="log", dtick=1, tickprefix="$", title=under)
-
-
-def first_order_cost_figure(
-    equity: pd.DataFrame, costs: pd.DataFrame, turnover: pd.DataFrame
-) -> go.Figure:
-    """Return of the stored trades at another proportional cost, the money saved or lost not
-    re-invested.
-
-    All wide, USD at every bar, one column a strategy; strategies that never traded are left out.
-    """
-    steps = np.linspace(0, 50, 26)
-    figure = go.Figure()
-    names = [str(name) for name in equity.columns if float(turnover[name].sum()) > 0]
-    kept = most_telling(names)
-    say_left_out(figure, names, kept)
-    for position, name in enumerate(kept):
-        traded = float(turnover[name].sum())
-        curve = equity[name].to_numpy()
-        profit = curve[-1] - curve[0] + float(costs[name].sum())
-        returned = (profit - traded * steps / 1e4) / curve[0]
-        look = line_of(name, position, 2)
-        add_curve(figure, steps, returned, title_of(name), "%{x:.0f} bps: %{y:.2%}", line=look)
-    return _over_costs(figure.add_hline(y=0, line=ZERO_LINE))
-
-
-def _over_costs(figure: go.Figure) -> go.Figure:
-    title = "Return at other costs"
-    x_title = "cost, basis points of every trade's notional"
-    return layout(
-        figure, title, "cumulative return", x_title, percent=True, height=320, hovermode="closest"
-    )
 
 
 def without_figure(rows: Sequence[Variation], returned: float | None) -> go.Figure:

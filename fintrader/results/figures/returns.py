@@ -82,21 +82,11 @@ def intraday_returns(
     weekday = pd.Series(local.day_of_week[ends], index=number[ends])
     clocks = np.unique(clock)
     pauses = np.diff(clocks, prepend=clocks[-1] - 24 * 60)
-    order = [
-        -1,
-        *np.roll(clocks, -int(pauses.argmax())),
-    ]  # the day begins after its longest pause, midnight or not
-    bars = pd.DataFrame(
-        {
-            "session": number,
-            "slot": slot,
-            "growth": np.append(1.0, 1 + simple_returns(curve.to_numpy())),
-        }
-    )
-    grown = (
-        bars.iloc[1:].groupby(["session", "slot"])["growth"].prod().sub(1).rename("r").reset_index()
-    )
-    table = grown.groupby([grown["session"].map(weekday), "slot"])["r"].mean().unstack()
+    # The day begins after its longest pause, midnight or not.
+    order = [-1, *np.roll(clocks, -int(pauses.argmax()))]
+    growth = pd.Series(1 + simple_returns(curve.to_numpy()))
+    grown = growth.groupby([number[1:], slot[1:]]).prod().unstack() - 1
+    table = grown.groupby(weekday).mean()
     shown = [int(k) for k in order if k in table.columns]
     names = [OVERNIGHT if k < 0 else f"{k // 60:02d}:{k % 60:02d}" for k in shown]
     return (
@@ -167,11 +157,7 @@ def distribution_figure(
 
     `daily`: wide daily returns; `benchmark` is drawn behind where it is one of the columns.
     """
-    shown = [
-        name
-        for name in dict.fromkeys((main, benchmark))
-        if name is not None and name in daily.columns
-    ]
+    shown = [name for name in dict.fromkeys((main, benchmark)) if name and name in daily.columns]
     spread = daily[shown].to_numpy(dtype=np.float64)
     edges = np.histogram_bin_edges(spread[np.isfinite(spread)], bins=40)
     figure = go.Figure()

@@ -19,6 +19,7 @@ from fintrader.results.figures.style import (
     layout,
 )
 from fintrader.results.formatting import p_equals, title_of
+from fintrader.verdict import LEVEL
 from fintrader.verdict.verdict import (
     AlphaTest,
     Excess,
@@ -31,12 +32,7 @@ _OTHERS = "#c3cdd6"
 _OURS = "#0b4f9e"
 _WARN = "#b42318"
 _OUR_MARK = {"size": 13, "color": _OURS}
-_LUCK_MARK = {
-    "size": 13,
-    "color": _WARN,
-    "symbol": "line-ns",
-    "line": {"width": 3, "color": _WARN},
-}
+_LUCK_MARK = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
 MOST_BARS = 300
 BINS = 60
 
@@ -124,22 +120,20 @@ def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
     return _lay_out_points(figure, title, 240)
 
 
-def betting_figure(
-    values: Sequence[float], days: pd.DatetimeIndex, level: float = 0.05
-) -> go.Figure:
+def betting_figure(values: Sequence[float], days: pd.DatetimeIndex) -> go.Figure:
     """Draw the wealth, from 1, of a bettor on alpha, session by session, and the value that is
-    evidence at `level`."""
+    evidence at LEVEL."""
     figure = go.Figure(
         go.Scatter(
             x=days, y=np.maximum(values, 1e-4), mode="lines", line={"color": _OURS, "width": 2}
         )
     )
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:.3g}<extra></extra>")
-    figure.add_hline(y=1 / level, line={"color": _WARN, "width": 1.5, "dash": "dot"})
+    figure.add_hline(y=1 / LEVEL, line={"color": _WARN, "width": 1.5, "dash": "dot"})
     figure.add_hline(y=1, line=ZERO_LINE)
-    title = f"E-value: above {1 / level:g} is evidence at {level:.0%}, whenever one looks"
+    title = f"E-value: above {1 / LEVEL:g} is evidence at {LEVEL:.0%}, whenever one looks"
     layout(figure, title, "stake, from 1", height=300, showlegend=False)
-    decades = np.log10(max(1 / level, *values) / max(min(1.0, *values), 1e-4))
+    decades = np.log10(max(1 / LEVEL, *values) / max(min(1.0, *values), 1e-4))
     return figure.update_yaxes(
         type="log", tickformat=".3~g", dtick="D2" if decades < 3 else None
     )  # D2: at 1, 2 and 5

@@ -157,16 +157,11 @@ def stamps(times: pd.DatetimeIndex) -> list[str]:
     return list(times.strftime("%Y-%m-%d %H:%M %Z"))
 
 
-def most_telling(names: Sequence[str], first: Sequence[str | None] = ()) -> list[str]:
-    """At most MOST_LINES of `names`, in their order: those of `first`, then as tables rank them;
-    cash, a flat line, comes last."""
-    ranked = [
-        *(name for name in first if name in names),
-        *in_order(name for name in names if name != "cash"),
-        *names,
-    ]
-    kept = list(dict.fromkeys(ranked))[:MOST_LINES]
-    return [name for name in names if name in kept]
+def most_telling(names: Sequence[str], main: str) -> list[str]:
+    """At most MOST_LINES of `names`, in their order: `main`, then as tables rank them; cash, a flat
+    line, comes last."""
+    ranked = sorted(in_order(names), key=lambda name: (name != main, name == "cash"))
+    return [name for name in names if name in ranked[:MOST_LINES]]
 
 
 def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -> None:
@@ -180,19 +175,21 @@ def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -
         figure.update_layout(meta={**(figure.layout.meta or {}), "note": note})
 
 
-def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None = None) -> None:
-    """Draw one line a column, the MOST_LINES most telling ones; of the others the figure's note
-    says the names."""
+def draw_lines(curves: pd.DataFrame, hover: str, main: str | None = None) -> go.Figure:
+    """Draw one line a column, the MOST_LINES most telling ones, `main` (the first) the widest; of
+    the others the figure's note says the names."""
+    figure = go.Figure()
     names = [str(name) for name in curves.columns]
-    kept = most_telling(names, [main])
+    main = main or names[0]
+    kept = most_telling(names, main)
     say_left_out(figure, names, kept)
-    curves = curves[[name for name in curves.columns if str(name) in kept]]
     times = pd.DatetimeIndex(curves.index)
     hover += "  %{customdata}"
-    for position, name in enumerate(map(str, curves.columns)):
+    for position, name in enumerate(kept):
         values = curves[name].to_numpy(dtype=np.float64)
         at = keep(values, POINTS)
         look = line_of(name, position, 2.4 if name == main else 1.5)
         seen = stamps(times[at])
         add_curve(figure, at, values[at], title_of(name), hover, line=look, customdata=seen)
     time_axis(figure, times)
+    return figure

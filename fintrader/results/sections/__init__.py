@@ -5,6 +5,8 @@ Each function takes a `BacktestView` and returns a `Section`, or None where ther
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fintrader.results.sections.choices import present_decisions, present_sensitivity
 from fintrader.results.sections.opening import describe_market, present_verdict
 from fintrader.results.sections.origins import present_data, present_origin
@@ -54,7 +56,6 @@ __all__ = [
     "present_evidence",
     "present_execution",
     "present_factors",
-    "present_fills",
     "present_folds",
     "present_metrics",
     "present_origin",
@@ -74,30 +75,34 @@ __all__ = [
 
 def present_backtest(view: BacktestView) -> list[Section]:
     """Present everything about a backtest, the verdict first."""
-    near = view.narrow()
-    sections = (
-        present_verdict(view),
-        present_baselines(view),
-        present_curves(view),
-        present_folds(view),
-        present_evidence(view),
-        present_search(view),
-        present_returns(view),
-        present_rolling(view),
-        present_periods(near),
-        present_regimes(near),
-        present_positions(view),
-        present_fills(view),
-        present_profit(view),
-        present_attribution(view),
-        present_trips(view),
-        present_execution(view),
-        present_capacity(view),
-        present_factors(view),
-        present_decisions(view),
-        present_sensitivity(view),
-        present_metrics(view),
-        present_data(view),
-        present_origin(view),
+    presenters: tuple[Callable[[BacktestView], Section | None], ...] = (
+        present_verdict,
+        present_baselines,
+        present_curves,
+        present_folds,
+        present_evidence,
+        present_search,
+        present_returns,
+        present_rolling,
+        _present_near_periods,
+        present_regimes,
+        present_positions,
+        present_fills,
+        present_profit,
+        present_attribution,
+        present_trips,
+        present_execution,
+        present_capacity,
+        present_factors,
+        present_decisions,
+        present_sensitivity,
+        present_metrics,
+        present_data,
+        present_origin,
     )
-    return [section for section in sections if section is not None]
+    return [section for present in presenters if (section := present(view)) is not None]
+
+
+def _present_near_periods(view: BacktestView) -> Section:
+    """A column for each of all strategies would not fit."""
+    return present_periods(BacktestView(view.stored, view.main, tuple(view.closest[1:])))

@@ -9,7 +9,6 @@ from fintrader.results.analysis import Variation
 from fintrader.results.explanation import METHOD
 from fintrader.results.formatting import percent, ratio, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
-from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.results.table import Row, Table
 
 _CHOICES = {
@@ -40,35 +39,27 @@ def present_decisions(view: BacktestView) -> Section:
 
 
 def present_sensitivity(view: BacktestView) -> Section | None:
-    """Present the result with one choice changed at a time; None where nothing was traded."""
+    """Present the result with one choice changed at a time; None where nothing was simulated."""
     stored = view.stored
     varied = [row for row in stored.sensitivity if row.kind in _CHOICES]
+    if not varied:
+        return None
     by_cost = [row for row in varied if row.kind == "cost_bps"]
     without = [row for row in varied if row.kind == "without"]
     charts = []
     if len(by_cost) > 1:
-        charts.append(
-            Chart(
-                "costs",
-                partial(figures.cost_figure, by_cost),
-                note="Every point is a whole simulation at that cost.",
-            )
-        )
-    elif stored.trades.empty:
-        return None
-    else:
-        charts.append(_first_order_chart(view))
+        note = "Every point is a whole simulation at that cost."
+        charts.append(Chart("costs", partial(figures.cost_figure, by_cost), note))
     if without:
-        returned = stored.metrics.get(view.main, NO_METRICS).cumulative_return
+        returned = stored.metrics_of(view.main).cumulative_return
         charts.append(Chart("without", partial(figures.without_figure, without, returned)))
+    varied.sort(key=lambda row: list(_CHOICES).index(row.kind))
     rows = tuple(
         Row(
             (f"{_CHOICES[row.kind]}: {row.setting.replace('_', ' ')}", *variation_cells(row)),
             is_main=row.is_chosen,
         )
-        for kind in _CHOICES
         for row in varied
-        if row.kind == kind
     )
     columns = ("Choice", "Cumulative return", "Sharpe", "Max drawdown")
     folds = "Each fold's policy over its own test window, the windows one after another as above."
@@ -76,27 +67,8 @@ def present_sensitivity(view: BacktestView) -> Section | None:
         key="sensitivity",
         title="What if one choice had been another?",
         figures=tuple(charts),
-        tables=(Table(columns, rows),) if rows else (),
+        tables=(Table(columns, rows),),
         notes=(folds,) if stored.context.folds else (),
-    )
-
-
-def _first_order_chart(view: BacktestView) -> Chart:
-    """Chart the stored trades at other costs."""
-    stored = view.stored
-    traded = stored.curve("turnover_usd")[view.names]
-    names = [name for name in view.names if (traded[name] > 0).any()]
-    even = ", ".join(
-        f"{title_of(name)} {ratio(stored.metrics.get(name, NO_METRICS).break_even_cost_bps, 1)} bps"
-        for name in names
-    )
-    return Chart(
-        "costs",
-        lambda: figures.first_order_cost_figure(
-            *(stored.curve(name)[names] for name in ("equity_usd", "cost_usd", "turnover_usd"))
-        ),
-        note="First-order: the stored trades at another proportional cost, the money saved or lost"
-        f" not re-invested. Break-even: {even}.",
     )
 
 

@@ -19,7 +19,6 @@ from fintrader.results.formatting import (
 )
 from fintrader.results.market_description import Provenance
 from fintrader.results.sections.section import BacktestView, Section
-from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.results.table import list_facts
 
 _NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any market."
@@ -53,7 +52,7 @@ def present_verdict(view: BacktestView) -> Section:
 def summarise(view: BacktestView) -> str:
     """State return and Sharpe ratio, those of the simplest baselines, and the number of trials."""
     stored = view.stored
-    own = stored.metrics.get(view.main, NO_METRICS)
+    own = stored.metrics_of(view.main)
     text = f"{view.title} returned {percent(own.cumulative_return, signed=True)}"
     text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.sharpe)})"
     for rival, title in (("equal_weight", "equal weight"), ("benchmark", "the index")):
@@ -151,7 +150,7 @@ def describe_survivorship(market: Provenance) -> str:
 
 def describe_costs(stored: StoredBacktest, main: str) -> str:
     """State the costs paid, their rates, and the result without them."""
-    own = stored.metrics.get(main, NO_METRICS)
+    own = stored.metrics_of(main)
     trading = stored.context.trading
     if own.cost_usd is None or own.cost_share is None:
         return "not known."

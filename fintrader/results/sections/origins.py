@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fintrader.records import to_json
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import DASH
 from fintrader.results.sections.section import BacktestView, Section
+from fintrader.results.settings import flatten
 from fintrader.results.table import Row, Table
 
 _NAMES = {
@@ -61,7 +62,10 @@ def present_origin(view: BacktestView) -> Section:
     parts = {"recipe": stored["recipe"]}
     if context.market.source is not None:
         parts["market"] = stored["market"]
-    settings = tuple(Row(pair) for pair in _list_leaves(parts))
+    leaves = sorted(flatten(parts), key=lambda leaf: leaf[0].split("."))
+    settings = tuple(
+        Row((name, _write(value))) for name, value in leaves if value not in (None, {})
+    )
     notes = []
     if settings:
         text = "The whole configuration and the data's recipe"
@@ -104,12 +108,3 @@ def _write(value: Any) -> str:
     if parts and all(isinstance(part, str | int | float) for part in parts):
         return ", ".join(f"{name} {part}" for name, part in sorted(value.items()))
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _list_leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """List nested plain values by dotted name."""
-    for name, value in sorted(values.items()):
-        if isinstance(value, Mapping) and value:
-            yield from _list_leaves(value, f"{above}{name}.")
-        elif not (value is None or value == {}):
-            yield f"{above}{name}", _write(value)

@@ -11,16 +11,8 @@ import plotly.graph_objects as go
 
 from fintrader.metrics import min_sessions
 from fintrader.results import figures, periods
-from fintrader.results.formatting import (
-    count,
-    is_baseline,
-    percent,
-    ratio,
-    statistic,
-    title_of,
-)
+from fintrader.results.formatting import count, is_baseline, percent, ratio, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
-from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 
 Scale: TypeAlias = Literal["USD", "Relative", "Log"]
@@ -30,7 +22,7 @@ def present_baselines(view: BacktestView) -> Section:
     """Present the paper's table and the differences from the benchmark portfolio."""
     stored = view.stored
     context = stored.context
-    metrics = {name: stored.metrics.get(name, NO_METRICS) for name in view.names}
+    metrics = {name: stored.metrics_of(name) for name in view.names}
     paper = paper_table(metrics, main=view.main, about=context.strategies)
     notes = (
         *paper.notes,
@@ -54,7 +46,7 @@ def present_baselines(view: BacktestView) -> Section:
 
 def present_metrics(view: BacktestView) -> Section:
     """Present every metric of every strategy, with its formula and source."""
-    metrics = {name: view.stored.metrics.get(name, NO_METRICS) for name in view.names}
+    metrics = {name: view.stored.metrics_of(name) for name in view.names}
     return Section("metrics", "Every number", tables=metrics_tables(metrics))
 
 
@@ -69,7 +61,7 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
     depths = [
         f"{title_of(name)} "
         + ", ".join(
-            f"{statistic(key, stored.metrics.get(name, NO_METRICS)[key])} {when}"
+            f"{statistic(key, stored.metrics_of(name)[key])} {when}"
             for key, when in measured.items()
         )
         for name in view.names
@@ -105,13 +97,13 @@ def _drawdowns_table(view: BacktestView) -> Table:
     depths = figures.deepest_drawdowns(view.stored.daily_with_start()[view.main])
     rows = [
         (
-            f"{row['Peak']:%d %b %Y}",
-            f"{row['Trough']:%d %b %Y}",
-            "not yet" if pd.isna(row["Recovered"]) else f"{row['Recovered']:%d %b %Y}",
-            percent(row["Depth"]),
-            count(row["Sessions"]),
+            f"{peak:%d %b %Y}",
+            f"{trough:%d %b %Y}",
+            "not yet" if pd.isna(recovered) else f"{recovered:%d %b %Y}",
+            percent(depth),
+            count(sessions),
         )
-        for row in depths.to_dict("records")
+        for _, peak, trough, recovered, depth, sessions in depths.itertuples()
     ]
     none = [] if rows else ["No session closed below an earlier one."]
     return Table.of(columns, rows, title, none)
@@ -183,19 +175,20 @@ def present_periods(view: BacktestView) -> Section:
     """Present the returns of calendar years and months."""
     stored = view.stored
     daily = stored.daily_returns()[view.names]
+    months = periods.find_months(daily.index, stored.timezone)
     tables = (
-        _returns_table("Year", periods.yearly(daily, stored.timezone)),
-        _returns_table("Month", periods.monthly(daily, stored.timezone)),
+        _returns_table("Year", periods.compound(daily, months.str[:4])),
+        _returns_table("Month", periods.compound(daily, months)),
     )
     return Section("periods", "Years and months", tables=tables)
 
 
 def _returns_table(period: str, returns: pd.DataFrame) -> Table:
     """Tabulate the compound returns that `periods` makes, a row a year or month."""
-    names = [str(name) for name in returns.columns if name != "sessions"]
+    names = list(returns.columns[:-1])
     rows = [
-        (str(label), *map(percent, row[:-1]), count(row[-1]))
-        for label, row in zip(returns.index, returns.to_numpy(), strict=True)
+        (str(label), *map(percent, row), count(sessions))
+        for label, *row, sessions in returns.itertuples()
     ]
     table = Table.of((period, *map(title_of, names), "Sessions"), rows)
     return replace(table, is_half=len(names) <= 4)
@@ -218,13 +211,11 @@ def present_regimes(view: BacktestView) -> Section | None:
         rows = [
             (
                 str(name).capitalize(),
-                count(row["sessions"]),
-                percent(row["strategy"]),
-                percent(row["index"]),
-                ratio(row["sharpe"]),
-                ratio(row["beta"]),
+                count(sessions),
+                *map(percent, (ours, theirs)),
+                *map(ratio, (sharpe, beta)),
             )
-            for name, row in states.to_dict("index").items()
+            for name, sessions, ours, theirs, sharpe, beta in states.itertuples()
         ]
         note = (
             f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns"
@@ -234,8 +225,8 @@ def present_regimes(view: BacktestView) -> Section | None:
         tables.append(Table.of(heads, rows, notes=[note]))
     worst = periods.stress_days(daily[view.closest], view.index)
     if not worst.empty:
-        days = zip(pd.DatetimeIndex(worst.index), worst.to_numpy(), strict=True)
-        lines = [Row((f"{day:%d %b %Y}", *map(percent, returns))) for day, returns in days]
+        days = worst.itertuples()
+        lines = [Row((f"{day:%d %b %Y}", *map(percent, returns))) for day, *returns in days]
         lines.append(Row(("Mean", *map(percent, worst.mean())), is_main=True))
         columns = ("Day", *map(title_of, view.closest))
         tables.append(Table(columns, tuple(lines), f"The index's {len(worst)} worst days"))

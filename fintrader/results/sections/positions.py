@@ -8,18 +8,9 @@ import pandas as pd
 
 from fintrader.results import figures
 from fintrader.results.allocation import active_shares, at_other_capital
-from fintrader.results.formatting import (
-    DASH,
-    count,
-    format_metric,
-    percent,
-    ratio,
-    title_of,
-    usd,
-)
+from fintrader.results.formatting import DASH, count, format_metric, percent, ratio, title_of, usd
 from fintrader.results.sections.choices import variation_cells
 from fintrader.results.sections.section import BacktestView, Chart, Section
-from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.results.table import Row, Table
 
 NO_MARKET = (
@@ -39,21 +30,19 @@ def present_positions(view: BacktestView, apart: int = figures.APART) -> Section
     weights = stored.weights(view.main)
     rows = tuple(
         Row(
-            (title_of(name), *(format_metric(key, values) for key in _TRADING_COLUMNS)),
+            (
+                title_of(name),
+                *(format_metric(key, stored.metrics_of(name)) for key in _TRADING_COLUMNS),
+            ),
             is_main=name == view.main,
         )
-        for name, values in ((name, stored.metrics.get(name, NO_METRICS)) for name in view.names)
+        for name in view.names
     )
     table = Table(("Trading", *_TRADING_COLUMNS.values()), rows)
     if not weights.shape[1]:
         never = f"{view.title} never held a position at a session's close."
         return Section("trading", "Positions", tables=(table,), notes=(never,))
-    session = stored.session
-    main = [view.main]
     names = [name for name in view.closest if name != "benchmark"]
-
-    def column(name: str) -> pd.Series:
-        return stored.curve(name)[view.main]
 
     return Section(
         key="trading",
@@ -64,13 +53,16 @@ def present_positions(view: BacktestView, apart: int = figures.APART) -> Section
             Chart(
                 "turnover",
                 lambda: figures.turnover_figure(
-                    column("turnover_usd"), column("equity_usd"), session, name=view.main
+                    stored.curve("turnover_usd")[view.main],
+                    stored.curve()[view.main],
+                    stored.session,
+                    name=view.main,
                 ),
                 is_half=True,
             ),
             Chart(
                 "paid",
-                lambda: figures.paid_figure(stored.curve("cost_usd")[main], session),
+                lambda: figures.paid_figure(stored.curve("cost_usd")[[view.main]], stored.session),
                 is_half=True,
             ),
         ),
@@ -88,13 +80,10 @@ def _exposure_table(view: BacktestView) -> Table:
         "effective": "Effective names, 1/Σ(w/Σ|w|)²",
         "active_share": f"Active share against {against}",
     }
+    table = held.agg(["mean", "min", "max"])
     rows = [
-        (
-            title,
-            *(_format_held(key, value) for value in (values.mean(), values.min(), values.max())),
-        )
+        (title, *(_format_held(key, value) for value in table[key]))
         for key, title in titles.items()
-        for values in (held[key],)
     ]
     note = (
         "At session closes. Active share: ½ Σ|w − b|, cash included; 0 is the portfolio itself, 100"
@@ -173,7 +162,7 @@ def present_capacity(view: BacktestView) -> Section:
     trading = view.stored.context.trading
     if trading is None:
         limit = "its share of the volume"
-    elif isinstance(trading.participation, str):
+    elif trading.participation == "none":
         limit = "any volume"
     else:
         limit = f"{trading.participation:.0%} of a bar's volume"

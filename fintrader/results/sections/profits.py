@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from functools import partial
 
 import pandas as pd
 
 from fintrader.results import figures
-from fintrader.results.allocation import (
-    OTHER,
-    TripSummary,
-    pnl_by_month,
-    pnl_table,
-    summarise_trips,
-    symbol_pnl,
-)
+from fintrader.results.allocation import OTHER, pnl_by_month, pnl_table, summarise_trips, symbol_pnl
 from fintrader.results.analysis import FactorFit
-from fintrader.results.formatting import (
-    DASH,
-    count,
-    duration,
-    percent,
-    ratio,
-    span,
-    title_of,
-    usd,
-)
+from fintrader.results.formatting import count, duration, percent, ratio, span, title_of, usd
 from fintrader.results.sections.positions import NO_MARKET
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table
@@ -60,13 +45,9 @@ def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Secti
 def _symbols_table(profit: pd.DataFrame, by_symbol: pd.DataFrame, most: int | None) -> Table:
     half = len(by_symbol) if most is None or len(by_symbol) <= most else most // 2
     middle = by_symbol.iloc[half : max(half, len(by_symbol) - half)]
-    columns = ["profit_usd", "cost_usd", "fills"]
-    lines = by_symbol[columns].to_numpy(dtype=float)
-    rows = [
-        _format_profit(str(name), *line) for name, line in zip(by_symbol.index, lines, strict=True)
-    ]
+    rows = [_format_profit(*line) for line in by_symbol.itertuples()]
     if len(middle):
-        others = _format_profit(f"{len(middle)} others, in between", *middle[columns].sum())
+        others = _format_profit(f"{len(middle)} others, in between", *middle.sum())
         rows = [*rows[:half], others, *rows[-half:]]
     rows.append(_format_profit(OTHER.capitalize(), profit[OTHER].sum()))
     total = format_usd(profit.to_numpy().sum())
@@ -81,15 +62,8 @@ def _format_profit(name: str, gain: float, cost: float = 0.0, fills: float = 0.0
 
 def _months_table(profit: pd.DataFrame, timezone: str) -> Table:
     rows = [
-        Row(
-            (
-                str(month),
-                format_usd(row["profit_usd"]),
-                f"{row['best']} {format_usd(row['best_usd'])}",
-                f"{row['worst']} {format_usd(row['worst_usd'])}",
-            )
-        )
-        for month, row in pnl_by_month(profit, timezone).to_dict("index").items()
+        Row((month, format_usd(total), f"{best} {format_usd(gain)}", f"{worst} {format_usd(loss)}"))
+        for month, total, best, gain, worst, loss in pnl_by_month(profit, timezone).itertuples()
     ]
     rows.append(Row(("All", format_usd(profit.to_numpy().sum()), "", ""), is_main=True))
     columns = ("Month", "Profit, net", "Best symbol", "Worst symbol")
@@ -132,31 +106,23 @@ def present_attribution(view: BacktestView) -> Section:
         for name, amount, meaning in parts
     )
     columns = ("Part", "USD", "of the capital", "Meaning")
-    symbols = [
-        (
-            row.symbol,
-            percent(row.mean_weight),
-            percent(row.portfolio_weight),
-            format_usd(row.selection_usd),
-            format_usd(row.timing_usd),
-        )
-        for row in found.symbols[:MOST_SYMBOLS]
-    ]
-    others = found.symbols[MOST_SYMBOLS:]
+    lines = [astuple(row) for row in found.symbols]
+    symbols = [_format_attribution(*line) for line in lines[:MOST_SYMBOLS]]
+    others = [numbers for _, *numbers in lines[MOST_SYMBOLS:]]
     if others:
-        symbols.append(
-            (
-                f"{len(others)} others",
-                percent(sum(row.mean_weight for row in others)),
-                percent(sum(row.portfolio_weight for row in others)),
-                format_usd(sum(row.selection_usd for row in others)),
-                format_usd(sum(row.timing_usd for row in others)),
-            )
-        )
+        sums = map(sum, zip(*others, strict=True))
+        symbols.append(_format_attribution(f"{len(others)} others", *sums))
     note = "Weights at every bar, not only at session closes. The largest parts come first."
     heads = ("Symbol", "Mean weight", f"In {rival}", "Selection", "Timing")
     tables = (Table(columns, rows, words=("Meaning",)), Table.of(heads, symbols, notes=[note]))
     return Section("attribution", title, tables=tables)
+
+
+def _format_attribution(
+    name: str, weight: float, rival_weight: float, selection: float, timing: float
+) -> tuple[str, ...]:
+    weights = map(percent, (weight, rival_weight))
+    return name, *weights, format_usd(selection), format_usd(timing)
 
 
 def present_trips(view: BacktestView) -> Section | None:
@@ -166,36 +132,18 @@ def present_trips(view: BacktestView) -> Section | None:
         return None
     key = "round-trips"
     groups = summarise_trips(trades)
-    if not groups:
+    if groups.empty:
         return Section(key, "Round trips", notes=("No position was ever closed.",))
     rows = tuple(
         Row(
-            (
-                group.name,
-                count(group.lots),
-                *map(
-                    format_usd,
-                    (
-                        group.profit_usd,
-                        group.mean_usd,
-                        group.median_usd,
-                        group.best_usd,
-                        group.worst_usd,
-                    ),
-                ),
-                _format_holding(group),
-            ),
-            is_main=group is groups[0],
+            (str(name), count(lots), *map(format_usd, profits), duration(60 * minutes)),
+            name == "All",
         )
-        for group in groups
+        for name, lots, *profits, minutes in groups.itertuples()
     )
     columns = ("Lots", "Number", "Profit", "Mean", "Median", "Best", "Worst", "Mean holding")
     note = "First in, first out; net of both trades' costs; nights and weekends count as time."
     return Section(key, "Round trips", tables=(Table(columns, rows, notes=(note,)),))
-
-
-def _format_holding(group: TripSummary) -> str:
-    return DASH if group.mean_minutes is None else duration(60 * group.mean_minutes)
 
 
 def present_factors(view: BacktestView) -> Section | None:

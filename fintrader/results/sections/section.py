@@ -52,10 +52,6 @@ class BacktestView:
         named = (self.main, None if portfolio == "cash" else portfolio, self.index)
         return [name for name in dict.fromkeys(named) if name in self.stored.strategies]
 
-    def narrow(self) -> BacktestView:
-        """View the closest strategies only."""
-        return BacktestView(self.stored, self.main, tuple(self.closest[1:]))
-
     @property
     def title(self) -> str:
         """Name of the main strategy as people read it."""

@@ -20,7 +20,6 @@ from fintrader.results.formatting import (
     title_of,
 )
 from fintrader.results.sections.section import BacktestView, Chart, Section
-from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.results.table import Table, paper_table
 from fintrader.verdict.verdict import Selection, Verdict
 
@@ -47,23 +46,19 @@ def present_evidence(view: BacktestView) -> Section | None:
     if verdict is None:
         return None
     evidence = verdict.evidence
-    charts = []
+    drawn = {}
     if evidence.alpha is not None:
-        charts.append(
-            Chart("alpha", partial(figures.alpha_figure, evidence.alpha, evidence.against))
-        )
+        drawn["alpha"] = partial(figures.alpha_figure, evidence.alpha, evidence.against)
         days = stored.on_clock(stored.market_timezone).minutes[stored.ends]
         if len(evidence.betting.by_session) == len(days):
-            draw = partial(figures.betting_figure, evidence.betting.by_session, days)
-            charts.append(Chart("betting", draw))
+            drawn["betting"] = partial(figures.betting_figure, evidence.betting.by_session, days)
     if verdict.excess:
         scale, over = span(verdict.sessions, verdict.sessions_a_year)
-        draw = partial(figures.excess_figure, verdict.excess, scale, over)
-        charts.append(Chart("excess", draw))
+        drawn["excess"] = partial(figures.excess_figure, verdict.excess, scale, over)
     if verdict.random_portfolios is not None:
-        returned = stored.metrics.get(verdict.strategy, NO_METRICS).cumulative_return
-        draw = partial(figures.random_portfolios_figure, verdict.random_portfolios, returned)
-        charts.append(Chart("random", draw))
+        returned = stored.metrics_of(verdict.strategy).cumulative_return
+        random = verdict.random_portfolios
+        drawn["random"] = partial(figures.random_portfolios_figure, random, returned)
     window = _WINDOWS.get(verdict.window, "held-out window")
     tables = (
         evidence_table(verdict, is_rolling=bool(stored.context.folds)),
@@ -73,7 +68,7 @@ def present_evidence(view: BacktestView) -> Section | None:
     return Section(
         key="luck",
         title=f"Can this be luck? The {window}",
-        figures=tuple(Chart(chart.key, chart.draw, is_half=True) for chart in charts),
+        figures=tuple(Chart(key, draw, is_half=True) for key, draw in drawn.items()),
         tables=tuple(table for table in tables if table.rows),
     )
 
@@ -88,9 +83,8 @@ def present_search(view: BacktestView) -> Section | None:
     charts = []
     notes = []
     if selection.sharpe is not None:
-        charts.append(
-            Chart("sharpe", partial(figures.sharpe_figure, selection.sharpe), is_half=True)
-        )
+        draw = partial(figures.sharpe_figure, selection.sharpe)
+        charts.append(Chart("sharpe", draw, is_half=True))
     if selection.overfitting is not None:
         draw = partial(figures.overfitting_figure, selection.overfitting)
         charts.append(Chart("overfitting", draw, is_half=True))
@@ -99,7 +93,7 @@ def present_search(view: BacktestView) -> Section | None:
     tables = [search_table(selection)]
     free = stored.context.null_model
     if free is not None:
-        own = stored.metrics.get(verdict.strategy, NO_METRICS)
+        own = stored.metrics_of(verdict.strategy)
         both = {verdict.strategy: own, "null_model": free}
         title = "The same search on features of other days, at the same prices and costs"
         tables.append(paper_table(both, title=title, main=verdict.strategy))
@@ -253,12 +247,14 @@ def _intervals_table(verdict: Verdict) -> Table:
 def _rivals_table(verdict: Verdict) -> Table:
     """Tabulate the excess over each baseline."""
     scale, over = span(verdict.sessions, verdict.sessions_a_year)
-    rows = []
-    for name, row in verdict.excess.items():
-        low, excess, high = (
-            percent(scale * value, signed=True) for value in (row.low, row.excess, row.high)
+    rows = [
+        (
+            title_of(name),
+            *(percent(scale * value, signed=True) for value in (row.low, row.excess, row.high)),
+            chance(row.p_value),
         )
-        rows.append((title_of(name), low, excess, high, chance(row.p_value)))
+        for name, row in verdict.excess.items()
+    ]
     note = (
         "p-values: how often chance alone would show as large an excess, by resampling blocks of"
         " the same days of both."
