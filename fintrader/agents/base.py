@@ -145,11 +145,7 @@ class BaseAgent(Resumable):
         self, name: str, parameters: Iterable[nn.Parameter], rate: float, eps: float = 1e-8
     ) -> None:
         """Add Adam over `parameters`."""
-        decay = self.settings.weight_decay
-        kind = torch.optim.AdamW if decay else torch.optim.Adam
-        self.optimisers[name] = kind(
-            list(parameters), lr=rate, eps=eps, weight_decay=decay, fused=True
-        )
+        self.optimisers[name] = make_adam(parameters, rate, self.settings.weight_decay, eps)
 
     def descend(self, name: str, loss: Tensor | Iterable[Tensor]) -> Tensor:
         """Take one step of an optimiser down `loss`, or down the sum of several, computed one at a
@@ -196,6 +192,14 @@ class BaseAgent(Resumable):
         if self.perturbation is not None and "perturbation" in own:
             self.perturbation.drawn = own["perturbation"]
             load_generator(self.perturbation.generator, own["perturbation_generator"])
+
+
+def make_adam(
+    parameters: Iterable[nn.Parameter], rate: float, decay: float, eps: float
+) -> torch.optim.Adam:
+    """Make Adam, or AdamW where weights decay."""
+    kind = torch.optim.AdamW if decay else torch.optim.Adam
+    return kind(list(parameters), lr=rate, eps=eps, weight_decay=decay, fused=True)
 
 
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:

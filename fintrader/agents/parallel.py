@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fintrader.agents.base import Metrics
+from fintrader.agents.base import Metrics, make_adam
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import load_generator
 from fintrader.agents.normalisation import Batch
@@ -115,12 +115,8 @@ class BatchedLearners:
             name: nn.Parameter(self._repeat(weight.detach())) for name, weight in single.items()
         }
         group = own.param_groups[0]
-        self.adam = torch.optim.Adam(
-            self.weights.values(),
-            lr=group["lr"],
-            eps=group["eps"],
-            betas=group["betas"],
-            fused=True,
+        self.adam = make_adam(
+            self.weights.values(), group["lr"], group["weight_decay"], group["eps"]
         )
         for name, weight in single.items():
             moments = own.state.get(weight)

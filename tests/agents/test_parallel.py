@@ -67,6 +67,7 @@ def test_learners_in_a_batch_are_learners_one_after_another(algo, kind, clocked)
         "private": ["account"],
     }
     values = {"num_steps": steps, "network": network, "noise_decay": "learned", "noise": 0.7}
+    values["weight_decay"] = 5.0
     values |= {"num_minibatches": 2, "update_epochs": 3} if algo == "ppo" else {}
     layout = Identity().layout if kind == "classic" else ObservationLayout(3, 2, 1)
     together = on_policy(algo, {**values, "learners": learners}, layout, 4)
