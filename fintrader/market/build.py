@@ -198,7 +198,7 @@ def _draft(
     folder until the context ends."""
     feed.prepare(progress)
     source = identify_source(settings, feed)
-    grid = _lay_grid(settings, feed)
+    grid = lay_grid(settings, feed.span(), settings.bar_minutes)
     reader = Reader(settings, feed, grid)
     windows = make_windows(settings.windows, grid)
     membership = load_membership(settings.universe)
@@ -300,16 +300,12 @@ def _draft(
         yield Draft(description, common, events, columns, days, by_day, scaling)
 
 
-def _lay_grid(settings: DataSettings, feed: Feed) -> SessionGrid:
-    """Lay the grid from the first day to the last, by the settings or else by the bars."""
-    begin, end = exchange_days(settings.calendar, np.array(feed.span())).tolist()
-    return session_grid(
-        settings.calendar,
-        settings.start or begin,
-        settings.end or end,
-        settings.bar_minutes,
-        settings.hours,
-    )
+def lay_grid(settings: DataSettings, span: tuple[int, int], bar_minutes: int) -> SessionGrid:
+    """Lay the grid from the first day to the last, by the settings or else by the bars, whose first
+    and last time is the `span`."""
+    begin, end = exchange_days(settings.calendar, np.array(span)).tolist()
+    first = settings.start or begin
+    return session_grid(settings.calendar, first, settings.end or end, bar_minutes, settings.hours)
 
 
 def _stack_day_closes(columns: ColumnStore, grid: SessionGrid) -> Array:

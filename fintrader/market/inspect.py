@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fintrader.bars.bars import Bars, bar_length, concat
-from fintrader.bars.calendar import SessionGrid, day_starts, session_date, session_grid
+from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.checks import KINDS, Fault, find_faults
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.corporate_actions import (
@@ -35,7 +35,7 @@ from fintrader.bars.sources.vendor import Request, VendorFeed
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
 from fintrader.market.bar_source import bar_store, open_source
-from fintrader.market.build import RECORD, market_path
+from fintrader.market.build import RECORD, lay_grid, market_path
 from fintrader.market.settings import DataSettings, factor_column
 from fintrader.progress import SILENT, Progress
 from fintrader.records import to_json
@@ -344,10 +344,8 @@ def _lay_grid(bars: Bars, settings: DataSettings, now: float | None) -> SessionG
         raise DataError(
             f"{bars.origin}: every bar lies in the future; check the times and data.source.timezone"
         )
-    first = settings.start or session_date(settings.calendar, int(past.min()))
-    last = settings.end or session_date(settings.calendar, int(past.max()))
     longest = bars.take(bars.symbol == np.bincount(bars.symbol).argmax()).sorted()
-    return session_grid(settings.calendar, first, last, bar_length(longest), settings.hours)
+    return lay_grid(settings, (past.min(), past.max()), bar_length(longest))
 
 
 def _measure_coverage(bars: Bars, grid: SessionGrid) -> Iterator[tuple[float | None, ...]]:

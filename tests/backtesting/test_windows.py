@@ -16,7 +16,6 @@ from fintrader.envs.joined import JoinedEnv
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.context import BacktestContext
 from fintrader.results.looks import Ledger
-from fintrader.results.market_description import Provenance
 from tests.factories import planted_market
 
 SESSIONS = 240
@@ -85,8 +84,6 @@ CUTS = {
     "on a device": lambda market, _: market.to("cpu"),
     "saved and loaded": saved,
     "without information": lambda market, _: information_free(market, 0),
-    "with other names": lambda market, _: replace(market, symbols=("A", "B", "C", "D")),
-    "of another place": lambda market, _: replace(market, provenance=Provenance(hours="extended")),
     "split anew": lambda market, _: replace(market, windows=NARROW).split().test,
 }
 
