@@ -32,8 +32,8 @@ from fintrader.config import list_models, validate
 from fintrader.deploy.settings import LiveSettings
 from fintrader.envs import EnvSettings
 from fintrader.pipeline.config import CHOICES, RunConfig
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("README.md")])
 BLOCK = re.compile(

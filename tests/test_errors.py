@@ -3,13 +3,13 @@
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from fintrader.errors import install_command
+from tests import ROOT
+from tests.test_system import SOURCES
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -41,7 +41,6 @@ def test_no_page_or_message_installs_fintrader_from_a_registry():
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "notebooks").glob("*.ipynb"),
     ]
-    sources = [*(ROOT / "fintrader").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
-    for page in [*pages, *sources]:
+    for page in [*pages, *SOURCES]:
         if page.name != "errors.py":
             assert not re.search(r"pip install '?fintrader", page.read_text()), page.name

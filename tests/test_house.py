@@ -1,10 +1,8 @@
 """The size, names and words of the tree may only improve; `tools/house.py` prints the figures."""
 
-from pathlib import Path
-
+from tests import ROOT
 from tools import house
 
-ROOT = Path(__file__).resolve().parents[1]
 AT_MOST = {
     "tokens": 472_500,
     "code_lines_over_100_columns_percent": 0,

@@ -3,11 +3,10 @@ either: help and refusals take no second."""
 
 import subprocess
 import sys
-from pathlib import Path
 
+from tests import ROOT
 from tests.bars.tables import minute_table, write_csv
 
-ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = [
     "fintrader.bars.sources.layout",
     "fintrader.bars.sources.vendor_settings",

@@ -6,11 +6,12 @@ own.
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+from tests import ROOT
+
+FOLDER = ROOT / "notebooks"
 NAMES = ("01_market", "02_env_in_your_own_rl", "03_tournament", "04_backtest")
 SECONDS = 1200
 """What one cell may take at most; on an idle core a whole notebook takes a tenth of that."""

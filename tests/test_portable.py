@@ -7,7 +7,6 @@ import pkgutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -30,8 +29,8 @@ from fintrader.results.looks import Ledger
 from fintrader.runs import RunFolder
 from fintrader.storage.objects import ObjectStore
 from fintrader.system import is_locked, wait_for_lock
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "alpaca ccxt gcsfs optuna pettingzoo prometheus_client ray s3fs skrl stable_baselines3"
 EXTRAS += " streamlit tensorboard tensordict torchrl triton"
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")

@@ -6,15 +6,14 @@ import re
 import tokenize
 import tomllib
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.config import flatten_values
 from fintrader.pipeline.config import RunConfig
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 HOMES = (ROOT / "fintrader", ROOT / "app" / "fintrader_app")
 SOURCES = sorted(path for home in HOMES for path in home.rglob("*.py"))
 FILE = re.compile(r"(?<![\w/.-])(?:[a-z_]\w*/)*[a-z_]\w*\.py\b")

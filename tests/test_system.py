@@ -5,15 +5,14 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fintrader import system
+from tests import ROOT
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
 
-ROOT = Path(__file__).resolve().parents[1]
 BARE = ROOT / "tests" / "engines" / "bare_system"
 SOURCES = sorted([*(ROOT / "fintrader").rglob("*.py"), *(ROOT / "app").rglob("*.py")])
 POSIX = re.compile(

@@ -6,11 +6,11 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests import ROOT
+
 pytestmark = pytest.mark.slow
 
 

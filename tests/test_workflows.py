@@ -3,14 +3,13 @@
 import re
 import shlex
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests import ROOT
 from tools.lowest import lowest_versions
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.M))

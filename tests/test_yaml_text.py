@@ -3,7 +3,6 @@
 import random
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,7 @@ from fintrader.config import list_shipped_configs, read_yaml
 from fintrader.errors import ConfigError
 from fintrader.yaml_text import MOST_BYTES, MOST_LEVELS, MOST_VALUES, parse_yaml
 from tests.engines.runs import fintrader
-
-ROOT = Path(__file__).parents[1]
+from tests.test_system import SOURCES
 
 
 def laughs(first, row):
@@ -116,7 +114,7 @@ def test_a_message_shows_no_credentials():
 def test_all_yaml_is_read_here():
     """A second door would have no bounds."""
     reads = re.compile(r"yaml\.(\w*load\w*|compose|parse|scan)\b|from yaml")
-    for path in [*(ROOT / "fintrader").rglob("*.py"), *(ROOT / "app").rglob("*.py")]:
+    for path in SOURCES:
         if path.name != "yaml_text.py":
             assert not reads.search(path.read_text()), path
 

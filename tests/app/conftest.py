@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 import fintrader_app as app
 from fintrader.runs import RunFolder
 from fintrader_app import launch
+from tests import ROOT
 from tests.engines import fakes
 
 SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
@@ -72,7 +73,7 @@ def open_page(monkeypatch, tmp_path):
     def opened(site, page, *, times=1, ready=True, **query):
         monkeypatch.setenv(launch.RUNS_DIR_VARIABLE, str(site / "runs"))
         monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
-        monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(Path(__file__).parents[2] / "configs"))
+        monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(ROOT / "configs"))
         test = AppTest.from_file(str(SCRIPT), default_timeout=RENDER_SECONDS)
         if ready:
             test.session_state["runs_ready"] = test.session_state["preview_ready"] = True

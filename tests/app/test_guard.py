@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,9 @@ from websockets.sync.client import connect
 from fintrader.cli.start import AppSettings
 from fintrader.errors import ConfigError
 from fintrader_app import guard, launch
+from tests import ROOT
 from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-tests-0123456789"
 STREAM = "/_stcore/stream"
 

@@ -18,6 +18,7 @@ from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach
 from fintrader.storage.objects import ObjectStore
 from fintrader_app import launch
+from tests import ROOT
 from tests.engines.chaos import race
 
 
@@ -51,9 +52,8 @@ def test_the_command_starts_a_process_and_imports_nothing_of_the_app():
         " '8600', '--headless', '--allow-host=c', '--no-token']); assert not"
         " any(name.startswith(('fintrader_app', 'streamlit', 'torch')) for name in sys.modules)"
     )
-    root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True
+        [sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True
     )
     asked = ["--allow-host", "a", "b", "--runs-dir", "here", "--port", "8600", "--headless"]
     asked += ["--allow-host=c", "--no-token"]

@@ -1,7 +1,6 @@
 """The page of deployments: finished, halted, damaged, absent."""
 
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,9 +9,10 @@ from streamlit.testing.v1 import AppTest
 from fintrader.deploy import control
 from fintrader.deploy.deployment import report_drift
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE, RUNS_DIR_VARIABLE
+from tests import ROOT
 from tests.engines.deployments import frozen, replayed, run_live, settings
 
-SCRIPT = Path(__file__).resolve().parents[2] / "app" / "fintrader_app" / "views" / "live.py"
+SCRIPT = ROOT / "app" / "fintrader_app" / "views" / "live.py"
 
 
 @pytest.fixture(scope="module")

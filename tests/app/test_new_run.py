@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +15,7 @@ from fintrader.results.folders import Folder, RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import forms, jobs, launch, own_bars
 from fintrader_app.artifacts import load_summary
+from tests import ROOT
 from tests.app.conftest import box, healthy, one, said
 from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import write_config
@@ -183,7 +183,7 @@ def test_a_real_run_survives_the_server_that_started_it(tmp_path):
         str(port),
     ]
     server = subprocess.Popen(
-        arguments, cwd=Path(__file__).parents[2], start_new_session=True, stdout=subprocess.DEVNULL
+        arguments, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL
     )
     runs = RunsFolder.at(tmp_path / "runs")
 

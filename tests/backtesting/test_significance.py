@@ -1,7 +1,6 @@
 import math
 import re
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from fintrader.errors import BacktestError
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.bootstrap import block_length, bootstrap_indices, intervals, paired_excess
+from tests import ROOT
 
 
 def test_the_papers_example():
@@ -83,7 +83,7 @@ def test_noise_passes_undeflated_and_fails_the_verdicts_test():
 @pytest.mark.slow
 def test_the_documented_shares_are_those_measured():
     shares = passing(1000)
-    page = (Path(__file__).resolve().parents[2] / "docs" / "honesty.md").read_text()
+    page = (ROOT / "docs" / "honesty.md").read_text()
     rows = re.findall(r"^\| (0\.\d) \|(.*)\|$", page, re.M)
     assert [float(shared) for shared, _ in rows] == list(CORRELATIONS)
     for shared, cells in rows:

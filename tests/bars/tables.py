@@ -8,10 +8,11 @@ import pandas as pd
 from fintrader.bars.bars import Bars
 from fintrader.config import validate
 from fintrader.market.settings import DataSettings
+from tests import ROOT
 
 PRICES = ["open", "high", "low", "close"]
 COLUMNS = [*PRICES, "volume"]
-REAL_FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+REAL_FOLDER = ROOT.parent / "shared" / "data"
 REAL_2016 = REAL_FOLDER / "minute_n100_20151012_20160401.parquet"
 REAL_2019 = REAL_FOLDER / "minute_us14_20190102_20201231.parquet"
 

@@ -1,6 +1,5 @@
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -8,9 +7,10 @@ from fintrader import load_market
 from fintrader.cli import main
 from fintrader.cli.options import parse_config, parse_data_config
 from fintrader.metrics import FEWEST_SESSIONS
+from tests import ROOT
 from tests.engines.runs import TINY, fintrader, write_config
 
-QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 
 
 def complaint(*words):

@@ -1,12 +1,11 @@
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.engines.dockerfile import copied, parse
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "Dockerfile").read_text()
 IGNORE = (ROOT / ".dockerignore").read_text()
 

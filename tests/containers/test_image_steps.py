@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.engines.dockerfile import copied, parse
 
-ROOT = Path(__file__).resolve().parents[2]
 USER = 10001
 
 pytestmark = [

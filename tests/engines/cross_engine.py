@@ -22,10 +22,10 @@ from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.system import wait_for_lock
+from tests import ROOT
 from tests.bars.tables import REAL_FOLDER
 from tests.factories import market_of
 
-ROOT = Path(__file__).resolve().parents[2]
 REAL_DAILY = REAL_FOLDER / "daily_n100_20151001_20180215.parquet"
 REAL_SYMBOLS = ("AAPL", "AMZN", "CSCO", "INTC", "MSFT", "SBUX")
 PINS = ("backtesting==0.6.6", "zipline-reloaded==3.2.1")

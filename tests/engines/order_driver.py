@@ -26,6 +26,7 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution, OrderRules
 from fintrader.deploy.reconcile import expect_holdings, reconcile
 from fintrader.errors import BrokerError, BrokerUnsureError
+from tests import ROOT
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
 
 BUNDLE = "0a1b2c3d"
@@ -219,7 +220,7 @@ class Driver:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
         )
         return self
 

@@ -14,14 +14,13 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests import ROOT
 from tests.engines.waiting import PATIENCE_SECONDS
 
-ROOT = Path(__file__).resolve().parents[2]
 MEMORY = 80 * 2**20
 """Object store of a node, in bytes: next to nothing is put there."""
 QUICK = {

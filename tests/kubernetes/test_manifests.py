@@ -6,17 +6,16 @@ import shutil
 import string
 import subprocess
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests import ROOT
 from tests.engines.manifests import cluster_spec, matches, render, templates
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is missing: pip install '.[dev]'"
 )
-ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "configs" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
 VERSIONS = ("1.30", "1.37")

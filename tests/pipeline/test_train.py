@@ -3,7 +3,6 @@ import os
 import random
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 import gymnasium
 import pytest
@@ -17,11 +16,10 @@ from fintrader.errors import CheckpointError, ConfigError, RunError
 from fintrader.files import read_json
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.train import EVALUATION_EPISODES, train_one
+from tests import ROOT
 from tests.cli.test_commands import complaint
 from tests.engines.killing import assert_same_training, killed_at, writes_of
 from tests.engines.runs import write_config
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def classic(folder, **changes):

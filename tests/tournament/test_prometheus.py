@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -21,6 +20,7 @@ from fintrader.pipeline.session import observing, watching
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.settings import OperationsSettings
+from tests import ROOT
 from tests.engines import stubs
 from tests.engines.races import settings
 from tests.engines.waiting import PATIENCE_SECONDS
@@ -30,7 +30,6 @@ pytest.importorskip(
 )
 from fintrader.tournament.prometheus import CATALOGUE, STALE_SECONDS, Endpoint, Watch
 
-ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "configs" / "grafana" / "tournament.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

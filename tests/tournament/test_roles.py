@@ -1,7 +1,6 @@
 import math
 import socket
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ from fintrader.tournament.schedulers import Generational
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.updater import submit
+from tests import ROOT
 from tests.engines import stubs
 from tests.engines.races import settings
 from tests.engines.stubs import OtherAgent, StubAgent
@@ -397,9 +397,7 @@ def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path, monkeyp
     assert result.reproducible.location == ""
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_configurations_say_in_which_order_results_count(path):
     """Those that promise the same numbers to everybody must not live on a default."""
     asked = read_yaml(path)["tournament"]

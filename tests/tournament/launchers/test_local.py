@@ -4,7 +4,6 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +15,7 @@ from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot, find_slots, list_cuda_devices
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.store import RunStore
+from tests import ROOT
 from tests.engines import stubs
 from tests.engines.stubs import spec
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
@@ -203,7 +203,7 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path):
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
         stdout=subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[3],
+        cwd=ROOT,
     )
     parent.stdout.readline()
     children = psutil.Process(parent.pid).children()
