@@ -5,6 +5,7 @@ import pytest
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.pipeline import evaluation
+from fintrader.progress import SILENT
 from fintrader.results.formatting import describe_limits
 from tests.engines.deployments import frozen
 
@@ -15,7 +16,7 @@ def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory, monkeypat
     limits = LimitSettings(order=0.02)
     monkeypatch.setattr(evaluation, "LimitSettings", lambda: limits)
     env = bundle.env
-    found = evaluation._within_limits([bundle.policy] * 2, halves, env, None)
+    found = evaluation._within_limits([bundle.policy] * 2, halves, env, SILENT)
     apart = [shadow_backtest(bundle.policy, half, env, limits) for half in halves]
     grown = [result.equity[-1] / result.equity[0] for result, _ in apart]
     assert found.cumulative_return == pytest.approx(grown[0] * grown[1] - 1)
