@@ -188,7 +188,7 @@ def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(
     )
     run = walk_forward(load_config(config))
     folds = [RunFolder(run / "folds" / name) for name in ("00", "01")]
-    free = [RunFolder(fold.null_model) for fold in folds]
+    free = [fold.null_model for fold in folds]
     for first, second, label in ((*folds, "folds/00"), (*free, "folds/00/null_model")):
         spec = RunStore(second).read_spec("p0000")
         assert RunStore(first).read_spec("p0000").parent is None
