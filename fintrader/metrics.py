@@ -410,20 +410,22 @@ def up_capture(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
 ) -> float | None:
     """Annual return over the benchmark's, both on days with a rise of the benchmark."""
-    ours, theirs = align(returns, benchmark)
-    return _capture(ours, theirs, theirs > 0, periods)
+    return _capture(returns, benchmark, np.greater, periods)
 
 
 def down_capture(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
 ) -> float | None:
     """Annual return over the benchmark's, both on days with a fall of the benchmark."""
-    ours, theirs = align(returns, benchmark)
-    return _capture(ours, theirs, theirs < 0, periods)
+    return _capture(returns, benchmark, np.less, periods)
 
 
-def _capture(ours: Array, theirs: Array, days: NDArray[np.bool_], periods: float) -> float | None:
+def _capture(
+    returns: ArrayLike, benchmark: ArrayLike, compare: np.ufunc, periods: float
+) -> float | None:
     # empyrical's captures assume years of 252 sessions; this is their formula for any year.
+    ours, theirs = align(returns, benchmark)
+    days = compare(theirs, 0)
     growth = annual_return(ours[days], periods)
     reference = annual_return(theirs[days], periods)
     return None if growth is None or reference is None else ratio(growth, reference)

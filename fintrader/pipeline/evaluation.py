@@ -90,11 +90,8 @@ def evaluate_chosen(
     windows = MarketTensors.load(path).split()
     market: MarketTensors = getattr(windows, window)
 
-    def shuffled() -> MarketTensors:
-        free: MarketTensors = getattr(
-            MarketTensors.load(information_free_market(path, config.seed)).split(), window
-        )
-        return free
+    def shuffled() -> Split:
+        return MarketTensors.load(information_free_market(path, config.seed)).split()
 
     with reporter() as progress:
         best = str(manifest.values["best"])
@@ -144,7 +141,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
         for folder in folders:
             windows = _own_windows(folder, folder.root / "market.safetensors")
             free_path = folder.root / "information_free.safetensors"
-            shuffled = partial(_own_test, folder.null_model, free_path)
+            shuffled = partial(_own_windows, folder.null_model, free_path)
             best = read_ensemble(folder).members[0]
             results, baselines, watched = _simulate_chosen(
                 config, folder, windows, "test", shuffled, best, progress, share=1 / len(folders)
@@ -197,10 +194,6 @@ def _own_windows(search: RunFolder, path: Path) -> Split:
     """Load the windows of a search's market: from `path`, or from the run's store where that file is
     not on this machine."""
     return MarketTensors.load(run_store(search).fetch_own_market(path)).split()
-
-
-def _own_test(search: RunFolder, path: Path) -> MarketTensors:
-    return _own_windows(search, path).test
 
 
 def _write(
@@ -301,20 +294,14 @@ def as_configured(config: RunConfig, window: str) -> bool:
     """Check that a window's backtest lies there whole, sealed with its report, and as these settings
     make it."""
     home = config.folder.backtest_of(window)
-    if not all(
-        (home / name).is_file() for name in ("metrics.json", "report.html")
-    ) or "look" not in _sealed(home):
+    if not all((home / name).is_file() for name in ("metrics.json", "report.html")):
+        return False
+    try:
+        sealed = read_seal(Folder.locate(home))
+    except RunError:
         return False
     made_with = read_record(Folder.locate(home), "context").settings_hash
-    return made_with in (None, settings_hash(config, window))
-
-
-def _sealed(home: Path) -> dict[str, Any]:
-    """The seal of a backtest; empty where there is none that holds."""
-    try:
-        return read_seal(Folder.locate(home))
-    except RunError:
-        return {}
+    return "look" in sealed and made_with in (None, settings_hash(config, window))
 
 
 def _policy(folder: RunFolder) -> Path:
@@ -327,7 +314,7 @@ def _simulate_chosen(
     folder: RunFolder,
     windows: Split,
     window: str,
-    shuffled: Callable[[], MarketTensors],
+    shuffled: Callable[[], Split],
     best: str,
     progress: Progress,
     share: float = 1.0,
@@ -347,7 +334,7 @@ def _simulate_chosen(
         "best": (folder.pod(best) / "policy.safetensors", market),
     }
     if config.backtest.null_model and _policy(folder.null_model).is_file():
-        traded["null_model"] = _policy(folder.null_model), shuffled()
+        traded["null_model"] = _policy(folder.null_model), getattr(shuffled(), window)
     policies = {name: load_policy(path) for name, (path, _) in traded.items()}
     moved = Explainer(policies["ensemble"], market, env, share=share)
     results = {

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -25,7 +25,7 @@ import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from fintrader.errors import ConfigError
-from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events
+from fintrader.results.tournament_events import LossEvent, select_events
 from fintrader.runs import commit, versions
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
@@ -123,7 +123,10 @@ class Watch:
         """Copy the numbers of a turn."""
         leaderboard = orchestrator.leaderboard
         results = self._results
-        self._count_events(orchestrator.log.records)
+        new = orchestrator.log.records[self._records :]
+        self._records += len(new)
+        self._events.update(event.event for event in new)
+        self._losses.update(event.reason for event in select_events(new, LossEvent))
         self._count_results(orchestrator)
         for pod, at in orchestrator.launcher.report_progress().items():
             if pod in orchestrator.running:
@@ -154,12 +157,6 @@ class Watch:
             ("fintrader_leaderboard_rows", (), len(leaderboard.rows)),
             ("fintrader_last_reconcile_timestamp_seconds", (), self.last_turn),
         ]
-
-    def _count_events(self, records: Sequence[TournamentEvent]) -> None:
-        new = records[self._records :]
-        self._records = len(records)
-        self._events.update(event.event for event in new)
-        self._losses.update(event.reason for event in select_events(new, LossEvent))
 
     def _count_results(self, orchestrator: Orchestrator) -> None:
         for entry in orchestrator.leaderboard.applied[self._applied :]:

@@ -215,7 +215,7 @@ def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(nodes, mon
     )
     joined = []
     monkeypatch.setattr(
-        cluster, "_init", lambda address, **more: bool(joined.append(address)) or True
+        cluster, "_init", lambda address, settings: bool(joined.append(address)) or True
     )
     monkeypatch.setattr(cluster, "_keep_on_loopback", lambda: None)
     connect(RaySettings(address=nodes.address))

@@ -92,10 +92,9 @@ def connect(settings: RaySettings) -> bool:
     """
     if ray.is_initialized():
         return False
-    more: dict[str, Any] = {"runtime_env": settings.runtime_env} if settings.runtime_env else {}
     if settings.address == "local":
         _keep_on_loopback()
-        return _init("local", include_dashboard=False, **more)
+        return _init("local", settings)
     address = _resolve(settings.address)
     _reach(address)
     manner = probe_authentication(address)
@@ -116,7 +115,7 @@ def connect(settings: RaySettings) -> bool:
         )
     if loopback:
         _keep_on_loopback()
-    return _init(address, **more)
+    return _init(address, settings)
 
 
 def wrap_remote(
@@ -152,10 +151,16 @@ def build_options(need: Resources) -> dict[str, Any]:
     return options
 
 
-def _init(address: str, **more: Any) -> bool:
+def _init(address: str, settings: RaySettings) -> bool:
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
+        ray.init(
+            address=address,
+            runtime_env=settings.runtime_env or None,
+            include_dashboard=False if address == "local" else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
     except AuthenticationError as error:
         raise _build_refusal(address, error) from None
     except (ConnectionError, RuntimeError, OSError) as error:
