@@ -119,4 +119,4 @@ def test_scores_in_terminal_and_app(site, open_page, capsys):
     test = open_page(site, "tournament", run="demo")
     top = Run(site / "runs" / "demo").leaderboard.iloc[0]
     line = next(line for line in printed.splitlines() if top["pod"] in line)
-    assert line.split("│")[3].strip() == cards(test)["Best score"]
+    assert re.split(r"\s{2,}", line.strip())[2] == cards(test)["Best score"]
