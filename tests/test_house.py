@@ -4,19 +4,19 @@ from tests import ROOT
 from tools import house
 
 AT_MOST = {
-    "tokens": 472_500,
+    "tokens": 451_200,
     "code_lines_over_100_columns_percent": 0,
-    "dict_str_any": 226,
-    "tuple_assignments": 16,
-    "walruses": 22,
+    "dict_str_any": 206,
+    "tuple_assignments": 12,
+    "walruses": 18,
     "fmt_skip": 0,
     "filler_verbs_percent": 2.0,
-    "docstrings_opening_with_what_whether_how_of_percent": 3.0,
-    "per_1000_docstring_words: what": 3.6,
+    "docstrings_opening_with_what_whether_how_of_percent": 1.5,
+    "per_1000_docstring_words: what": 2.2,
     "per_1000_message_words: what": 2.5,
     "kernels_without_a_comment": 0,
-    "functions_with_more_than_8_parameters": 4,
-    "functions_of_complexity_21_or_more": 3,
+    "functions_with_more_than_8_parameters": 3,
+    "functions_of_complexity_21_or_more": 2,
     "class_names_used_twice": 0,
     "file_names_in_several_folders": 14,
 }
@@ -27,7 +27,7 @@ def test_the_house_gets_no_worse(monkeypatch):
     monkeypatch.chdir(ROOT)
     figures = house.measure(["fintrader", "app"])
     assert {name: figures[name] for name, most in AT_MOST.items() if figures[name] > most} == {}
-    assert figures["verb_first_percent"] >= 66.0
+    assert figures["verb_first_percent"] >= 69.0
 
 
 def test_ppo_is_read_in_seven_files():

@@ -103,8 +103,9 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
         "traded_on": list("TUVWXYZ"),
     }
     tests = fintrader.backtest(moved, AWAY, EnvSettings())
-    assert "trained on 4 symbols (P0, P1, P2, P3), traded on 7 symbols (T, U, V, W, ...)" in repr(
-        tests
+    assert (
+        "trained on 4 symbols (S000, S001, S002, S003), traded on 7 symbols (T, U, V, W, ...)"
+        in repr(tests)
     )
     # Stored again it is a policy of that market, and still knows where it learned.
     save_policy(tmp_path / "two", moved)

@@ -116,6 +116,6 @@ class EnvAccount:
         """Log trades `[N]` that the equity of bar `shown` is the first to show."""
         log = self.trade_log
         rows = TradeRows.of(kind, decided, filled, traded, price, cost)
-        log.add_trades(rows)
+        log.fills.append(rows)
         log.turnover[shown] += np.abs(rows.shares * rows.price).sum()
         log.costs[shown] += rows.cost.sum()
