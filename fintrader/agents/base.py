@@ -33,9 +33,9 @@ class BaseAgent(Resumable):
     outputs: int = 1
     """Numbers the actor gives for each latent."""
     is_bounded: bool = False
-    """True if the means of latents that become weights end in tanh. Noise pays costs, and the first
-    thing learned is to hold cash: without a bound its logit runs away until no stock is bought any
-    more, and nothing is learned again."""
+    """True if the means of latents that become weights end in tanh. Noise costs
+    money, so a policy first learns to hold cash; without a bound the logit of cash grows until no
+    stock is bought and learning stops."""
     is_squashed: bool = False
     """True if latents end in tanh, and critics judge them next to the observation."""
     members: int | None = None
@@ -86,7 +86,7 @@ class BaseAgent(Resumable):
         self.add_parts()
 
     def add_parts(self) -> None:
-        """Add the parts that the algorithm has besides: optimisers, networks, buffers."""
+        """Add the algorithm's own parts: optimisers, networks, buffers."""
 
     def prepare_env(self, env: Any) -> Any:
         """Turn `env` into the environment that the agent trains in. Raises ConfigError when it
@@ -113,8 +113,8 @@ class BaseAgent(Resumable):
         return mean if row_index is None else mean.index_select(0, row_index)
 
     def mean_by_bar(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Compute the same latents; where all accounts at a bar share theirs, as `[U, L]` and each
-        account's row among them."""
+        """Compute the latents of `mean_latent`: `[U, L]` and each account's row where accounts at a
+        bar share them, else `[R, L]` and None."""
         mean, row_index = self.actor.mean_by_bar(batch)
         return tanh(mean) if self.policy.squash else mean, row_index
 
@@ -137,7 +137,7 @@ class BaseAgent(Resumable):
         return noise
 
     def redraw_perturbation(self) -> None:
-        """Hide other features and draw other noise on them, after an update."""
+        """Redraw the hidden features and the noise, after an update."""
         if self.perturbation is not None:
             self.perturbation.redraw()
 
@@ -166,8 +166,7 @@ class BaseAgent(Resumable):
         return norm
 
     def anneal(self, fraction: float) -> None:
-        """Move step sizes to their values once `fraction` of the budget is used, for settings with
-        `anneal`."""
+        """Scale step sizes by 1 - `fraction`, the share of the budget used, if settings anneal."""
         if not self.settings.anneal:
             return
         for optimiser in self.optimisers.values():

@@ -15,8 +15,8 @@ from fintrader.envs.observation import ObservationLayout
 class MarketOnceLatentCritic(nn.Module):
     """Value `[*batch_shape, R]` of a batch and latents `[R, L]`.
 
-    Latents act on the holdings in ways that no square describes, so the bar's embeddings pass one
-    more layer with both.
+    No quadratic describes how latents act on holdings, so one more layer reads the bar's embeddings
+    with both.
     """
 
     def __init__(self, layout: ObservationLayout, plan: Blueprint, *, latents: int) -> None:

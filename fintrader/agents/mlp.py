@@ -1,5 +1,5 @@
-"""Networks of the kind `mlp`: a row of numbers in. The first layer is applied to market and account
-apart, to the market once a bar."""
+"""Networks of the kind `mlp`, which read a row of numbers. The first layer is applied to market
+and account separately, to the market once a bar."""
 
 from __future__ import annotations
 

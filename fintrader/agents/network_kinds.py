@@ -61,8 +61,8 @@ def make_actor(
     outputs: int = 1,
     out_gain: float = 0.01,
 ) -> Actor:
-    """Make the actor that resolved `settings` describe, with `outputs` numbers for each of the
-    assets' and the `extra` latents."""
+    """Make the actor that resolved `settings` describe, with `outputs` numbers for each latent, of
+    an asset or `extra`."""
     plan = Blueprint(settings, make_encoder(layout, settings))
     kind = _ACTORS[settings.kind]
     return kind(layout, plan, extra=extra, outputs=outputs, out_gain=out_gain)
@@ -76,7 +76,7 @@ def make_critic(
     batch_shape = () if members is None else (members,)
     plan = Blueprint(settings, make_encoder(layout, settings, batch_shape), batch_shape)
     if settings.kind == "market_once" and not latents:
-        assert members is None, "only critics of latents come in several"
+        assert members is None, "`members` needs `latents` here"
         assert not isinstance(layout, FlatLayout)
         return MarketOnceCritic(layout, plan)
     return _CRITICS[settings.kind](layout, plan, latents=latents)

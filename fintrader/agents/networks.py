@@ -34,8 +34,8 @@ from fintrader.envs.observation import ObservationLayout, split_market, window_o
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    """Map `x [R, in]` by `weight [in, out]` and `bias [out]` to the non-linearity (`none`, `relu`,
-    `tanh`) of `x @ weight + bias`, `[R, out]`."""
+    """Compute `x @ weight + bias`, `[R, out]`, of `x [R, in]`, then the activation (`none`, `relu`,
+    `tanh`)."""
     out = x @ weight if bias is None else torch.addmm(bias, x, weight)
     if activation == "relu":
         return out.relu()
@@ -87,8 +87,7 @@ class Dense(nn.Module):
         return self.apply_with(x, self.weight)
 
     def apply_with(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Apply the layer with `weight` in place of its own: some rows of these, for the inputs
-        that they belong to."""
+        """Apply the layer with `weight`, some rows of its own, to the inputs of those rows."""
         # The fused forms save a pass over the result, which counts in networks of this size.
         if weight.ndim == 2 and x.ndim == 2:
             return linear(x, weight, self.bias)
@@ -105,7 +104,7 @@ class Hidden(nn.Sequential):
         super().__init__(*norm, ACTIVATIONS[settings.activation]())
         can_fuse = settings.activation in ("relu", "tanh") and not settings.layer_norm
         self.fused = settings.activation if can_fuse else None
-        """The non-linearity, where `linear` can apply all of this itself."""
+        """Activation that `linear` can apply instead of this; else None."""
 
 
 def join(*parts: Tensor) -> Tensor:
@@ -120,8 +119,8 @@ def shared_layer(
 ) -> tuple[Tensor, Tensor]:
     """Compute f(W h_i + V shared) for every asset i, `[*batch_shape, R, N, H]`, and its mean over
     the assets, `[*batch_shape, R, H]`."""
-    # One wide product over all assets: thousands of small ones are up to nine times slower to learn
-    # through.
+    # One wide product over all assets: thousands of small ones make learning up to nine times
+    # slower.
     rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, h.shape[-2]))
     out: Tensor = hidden(rows + common(shared).unsqueeze(-2))
     return out, out.mean(dim=-2)
@@ -192,10 +191,10 @@ class AssetInput(nn.Module):
         past = (layout.lookback - 1) * (layout.num_features + 1)
         now = layout.num_features + 1 + 2 * layout.benchmark
         self.width = now + (past if encoder is None else ENCODER_WIDTH)
-        """P"""
+        """P: columns of an asset."""
         # One column at least: without any, the first layer would have no matrix.
         self.common_width = layout.num_context or 1
-        """G"""
+        """G: common columns."""
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         part = split_market(rows, self.layout)
@@ -229,10 +228,10 @@ class MarketTrunk(nn.Module):
 
 
 class Actor(nn.Module):
-    """A batch of R samples to `outputs` numbers for each latent: a tuple of `outputs` `[R, L]`.
+    """Maps a batch of R samples to a tuple of `outputs` tensors `[R, L]`.
 
-    `L` is the number of actions N and the `extra` latents that belong to no asset, which stand last
-    (see `ActionHead`).
+    `L` is N + `extra`: a latent for each action, then those that belong to no asset (see
+    `ActionHead`).
     """
 
     kind: ClassVar[str]
@@ -260,7 +259,7 @@ class Coefficients(NamedTuple):
     """`[outputs, U, A, L]`, A = 0 for networks that do not read the account's columns."""
 
     def join_constants(self, k: int) -> Tensor:
-        """Join the part of output number `k`, `[U, L]`, that does not depend on the account."""
+        """Get the part of output `k` that does not depend on the account, `[U, L]`."""
         constant = self.constant[k]
         return constant if self.extra is None else torch.cat([constant, self.extra[k]], dim=-1)
 
@@ -362,7 +361,7 @@ class MarketOnceCritic(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         h, mean = self.trunk(batch.rows)
-        # As `self.head(h)`, with the numbers of a coefficient side by side.
+        # Equals `self.head(h)`, but each coefficient is contiguous in memory.
         each = torch.addmm(self.head.bias.unsqueeze(1), self.head.weight.t(), h.flatten(0, 1).t())
         each = each.view(2, *h.shape[:2])
         top = self.top(mean)

@@ -13,8 +13,8 @@ from fintrader.envs.observation import Layout, statistic_groups
 from fintrader.errors import ConfigError
 
 PerturbRows = Callable[[Tensor, Tensor | None], Tensor]
-"""Standardised rows of the market `[U, L*W]`, and their bars `[U]` where these are known, to the
-rows that are shown instead."""
+"""Maps standardised rows of the market `[U, L*W]` and their bars `[U]` (None: unknown) to the rows
+shown instead."""
 
 CLIP = 10.0
 """Standardised values lie within ± this."""
@@ -54,8 +54,7 @@ def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[
     """Find the numbers of 0 ... count - 1 that occur in `numbers` `[R]`, in order, and for each of
     `numbers` its place among them.
 
-    Only by waiting for a GPU is it known how many occur: there, without `wait`, zeros fill up the
-    rest.
+    To count those that occur is to wait for a GPU; there, without `wait`, zeros pad the result.
     """
     occurs = torch.zeros(count, dtype=torch.int64, device=numbers.device)
     occurs[numbers] = 1
@@ -174,8 +173,8 @@ class ObservationNormaliser(RunningStatistics):
         self._merge(obs if obs.shape[-1] == self.width else obs[..., : self.private], 0)
 
     def update_market(self, table: Tensor) -> None:
-        """Merge a table `[T, L*W]` into the statistics: of each row the newest bar, since the
-        others have rows of their own."""
+        """Merge the newest bar of each row of a table `[T, L*W]` into the statistics; earlier bars
+        have their own rows."""
         width = self.row_width
         for rows in torch.split(table[:, -width:], _ROWS_AT_ONCE):
             self._merge(rows, self.width - width)
@@ -214,8 +213,7 @@ class ObservationNormaliser(RunningStatistics):
 
 
 def to_shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn statistics into the float32 numbers that columns are lessened by and then multiplied
-    by."""
+    """Turn statistics into the float32 shift to subtract from columns, then the factor."""
     return mean.float(), (var + EPSILON).rsqrt().float()
 
 

@@ -1,5 +1,5 @@
-"""Networks of the kind `per_asset`: the trunk of `market_once` with the holdings among its inputs,
-so that it may do anything with them, once for every account."""
+"""Networks of the kind `per_asset`: the trunk of `market_once` fed the holdings too,
+and so run once for every account."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from fintrader.agents.settings import BaseSettings
 from fintrader.envs.observation import FlatLayout, Layout, ObservationLayout
 
 POOL = 1009
-"""Rows of noise that bars draw from: a prime, so that no rhythm of the market is one of the
-noise."""
+"""Rows in the pool of noise: a prime, so that the noise repeats with no cycle of the market."""
 
 
 class Perturbation:
@@ -44,8 +43,7 @@ class Perturbation:
         self.drawn = torch.cat([factor, offset.view(1), sign.view(1)])
 
     def __call__(self, rows: Tensor, bars: Tensor | None) -> Tensor:
-        """Perturb `rows [U, L*W]` of the bars `[U]`; without their numbers, row i counts as bar
-        i."""
+        """Perturb `rows [U, L*W]` of `bars [U]`; if None, row i counts as bar i."""
         layout = self.layout
         width = layout.num_assets * layout.num_features
         shown = rows.view(len(rows), layout.lookback, -1)

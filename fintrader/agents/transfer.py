@@ -1,11 +1,11 @@
 """Transfer of a policy to other symbols than those it was trained on, and its preconditions.
 
-`market_once` and `per_asset` learn one function for every asset, so their weights hold no N. Only
+`market_once` and `per_asset` learn one function for all assets, so no weight depends on N. Only
 the standardisation of rows belongs to a market: x = (raw - m) / s with the statistics of its own
-training window. Of the other market's rows x' the policy must see (raw - m) / s, too, which is
-a x' + b with a = s' / s and b = (m' - m) / s. Both are numbers of a column, shared by its assets;
-so are the policy's own statistics, into which they are folded. A transferred policy therefore
-costs and is stored like any other.
+training window. The other market's rows x' = (raw - m') / s' must reach the policy as
+(raw - m) / s = a x' + b with a = s' / s and b = (m' - m) / s. All assets share the a and b of a
+column, as they share the policy's own statistics, so a and b are folded into these. A transferred
+policy therefore runs and is stored like any other.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def transfer(
         )
     trained = MarketIdentity.from_json(meta["market"])
     moved = dict(tensors)
-    description = _transfer_in_place(description, moved, trained, here, "")
+    description = _transfer_description(description, moved, trained, here, "")
     origin = meta.get("transfer", {}).get("trained_on", trained.symbols)
     symbols = {"trained_on": list(origin), "traded_on": list(here.symbols)}
     return description, moved, {**meta, "market": here.to_json(), "transfer": symbols}
 
 
-def _transfer_in_place(
+def _transfer_description(
     description: PolicyDescription,
     tensors: dict[str, Tensor],
     trained: MarketIdentity,
@@ -71,7 +71,7 @@ def _transfer_in_place(
     below `prefix` in `tensors` are replaced."""
     if description["kind"] == "ensemble":
         members = [
-            _transfer_in_place(member, tensors, trained, here, f"{prefix}members.{number}.")
+            _transfer_description(member, tensors, trained, here, f"{prefix}members.{number}.")
             for number, member in enumerate(description["members"])
         ]
         return {**description, "members": members}
@@ -120,8 +120,8 @@ def check_transfer(
     if there is None or own is None:
         whose = "the policy's market" if there is None else "this market"
         raise CheckpointError(
-            f"{whose} does not say how its rows were standardised (normalisation), so the"
-            " policy cannot be given rows standardised as its own; build it with load_market"
+            f"{whose} does not say how its rows were standardised (normalisation), so rows"
+            " cannot be converted between the two; build it with load_market"
         )
     for name in sorted({*there, *own} - set(_COLUMNS)):
         if there.get(name) != own.get(name):

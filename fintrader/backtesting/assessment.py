@@ -1,6 +1,6 @@
 """Judge a result: a diagnosis of the search, tests on the held-out window, and three sentences.
 
-The two are never mixed. `selection` describes the window that the search chose by, and corrects
+The first two never mix. `selection` describes the window that the search chose by, and corrects
 for the number of trials. `evidence` comes from the held-out window alone, against the benchmark
 portfolio; the verdict rests on it, by one test whose error rates are measured (docs/evidence.md).
 """
@@ -109,7 +109,7 @@ def assess(
         caveats=tuple(taken),
         evidence=evidence,
         sharpe=_measure_sharpe(daily, year),
-        # With the seed of the metrics' intervals, so that all tables show equal ones.
+        # Same seed as the metrics' intervals, so that all tables agree.
         intervals=intervals(daily, seed=0, sessions_a_year=year),
         excess=_bootstrap_excess(results, name, seed),
         random_portfolios=_draw_portfolios(result, windows, settings, seed),
@@ -145,16 +145,16 @@ def _test_window(
 ) -> Evidence:
     """Test the window against the benchmark portfolio, or against the index without one.
 
-    A look that was not counted is tested at the level of a first one.
+    An uncounted look is tested at the level of a first look.
     """
     result = results[name]
-    level = result.benchmark if result.portfolio is None else result.portfolio
+    benchmark = result.benchmark if result.portfolio is None else result.portfolio
     year = result.sessions_a_year
     ours = result.daily_returns
-    theirs = m.daily_returns(level, result.session)
+    theirs = m.daily_returns(benchmark, result.session)
     theirs = rounding_apart(ours, theirs)
-    spent = ev.level_of_look(1 if look is None else look)
-    tested = ev.alpha_test(ours, theirs, level=spent, seed=seed, sessions_a_year=year)
+    level = ev.level_of_look(1 if look is None else look)
+    tested = ev.alpha_test(ours, theirs, level=level, seed=seed, sessions_a_year=year)
     shifted = None
     if tested is not None and windows is not None:
         rival = results.get(result.portfolio_name)
@@ -163,7 +163,7 @@ def _test_window(
     return Evidence(
         against=INDEX if result.portfolio is None else result.portfolio_name,
         look=look,
-        level=spent,
+        level=level,
         active_return=float((ours - theirs).mean() * year),
         alpha=tested,
         shift=shifted,
@@ -238,7 +238,7 @@ def _list_optimism(settings: EnvSettings) -> list[str]:
     """List the optimistic assumptions of the settings, in words that complete "with ..."."""
     assumptions = []
     if settings.fill == "close":
-        assumptions.append("orders filled at the very close they were decided at")
+        assumptions.append("orders filled at the close that they were decided on")
     if settings.cost_bps == 0 and not any(settings.half_spreads.values()):
         assumptions.append("trading free of costs")
     if settings.participation == "none":
@@ -249,7 +249,7 @@ def _list_optimism(settings: EnvSettings) -> list[str]:
 def _flag_implausible(
     alpha: AlphaTest | None, windows: Sequence[MarketTensors] | None
 ) -> list[str]:
-    """Name a ratio that no real market pays; a synthetic market with a planted signal may."""
+    """Flag a ratio too high for a real market, unless the market has a planted signal."""
     made_up = windows is not None and any(
         window.provenance.planted_drift or window.provenance.planted_signal for window in windows
     )
@@ -326,7 +326,7 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
     chosen = (
         f"the choice of {count(trials)} trial{'s' if trials > 1 else ''}"
         if trials
-        else "of an unknown number of trials"
+        else "the choice of an unknown number of trials"
     )
     look = evidence.look
     nth = "looks not counted" if look is None else f"{_spell_ordinal(look)} look at this window"
@@ -350,14 +350,14 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
             lines.append("Its alpha is negative: more data will not change that.")
         else:
             more = max(alpha.sessions_needed - alpha.sessions, 1)
-            lines.append(f"If that is its true size, {count(more)} more sessions would tell.")
+            lines.append(f"If that is its true ratio, {count(more)} more sessions would tell.")
         if judged.caveats:
             lines.append(f"And it was traded with {' and with '.join(judged.caveats)}.")
         return lines
-    condition = "looks at these before this one would have lowered its level"
+    condition = "any earlier look at this window would have lowered its level"
     if evidence.look is not None:
         stricter = f"{ev.level_of_look(evidence.look + 1):.3g}"
-        condition = f"another look at these is held to a level of {stricter}"
+        condition = f"another look at this window has a level of {stricter}"
     lines.append(f"New sessions would confirm it; {condition}.")
     shift = evidence.shift
     if shift is not None and shift.p_value > LEVEL:
@@ -367,7 +367,7 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
         )
     null_model = judged.selection.null_model
     if null_model is not None and null_model.is_as_good:
-        lines.append("The same search without information was chosen with as good a score.")
+        lines.append("The same search without information reached as good a score.")
     return lines
 
 

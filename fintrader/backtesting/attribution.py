@@ -34,8 +34,8 @@ _BLOCK = 4096
 def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
     """Compute the return `[T, N]` of each symbol over each bar of the windows, one after another.
 
-    Splits and dividends are included. 0 at the first bar of a window, and without a price on both
-    sides.
+    Splits and dividends are included. 0 at the first bar of a window, and where either price is
+    missing.
     """
     parts = []
     for market in markets:

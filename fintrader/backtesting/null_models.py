@@ -21,7 +21,7 @@ from fintrader.verdict.verdict import Histogram, RandomDraws, ShareAbove
 
 
 def information_free(market: MarketTensors, seed: int) -> MarketTensors:
-    """Give the prices features and context of other days, so that anything learnt from them is
+    """Replace features and context by those of other days, so that anything learnt from them is
     coincidence.
 
     Every session takes the features of the session k later (wrapping around), bar by bar, for one k

@@ -95,7 +95,7 @@ def sensitivity(
         # If one fold leaves no capital, this row has no figures; the other rows stand.
         with contextlib.suppress(BacktestError):
             daily = (parts[0] if len(parts) == 1 else stitch(parts)).daily_returns
-        rows.append(_vary(kind, setting, daily, year, is_chosen))
+        rows.append(_make_variation(kind, setting, daily, year, is_chosen))
 
     total = len(costs) + len(choices.fills) + 2 + len(money) + len(shifts) + stocks
     with progress.task("sensitivity", total=total, unit="runs") as task:
@@ -114,7 +114,7 @@ def sensitivity(
         for shift in shifts:
             window = windows[0].window(int(starts[shift]), windows[0].num_bars)
             daily = simulate(policies[0], window, settings).daily_returns
-            rows.append(_vary("start_sessions", str(shift), daily, year))
+            rows.append(_make_variation("start_sessions", str(shift), daily, year))
             task.advance(note=f"start {shift} sessions later")
         if stocks:
             rows += without_each(policies[0], windows[0], settings)
@@ -135,7 +135,7 @@ def delayed(
         action = policy(account.observe())
         over = account.act(None, 1)
         while not over:
-            # With an interval of one bar this decision is carried out at the bar of the next one.
+            # At an interval of one bar, the next decision is seen where this one is ordered.
             coming = policy(account.observe()) if interval == 1 else None
             over = account.act(action, max(1, interval - 1))
             if not over and interval > 1:
@@ -150,8 +150,7 @@ def without_each(
     market: MarketTensors,
     settings: EnvSettings,
 ) -> list[Variation]:
-    """Simulate one account for each symbol, which never buys that symbol, all in one
-    environment."""
+    """Simulate in one environment an account for each symbol that never buys the symbol."""
     count = market.num_assets
     settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
     env = TradingEnv.evaluation(market, settings, num_envs=count, record=True)
@@ -177,19 +176,19 @@ def without_each(
                 obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
     daily = [m.daily_returns(curve, market.to_numpy("session")) for curve in equity.T]
     return [
-        _vary("without", symbol, returns, market.sessions_a_year)
+        _make_variation("without", symbol, returns, market.sessions_a_year)
         for symbol, returns in zip(market.symbols, daily, strict=True)
     ]
 
 
-def _vary(
+def _make_variation(
     kind: VariedChoice,
     setting: str,
     daily: Array | None,
     sessions_a_year: int,
     is_chosen: bool = False,
 ) -> Variation:
-    """Describe a simulation by its daily returns; None if its account could not go on."""
+    """Summarise a simulation's daily returns; without any, all figures are None."""
     if daily is None:
         return Variation(kind, setting, is_chosen, None, None, None)
     return Variation(

@@ -32,7 +32,7 @@ class Decision:
     """A policy's decision at a bar, cut to the limits."""
 
     orders: Array | None
-    """`[N]` signed shares; None if nothing may be ordered, for the reason `why`."""
+    """`[N]` signed shares; None if no order is due, or none allowed (`why`)."""
     weights: Array | None = None
     """`[N]`: target weights, after the limits."""
     why: str = ""
@@ -40,14 +40,13 @@ class Decision:
     """True if the halt lasts until the deployment is resumed."""
     clipped_by: tuple[str, ...] = ()
     rounded: Array | None = None
-    """`[N]`: fractions of shares that the policy asked for beyond whole ones."""
+    """`[N]`: fractions of shares lost by rounding to whole ones."""
 
 
 def decide(
     account: BacktestAccount, action: NDArray[np.float32] | None, limits: Limits
 ) -> Decision:
-    """Decide on the orders of an account; with `action` None no decision is due, and only losses
-    are watched."""
+    """Decide on an account's orders; `action` None: no decision is due, only watch for losses."""
     market = account.market
     bar = account.bar
     held = account.held

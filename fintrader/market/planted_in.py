@@ -3,10 +3,10 @@ learnt from them.
 
 The bars stay as they are. One more feature, `signal`, has a given information coefficient: its
 correlation over the members at a bar with their return over the next `horizon` bars, averaged over
-bars. An agent, or a rule, that makes nothing of it would make nothing of anything weaker. With a
+bars. An agent or rule that cannot use it cannot use any weaker signal. With a
 coefficient of 0 it is noise, the negative control.
 
-Else it looks ahead on purpose, and no further than its window: from the open after bar t (where a
+Otherwise it looks ahead on purpose, never past its window: from the open after bar t (where a
 decision at t fills) over `horizon` bars, or to the last bar of the window where that is nearer. A
 market made so has a `PlantedSignal` in its provenance.
 """
@@ -33,7 +33,7 @@ CLIP = 3.0
 
 
 class PlantedInSettings(FilesSettings):
-    """Bars of files with a made-up feature that knows something of the future, and how much."""
+    """Settings of bars from files with a planted feature that foretells returns."""
 
     kind: Literal["planted_in"] = "planted_in"  # type: ignore[assignment]
     ic: float = Field(0.1, ge=0, lt=1)
@@ -44,8 +44,8 @@ class PlantedInSettings(FilesSettings):
     seed: int = 0
 
     @property
-    def phi(self) -> float:
-        """Correlation of the signal's noise from bar to bar: that of returns that overlap."""
+    def persistence(self) -> float:
+        """Lag-one autocorrelation of the noise, equal to that of overlapping returns."""
         return 1.0 - 1.0 / self.horizon
 
     def files(self) -> FilesSettings:
@@ -62,18 +62,18 @@ def plant(
     windows: Windows,
     symbols: tuple[str, ...],
 ) -> tuple[Array, PlantedSignal]:
-    """Plant the signal `[T, N]` float32 (0 for who is no member, within ±3); also its description.
+    """Make the signal `[T, N]` float32 (within ±3, 0 for non-members) and its description.
 
     open_ `[T, N]`: opens adjusted forward, NaN where unlisted; member `[T, N]` bool. With f the
     return ahead and e an AR(1) noise of each symbol, both standardised over the members of the bar,
-    the signal is what is standardised of
+    the signal is the following, standardised again:
 
         a √h f[t] + √(1 - a² h) e[t],    h = (bars that f[t] spans) / horizon,
 
-    with the weight a of each window for which its mean correlation over the bars with h = 1 is the
-    `ic` asked for; where that is 0, a is 0, and the correlation what chance makes of it. Bars
-    between windows are treated as one more. Raises DataError for a horizon that does not fit into a
-    window, or where no bar has three members.
+    where each window's weight a makes its mean correlation over the bars with h = 1 equal to `ic`;
+    with an `ic` of 0, a is 0 and the signal is noise. Bars between windows count as one more
+    window. Raises DataError if the horizon does not fit into a window, or no bar has three
+    members.
     """
     bars = len(open_)
     horizon = settings.horizon
@@ -93,13 +93,13 @@ def plant(
         ahead, share, known = return_ahead(open_[rows], member[rows], horizon)
         own = relative(noise[rows], known, "zscore")
         window = names.get((start, stop))
-        whole = (share == 1) & (known.sum(axis=1) >= FEWEST)
-        weight = _weight(settings.ic, _correlation(own, ahead, known)[whole])
+        full_horizon = (share == 1) & (known.sum(axis=1) >= FEWEST)
+        weight = _weight(settings.ic, _correlation(own, ahead, known)[full_horizon])
         part = (weight * np.sqrt(share))[:, None]
         mixed = relative(part * ahead + np.sqrt(1 - part**2) * own, known, "zscore")
         signal[rows] = np.clip(mixed, -CLIP, CLIP)
-        if window and whole.any():
-            measured[window] = float(_correlation(signal[rows], ahead, known)[whole].mean())
+        if window and full_horizon.any():
+            measured[window] = float(_correlation(signal[rows], ahead, known)[full_horizon].mean())
     if not measured:
         raise DataError(
             f"data.source: no bar has {FEWEST} members with a price {horizon} bars ahead; widen"
@@ -110,17 +110,16 @@ def plant(
         ic=settings.ic,
         measured_ic=measured,
         horizon=horizon,
-        persistence=settings.phi,
+        persistence=settings.persistence,
         seed=settings.seed,
     )
 
 
 def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Array, Array]:
-    """Return of members from the next open over `horizon` bars or to the last row, of rows `[T,
-    N]`.
+    """Compute members' returns from the next open over `horizon` bars, or to the last row.
 
-    Standardised over the members of each bar, `[T, N]`; the share of the horizon that it spans,
-    `[T]`; and who has one, `[T, N]` bool. A price that ended is carried.
+    Returns them standardised over the members of each bar, `[T, N]`; the share of the horizon
+    that they span, `[T]`; and where they exist, `[T, N]` bool. Ended prices are carried forward.
     """
     rows = np.arange(len(open_))
     begin = np.minimum(rows + 1, len(open_) - 1)
@@ -139,20 +138,20 @@ def _noise(settings: PlantedInSettings, bars: int, symbols: tuple[str, ...]) -> 
     noise = np.empty((bars, len(symbols)))
     for column, symbol in enumerate(symbols):
         steps = create_numpy_generator(settings.seed, "planted-in", symbol).standard_normal(bars)
-        steps[1:] *= np.sqrt(1 - settings.phi**2)
-        noise[:, column] = lfilter([1.0], [1.0, -settings.phi], steps)
+        steps[1:] *= np.sqrt(1 - settings.persistence**2)
+        noise[:, column] = lfilter([1.0], [1.0, -settings.persistence], steps)
     return noise
 
 
 def _correlation(one: Array, other: Array, known: Array) -> Array:
-    """`[T]`: of two `[T, N]` over those `known` in each row; 0 where either does not vary."""
+    """Correlate two `[T, N]` over the `known` of each row, `[T]`; 0 where either is constant."""
     one, other = (relative(values, known, "zscore") for values in (one, other))
     return np.asarray((one * other).sum(axis=1) / np.maximum(known.sum(axis=1), 1))
 
 
 def _weight(ic: float, correlation: Array) -> float:
-    """The weight a with mean corr(a f + √(1 - a²) e, f) = ic over bars with the given corr(e, f);
-    ic without bars, and of noise alone."""
+    """Find the weight a with mean corr(a f + √(1 - a²) e, f) = ic over bars, given their
+    corr(e, f); without bars, or for an ic of 0, return ic."""
     from scipy.optimize import brentq
 
     if not len(correlation) or ic == 0:

@@ -137,8 +137,8 @@ def paired_excess(
     repeats: int = REPEATS,
     sessions_a_year: int = TRADING_DAYS,
 ) -> Excess | None:
-    """Block-bootstrap the daily excess over a baseline, with its 95 % interval, both resampled on
-    the same days; None below eight sessions."""
+    """Bootstrap the annualised mean excess over a baseline in blocks of common days, with a 95 %
+    interval; None below eight sessions."""
     excess = np.asarray(returns, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     if excess.size < 8:
         return None
@@ -158,7 +158,7 @@ def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Arra
 
     The stepdown of Romano and Wolf: the share of bootstrap samples in which the largest t-ratio of
     this column and of all less significant ones reaches the column's t-ratio (2016, algorithm 4.1).
-    The chance that any column without a mean falls below α is at most α. 1 for a constant column.
+    The chance that any column of mean zero gets p < α is at most α. 1 for a constant column.
     Raises BacktestError below eight periods.
     """
     values = np.asarray(active, dtype=np.float64)

@@ -93,9 +93,8 @@ def sampling_variance(periods: int) -> float:
     """1/(T − 1): variance of a Sharpe ratio per period over T periods when there is no skill (Lo
     2002, at SR = 0).
 
-    The least V that a verdict uses. The expected maximum holds for independent trials; correlated
-    trials share some of their luck, which moves all of them at once and is therefore missing from
-    the variance among them.
+    The least V that a verdict uses. Correlated trials share some of their luck, so the variance
+    among them is too small for the expected maximum, which assumes independent trials.
     """
     return 1 / (periods - 1)
 
@@ -139,7 +138,7 @@ def trial_sharpes(returns: ArrayLike) -> Array:
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] < 2:
         raise BacktestError(
-            f"trial returns have shape {values.shape}; expected at least two periods by trials"
+            f"trial returns have shape {values.shape}; expected (periods >= 2, trials)"
         )
     if not np.isfinite(values).all():
         raise BacktestError(
@@ -210,7 +209,7 @@ def backtest_overfitting(returns: ArrayLike, blocks: int = 16) -> Overfitting:
         raise BacktestError(f"blocks must be even and at least 2, got {blocks}")
     if values.ndim != 2 or values.shape[1] < 2 or values.shape[0] < 2 * blocks:
         raise BacktestError(
-            f"returns {values.shape} are too few for {blocks} blocks of at least two trials"
+            f"returns {values.shape} are too few; give at least 2 trials and {2 * blocks} periods"
         )
     trials = values.shape[1]
     size = values.shape[0] // blocks
