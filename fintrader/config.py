@@ -146,7 +146,7 @@ def describe_problem(
 
 
 def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """Name the setting likely to be meant: of that name elsewhere, or alike here."""
+    """Suggest the setting that was meant: the same name elsewhere, or a similar one here."""
     unknown = str(path[-1])
     names = [name for below in _follow(model, path[:-1])[1] for name in below.model_fields]
     elsewhere = [name for name in list_settings(model) if name.rpartition(".")[2] == unknown]
@@ -180,8 +180,8 @@ _PLAIN = {
 def _follow(
     model: type[BaseModel], path: tuple[int | str, ...]
 ) -> tuple[list[int | str], list[type[BaseModel]]]:
-    """Split off what pydantic adds to a problem's path; returns the parts that a user wrote, and
-    the models in which the path ends. The names of a union's members are left out."""
+    """Remove from a problem's path the parts that pydantic adds, such as names of union members;
+    returns the parts that the user wrote, and the models at the path's end."""
     written: list[int | str] = []
     models: list[type[BaseModel]] = [model]
     annotation: Any = model

@@ -3,8 +3,8 @@
     with logs.use_format(), logs.bind(run="quickstart"):
         logging.getLogger("fintrader").info("a result", extra={"fields": {"score": 1.2}})
 
-They are off by default; FINTRADER_LOG_FORMAT=json, which processes of pods inherit, turns them on. Logging of the standard library, warnings and uncaught exceptions then have
-one shape.
+Off by default; FINTRADER_LOG_FORMAT=json turns them on, also in processes of pods, which inherit
+it. Records of `logging`, warnings and uncaught exceptions then have one shape.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ _observer: ContextVar[Observer | None] = ContextVar("fintrader_observer", defaul
 
 @contextlib.contextmanager
 def observe_tasks(observer: Observer) -> Iterator[Observer | None]:
-    """Inside the block, tell `observer` of every task that begins there, whenever it moves, and show
-    its strip above a terminal's bars. Yields the observer of the block around it."""
+    """Inside the block, notify `observer` whenever a task begun there moves, and show its `strip()`
+    above a terminal's bars. Yields the enclosing block's observer."""
     outer = _observer.get()
     token = _observer.set(observer)
     try:
@@ -130,7 +130,7 @@ class Task:
         return f" {self.unit}" if self.unit else ""
 
     def describe(self) -> str:
-        """Describe the task in one plain line: name, done of total, share, rate, time left, note."""
+        """Describe the task in one line: name, done of total, share, rate, time left, note."""
         done = f"{self.name}: {_format_number(self.done)}"
         if self.total is not None:
             share = 100.0 if self.total <= 0 else 100.0 * self.done / self.total

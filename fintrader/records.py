@@ -1,9 +1,10 @@
 """Convert frozen dataclasses to JSON values and back.
 
-A record's fields hold booleans, numbers, text, None, other records, tuples, mappings by text, and
-literals, and settings. The members of a union of records differ in a field with one literal each. The only
-conversion is from a whole number to a float. A missing or an unknown field is an error. This module
-needs the standard library alone, so that reading a run stays fast.
+A record's fields hold booleans, numbers, text, None, literals, other records, settings, tuples, and
+mappings with text keys. In a union of records, a field with one literal each tells them apart.
+Whole numbers become floats where a float is declared; nothing else is converted. A missing or an
+unknown field is an error. This module imports the standard library only, so that reading a run
+stays fast.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ def _read_record(kind: Any, value: Any) -> Any:
 
 @cache
 def _sort_union(kinds: Sequence[Any]) -> tuple[list[Any], str, dict[str, Any]]:
-    """Find the kinds but None, the field whose one literal tells records apart, and the record of
-    each literal; the latter are empty where there is none."""
+    """Return the kinds other than None, the field whose literal tells records apart, and the record
+    of each literal; field and records are empty if no field does."""
     present = [kind for kind in kinds if kind is not NoneType]
     if len(present) > 1 and all(map(dataclasses.is_dataclass, present)):
         for name in _fields_of(present[0]):
@@ -149,8 +150,8 @@ def _sort_union(kinds: Sequence[Any]) -> tuple[list[Any], str, dict[str, Any]]:
 
 
 def _read_union(kinds: tuple[Any, ...], value: Any) -> Any:
-    """Read a value of the kind with its tag; without tags of the first kind that fits, and an error
-    is that of the last kind."""
+    """Read a value as the kind with its tag, or, without tags, as the first kind that fits. If none
+    fits, raise the error of the last kind."""
     if value is None and NoneType in kinds:
         return None
     present, tag, by_word = _sort_union(kinds)

@@ -2,10 +2,10 @@
 (`across_machines`).
 
 Libraries choose their code by the processor. Vectors of another width sum in another order, and
-fused multiply-adds round once instead of twice: the last bits differ, and a training makes them
-large. `across_machines` pins each of them to code that every x86-64 processor has. Most of them
-choose as they are loaded, the C library as the process starts, so a process has to begin with
-`VARIABLES`:
+fused multiply-adds round once instead of twice: the last bits differ, and training amplifies the
+difference. `across_machines` pins each library to code that every x86-64 processor has. Most
+libraries choose when they are loaded, the C library when the process starts, so a process must
+begin with the environment variables `VARIABLES`:
 
     python -m fintrader.reproducible SCRIPT ...      # python SCRIPT ..., begun with them
 
@@ -35,7 +35,7 @@ VARIABLES = {
         "AVX512_ICL AVX512_SPR"
     ),
     "OPENBLAS_CORETYPE": "Nehalem",  # matrix products of numpy and scipy
-    # also a part of the key of its cache, so that nothing is mixed up there
+    # part of numba's cache key, so that code for other processors is never loaded
     "NUMBA_CPU_NAME": "generic",
     "NUMBA_CPU_FEATURES": "",
     "NUMBA_DISABLE_INTEL_SVML": "1",
@@ -85,8 +85,8 @@ def require(setting: Reproducible) -> None:
 
 
 def settle() -> None:
-    """Set torch, if it is loaded, to one thread and, in a process that has `VARIABLES`, to no oneDNN,
-    whose blocks follow the sizes of caches. Every process whose results count calls this.
+    """Set torch, if loaded, to one thread. In a process with `VARIABLES`, also switch oneDNN off,
+    whose block sizes depend on the caches. Every process that computes results calls this.
     """
     torch = sys.modules.get("torch")  # never imported here: some processes do without it
     if torch is None:

@@ -69,8 +69,8 @@ class RunFolder:
 
     @classmethod
     def named(cls, name: str, runs_dir: Path) -> RunFolder:
-        """Locate the run `name` in `runs_dir`. Raises RunError unless the name is a plain one (letters, digits,
-        `. _ -`)."""
+        """Locate the run `name` in `runs_dir`. Raises RunError for a name with other characters
+        than letters, digits and `. _ -`."""
         if not _NAME.fullmatch(name) or ".." in name:
             raise RunError(
                 f"run name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-' and hold no"
@@ -169,7 +169,7 @@ class RunFolder:
                 " (--runs-dir)"
             ) from None
         with file:
-            # A process that only asks whether it is held holds it for microseconds.
+            # A process that checks whether the run is locked holds the lock for microseconds.
             if not wait_for_lock(file, 0.2):
                 raise RunError(
                     f"{self.root} is in use by another process; wait for it or stop it first"
@@ -307,8 +307,8 @@ class Manifest:
             )
 
     def _record_failure(self, stage: str, error: Exception) -> None:
-        """Keep the reason of a failure unless the run has its result or a reason: the innermost
-        stage reports first, and is right."""
+        """Store the reason of a failure, unless the run has a result or a reason already: the
+        innermost stage reports first, and knows the cause."""
         if self.values.get("finished") is None and self.values.get("failure") is None:
             failure = {"stage": stage, "sentence": explain_failure(error), "time": _format_now()}
             # A full disk shows on the terminal all the same.
@@ -330,8 +330,8 @@ class Manifest:
 
 
 def explain_failure(error: Exception) -> str:
-    """Describe an error on one line: a typed one as it is, a disk's with its file, any other with its
-    kind."""
+    """Describe an error on one line: a FintraderError by its message, a disk error with its file,
+    any other with its type."""
     text = " ".join(str(error).split())
     if isinstance(error, FintraderError):
         return text or type(error).__name__

@@ -110,10 +110,9 @@ def strip(stages: Sequence[Stage]) -> str:
 def read_stages(
     manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bool
 ) -> list[Stage]:
-    """Read the stages of a run from its two files, which may hold anything at all; `alive`: a
-    process works on it.
+    """Read the stages of a run from the contents of its two files, which need not be valid.
 
-    Otherwise `progress.json` says how far the run was when it ended.
+    `alive`: a process works on the run. If not, `progress.json` shows how far it was when it ended.
     """
     known = _read_mapping(manifest.get("stages"))
     failure = _read_mapping(manifest.get("failure"))
@@ -154,7 +153,7 @@ def _estimate_null_model(before: Sequence[Stage]) -> float | None:
 
 
 def _guess_stages(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """Guess the stages of a run without a plan: a finished run had those that it has."""
+    """Guess the stages of a run without a plan; a finished run has no more than those recorded."""
     return [name for name in WHOLE if name in known or not manifest.get("finished")]
 
 

@@ -31,7 +31,7 @@ _KINDS = {
     f"{_TAG}str": "text",
 }
 _SECRET_URL = re.compile(r"(\w+://)(?=[^\s'\"]*[@?])[^\s'\"]*")
-"""URLs with more than a place in them; messages go to logs, so of these they show the scheme."""
+"""URLs with credentials or a query; messages go to logs, so they show only the scheme."""
 
 
 def parse_yaml(text: str | bytes, where: str) -> Any:

@@ -170,10 +170,10 @@ class _MarketOnce:
 
     @torch.no_grad()
     def _embed(self, bar: int) -> None:
-        """Embed this bar, and the following ones at the distance between the last two.
+        """Embed this bar and further ones, spaced like the last two requested bars.
 
-        They are twice as many as the last time where all of those were asked for. After a jump it
-        is this bar alone, so that bars that are asked for at random are not embedded in vain.
+        The number of bars doubles each time that all embedded bars were passed in order. After a
+        jump only this bar is embedded, so that random access wastes no work.
         """
         goes_on = len(self.bars) > 0 and self.bars[-1] == self.asked < bar
         step, count = (

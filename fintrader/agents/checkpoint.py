@@ -165,8 +165,8 @@ class Resumable:
     def state_dict(self) -> dict[str, Tensor]:
         """Collect everything that is needed to continue bit-exactly. Call it between updates.
 
-        All are copies but the rows of a replay buffer, which may be most of the memory: store them
-        before the next step.
+        Tensors are copies, except the rows of a replay buffer, which may fill most of the memory:
+        these are views, so store them before the next step.
         """
         extra = add_prefix("extra", self.collect_extra_state())
         return {

@@ -1,4 +1,4 @@
-"""The environment that an agent trains in, made from the one that it is given."""
+"""Conversion of a market environment to the form that agents train in."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_CLOCK_BARS = 1 << 24
 
 
 def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
-    """Turn `env` into one that shows the bar's number in place of the bar, with the costs of
-    training and the variants of `env.randomise`.
+    """Give `env` the costs of training, the variants of `env.randomise`, and, where possible,
+    observations with the bar's number instead of its market data.
 
-    All accounts at a bar then share one pass through the networks. Raises ConfigError where
-    variants of several windows are asked for.
+    With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
+    when `env.randomise` is set for several windows.
     """
     if isinstance(env, RandomisedEnv):
         return env

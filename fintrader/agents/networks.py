@@ -4,8 +4,8 @@ All accounts at a bar see the same market (`normalisation.Batch`). A trunk embed
 the market's row alone, with weights that all assets share, and lets them see each other through the
 mean of their embeddings (https://arxiv.org/abs/1703.06114). Embeddings are turned into
 coefficients: latents are linear in the account's columns, values quadratic. An account then costs a
-few numbers per asset, and the trunk, with an encoder of any depth, is paid for once a bar.
-Permuting the assets permutes the outputs, and a lesson learned on one asset holds for all.
+few operations per asset; the trunk, with an encoder of any depth, runs once a bar. Permuting the
+assets permutes the outputs, and training on one asset changes the function for all.
 
 `network_kinds` makes these networks and those of the other kinds.
 
@@ -87,7 +87,7 @@ class Dense(nn.Module):
         return self.apply_with(x, self.weight)
 
     def apply_with(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Apply the layer with `weight`, some rows of its own, to the inputs of those rows."""
+        """Apply the layer to some of its inputs; `weight` holds the rows of these inputs."""
         # The fused forms save a pass over the result, which counts in networks of this size.
         if weight.ndim == 2 and x.ndim == 2:
             return linear(x, weight, self.bias)
@@ -240,8 +240,8 @@ class Actor(nn.Module):
     """True if accounts at a bar share their outputs."""
 
     def mean_by_bar(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Compute the first of the outputs, `[R, L]`; where accounts at a bar share theirs,
-        `[U, L]` and each one's row."""
+        """Compute the first output, `[R, L]`, and None; if accounts at a bar share it, `[U, L]`
+        and each sample's row in it."""
         return self(batch)[0], None
 
 

@@ -51,10 +51,11 @@ class Batch(NamedTuple):
 
 
 def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[Tensor, Tensor]:
-    """Find the numbers of 0 ... count - 1 that occur in `numbers` `[R]`, in order, and for each of
-    `numbers` its place among them.
+    """Return the distinct values of `numbers` `[R]` (each in 0 ... count - 1), ascending, and for
+    each of `numbers` its position among them.
 
-    To count those that occur is to wait for a GPU; there, without `wait`, zeros pad the result.
+    Counting the distinct values makes the host wait for a GPU. Without `wait`, a GPU's result is
+    padded with zeros instead.
     """
     occurs = torch.zeros(count, dtype=torch.int64, device=numbers.device)
     occurs[numbers] = 1
@@ -232,7 +233,8 @@ class RewardScaler(RunningStatistics):
 
     @torch.no_grad()
     def update(self, rewards: Tensor, done: Tensor) -> None:
-        """Follow `[T, B]` rewards; `done` ends an account's return."""
+        """Add rewards `[T, B]` to the discounted returns and their statistics; `done` restarts an
+        account's return at 0."""
         running = torch.zeros_like(rewards[0]) if self.running is None else self.running
         returns = torch.empty_like(rewards)
         keep = self.gamma * (~done).to(rewards.dtype)

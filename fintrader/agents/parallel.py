@@ -41,8 +41,8 @@ from fintrader.errors import CheckpointError
 from fintrader.seeding import create_generator
 
 INHERITED_PREFIXES = ("modules.", "optimisers.")
-"""Names that an agent's `inherit` takes, hence those that are averaged; each learner keeps its
-random streams and counters."""
+"""Prefixes of the tensors that an agent's `inherit` takes and `average` averages; random streams
+and counters are not among them."""
 
 
 class LossModule(nn.Module):
@@ -85,7 +85,7 @@ class BatchedLearners:
         if row_index is None:
             row_index = torch.arange(len(batch.rows), device=batch.rows.device)
         occurring = [torch.unique(share, return_inverse=True) for share in split_rows(row_index)]
-        # A learner that sees fewer bars than another embeds some that no row looks up.
+        # Pad every learner's bars to the same number; no row looks up the padding.
         most = max(len(bars) for bars, _ in occurring)
         padded = [nn.functional.pad(bars, (0, most - len(bars))) for bars, _ in occurring]
         rows = torch.stack([batch.rows[bars] for bars in padded])
@@ -168,12 +168,11 @@ class BatchedLearners:
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Average every floating tensor that is inherited; all else is the first state's. On the first
-    one's device.
+    """Average every inherited floating-point tensor, on the first state's device; take all others
+    from the first state.
 
     Sums run in float64 in the order of the states, so equal states give equal bytes wherever they
-    come from. Variances of normalisers are merged as second moments: learners whose means differ
-    have seen more than either.
+    come from. Merged variances of normalisers include the spread of the learners' means.
     """
     fused = {}
     for name, first in states[0].items():
@@ -249,7 +248,7 @@ class PipelinedAgent:
         self.agent.observe(transition)
 
     def update(self) -> Metrics | None:
-        """Hand over updates that fall due; metrics are the agent's, once no update runs.
+        """Hand over due updates; if a report is due, wait for them and return the agent's metrics.
 
         Raises the thread's error, if it had one.
         """

@@ -20,8 +20,8 @@ from fintrader.envs.observation import ObservationLayout
 
 
 class AccountTrunk(nn.Module):
-    """Every asset's embedding for every account: `[*batch_shape, R, N, H]`. `latents` stand next to
-    the holdings."""
+    """Embed every asset for every account: `[*batch_shape, R, N, H]`. With `latents`, each asset's
+    latent is a further input."""
 
     def __init__(
         self,

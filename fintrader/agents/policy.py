@@ -49,10 +49,10 @@ class PolicyModule(nn.Module):
 
     layout: Layout
     meta: Json
-    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market
-    trained on. Of a policy on other symbols `market` is theirs, and `transfer` names those it was
-    `trained_on` and is `traded_on`. `seen` lists the bars that it was trained or chosen on
-    (`BarSpan.to_json`)."""
+    """Plain JSON given to `save_policy`, e.g. lineage and scores. `market` identifies the training
+    market; for a policy moved to other symbols, the market of those, and `transfer` names the
+    symbols `trained_on` and `traded_on`. `seen` lists the bars that the policy was trained or
+    chosen on (`BarSpan.to_json`)."""
 
     def describe(self) -> PolicyDescription:
         """Describe the module as plain JSON from which it can be built again, without weights."""
@@ -62,8 +62,8 @@ class PolicyModule(nn.Module):
         """Bind the policy to the market rows `[T, N*F + N + M]` of one window, for one account at a
         time.
 
-        None where the networks themselves are needed (see `bound.bind`), for a user's module among
-        them.
+        None where only the networks themselves can act (see `bound.bind`), e.g. for a user's own
+        module.
         """
         whole = self if isinstance(self, EnsemblePolicy) else EnsemblePolicy([self])
         if not all(type(member) is ActorPolicy for member in whole.members):
@@ -244,16 +244,16 @@ def load_policy(
 ) -> PolicyModule:
     """Read a file of `save_policy`, in evaluation mode and without gradients.
 
-    With `market`, it must be the one that the policy was trained on (a window of it, say). With
-    `universe`, the policy is one for that market's symbols, whichever and however many they are:
-    its lessons of one asset hold for all. The columns and the bar length must be those of its own
-    market. It sees the rows as if they had been standardised like its own (both markets name their
-    statistics in `meta["normalisation"]`); `meta["transfer"]` names both sets of symbols.
+    `market`: the market that the policy was trained on, or a window of it; any other is refused.
+    `universe`: the market to trade instead, with other symbols in any number; its columns and bar
+    length must equal the training market's. Its rows are rescaled to the
+    training market's statistics (both markets name theirs in `meta["normalisation"]`), and
+    `meta["transfer"]` names both sets of symbols.
 
-    Raises CheckpointError when the file is missing, truncated, tampered with, of another version,
-    was trained on other symbols, columns or statistics (`market`), or cannot trade such rows
-    (`universe`), as networks of the kind `mlp`, which know symbols by their places; ConfigError for
-    both a market and a universe.
+    Raises CheckpointError when the file is missing, truncated, tampered with or of another version,
+    when it was trained on other symbols, columns or statistics (`market`), or when it cannot
+    trade such rows (`universe`): `mlp` networks know symbols by position and never can. Raises
+    ConfigError when both a market and a universe are given.
     """
     if market is not None and universe is not None:
         raise ConfigError(
@@ -303,7 +303,7 @@ def _restore_scaler(value: Mapping[str, float | None]) -> RewardScaler:
 
 
 def _build(description: PolicyDescription, stored: int) -> PolicyModule:
-    """Build the module of a description, of whose numbers `stored` are in the file."""
+    """Build the module of a description; `stored` is the count of numbers in the file."""
     try:
         if description["kind"] == "ensemble":
             members = []

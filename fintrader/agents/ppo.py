@@ -7,9 +7,9 @@ One update: collect `num_steps` steps of all accounts, estimate advantages with 
     ρ_i = π(z_i|s) / π_old(z_i|s)
 
 The Gaussian policy draws *latents* z, which a head turns into an action (`ActionHead`); each of
-them has its own ratio, as in https://arxiv.org/abs/1905.02363. The ratio of all together, the
-paper's, leaves the clip's range after ever smaller steps the more assets there are: at the start,
-where all are 1, the gradient is the same. Details follow "The 37 implementation details of PPO"
+them has its own ratio, as in https://arxiv.org/abs/1905.02363. The paper's single ratio of all
+latents leaves the clip's range after smaller steps the more assets there are. At the start, where
+all ratios are 1, both gradients are the same. Details follow "The 37 implementation details of PPO"
 (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/): orthogonal
 initialisation, small last layer, Adam ε = 1e-5, advantages normalised in each minibatch, gradient
 clipping, observation and reward normalisation. Differences from the paper: exploration noise begins
@@ -74,9 +74,9 @@ class PPOAgent(OnPolicyAgent):
         """Draw `update_epochs` passes of `num_minibatches`, each over all `rows` rows in another
         random order.
 
-        Where rows share bars, the bars are put in order, so that hardly a minibatch embeds one that
-        another embeds, too. Every row is in exactly one minibatch; where they do not divide evenly,
-        the first ones hold one more.
+        Where rows share bars, the bars are shuffled and the rows of a bar stay together, so that
+        few bars are embedded in two minibatches. Every row is in exactly one minibatch; if they do
+        not divide evenly, the first ones hold one more.
         """
         for _ in range(self.settings.update_epochs):
             if row_index is None:

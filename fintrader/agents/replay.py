@@ -37,13 +37,14 @@ class ReplayBuffer(StepBuffer):
     overwritten first."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when it, or storing it, would take more memory than there is."""
+        """Allocate the buffer. Raises ConfigError when holding or storing it needs more memory than
+        there is."""
         steps = self.num_steps * self.num_envs
         needed = steps * (4 * (2 * self.obs_width + self.latent_width + 1) + 2)
         subject = f"agent.buffer_size of {steps:,} steps"
         remedy = "lower agent.buffer_size"
         require_memory(needed, self.device, subject, remedy)
-        # On its way into a file it lies on the host once; one on the host is written as it is.
+        # Storing a buffer on a GPU takes a copy on the host; one on the host is written directly.
         if self.device != HOST:
             require_memory(needed, HOST, f"storing {subject}", remedy)
         super().__post_init__()

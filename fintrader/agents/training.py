@@ -35,7 +35,7 @@ from fintrader.system import keep_freed_memory, measure_peak_memory
 FORMAT = "fintrader-training-1"
 
 SAVING_SHARE = 10
-"""At most one part in this many of the time is spent on saving."""
+"""Saving takes at most one part in SAVING_SHARE of the time."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ class TrainingRun:
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     is_over: bool = False
-    """True once that share of the budget is used up. Only an update can end a training: between
-    two, an agent holds half a rollout that belongs to no result."""
+    """True once that share of the budget is used up. A training ends only at an update: between
+    updates the agent holds an incomplete rollout."""
     saving_seconds: float = 0.0
     """Duration of the last save."""
     is_finite: Tensor | None = None
@@ -208,8 +208,8 @@ class TrainingRun:
         until `record`."""
         # One pass: a sum is finite only if all its terms are.
         is_finite = action.detach().sum().isfinite()
-        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a
-        # look is a wait.
+        # Reading the answer from a GPU would wait for it, unless the environment needs the actions
+        # on the host anyway.
         if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
             self.is_finite = is_finite if self.is_finite is None else self.is_finite & is_finite
         elif not bool(is_finite):

@@ -32,7 +32,7 @@ from fintrader.errors import CheckpointError
 CONSTANT_VARIANCE = 1e-12
 """Largest variance in training of a column that did not vary there."""
 SILENT_VARIANCE = 1e30
-"""Variance that makes a column read as 0 whatever it holds."""
+"""Variance so large that every value of a column is standardised to 0."""
 _COLUMNS = {"features": "feature_names", "context": "context_names"}
 
 

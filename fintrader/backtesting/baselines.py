@@ -59,12 +59,12 @@ def truncate_shares(shares: Array) -> Array:
 
 
 class TowardsWeights:
-    """A rule that holds target weights: sized in shares at the bars `due`, and ordered until they
-    have traded.
+    """A rule that holds target weights: it sizes them in shares at the bars `due`, and repeats the
+    orders until they have traded.
 
     An order that did not trade in the bar of its fill, or exceeded the bar's volume, is repeated
     with the same target for the next bar in which it can trade. A symbol without a price is sized
-    at its first price. The money for both is not spent on others.
+    at its first price. Cash for both is kept back.
     """
 
     def __init__(self, weights: Weights, due: frozenset[int], account: BacktestAccount) -> None:
@@ -96,7 +96,7 @@ class TowardsWeights:
         held = account.held
         for row in np.unique(self._event_row[self._bar + 1 : bar + 1]):
             self._wanted = self._whole(self._wanted * self._splits[row])
-        # An order that could trade and did not lacks the money, and will lack it later too.
+        # Drop orders that could trade but did not: the cash is missing, and stays missing.
         self._pending &= ~(self._could & (held == self._held))
         if bar in self._due:
             self._usd = self._weights(bar).cpu().numpy() * account.equity

@@ -21,9 +21,9 @@ from fintrader.results.analysis import FactorBeta, FactorFit
 LOOKBACK = 20
 """Sessions that rankings look back over: a month."""
 FEWEST_SESSIONS = 30
-"""Sessions below which a regression on five factors says nothing."""
+"""Fewest sessions for a meaningful regression on five factors."""
 FEWEST_SYMBOLS = 6
-"""Symbols below which a third of them is less than a pair."""
+"""Fewest symbols that are ranked, so that a third is at least two."""
 FACTORS = {
     "market": "mean return of the members",
     "momentum": f"highest less lowest return of the last {LOOKBACK} sessions",

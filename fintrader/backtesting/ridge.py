@@ -58,8 +58,8 @@ class Ridge:
     """A fitted linear model."""
 
     coefficients: Array
-    """`[F]`: `x @ coefficients` has a deviation of 1 over the training window's members; 0 for
-    features that are constant there."""
+    """`[F]`, scaled so that `x @ coefficients` has a standard deviation of 1 over the members in
+    training; 0 for features that are constant there."""
     horizon: int
     """Decisions ahead that it was fitted to."""
     penalty: float

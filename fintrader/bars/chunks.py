@@ -4,9 +4,9 @@ that vouches for it.
     <root>/<kind>/<identity>/manifest[-<first 16 of the file's SHA-256>].json
     <root>/<kind>/<identity>/<SYMBOL>/<YYYY-MM>-<first 12 of its SHA-256>.parquet
 
-The identity is a hash of everything that decides the bars: a file's name and how it is read, of
-files of days how they are read, or a vendor's request. A file has a manifest for each content that
-it had; all share the chunks, so that one which has grown adds only its new rows.
+The identity is a hash of everything that decides the bars: name and reading settings of a file,
+reading settings of a set of daily files, or a vendor's request. A file has a manifest for each
+content that it had; they share chunks, so a file that has grown adds only its new rows.
 
 The manifest names every chunk with its SHA-256, its rows, the request it answers and when; it
 carries a hash of itself, and is written after the chunks that it names. A killed process leaves a

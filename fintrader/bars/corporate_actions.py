@@ -61,7 +61,8 @@ def load_actions(
     """Load the actions that a CSV file declares, by symbol and day.
 
     `symbol_of` returns the symbol of the bars that a ticker stood for on a day, None for a ticker
-    without bars. Raises DataError naming the file and line that cannot be used: no action, a second split or dividend of one symbol and day, a symbol without bars.
+    without bars. Raises DataError, naming file and line, for a line that is no action, a second
+    split or dividend of one symbol and day, or a symbol without bars.
     """
     if path is None:
         return ()

@@ -1,4 +1,4 @@
-"""The commands that make data, runs and backtests, and those that compare and doubt them."""
+"""Commands that build and check data, train, backtest, compare, and show the ledger of looks."""
 
 from __future__ import annotations
 

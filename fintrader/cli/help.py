@@ -81,7 +81,7 @@ def describe_commands() -> str:
 def describe_command(name: str, argv: Sequence[str]) -> str:
     """Describe a command for `--help`, or for `--help-all [SECTION]` with every setting.
 
-    The values are those of the configuration that stands before it, where one does.
+    It shows the values of the configuration in `argv`, if there is one, else the defaults.
     """
     command = COMMANDS[name]
     about = f"{command.about[:1].upper()}{command.about[1:]}."

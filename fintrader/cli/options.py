@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=BaseModel)
 ALIASES = {"from": "from_run", "json": "as_json", "print": "print_only"}
-"""Options whose short name cannot be a field's."""
+"""Option names that no field can have, and the fields they set."""
 _SHORT = {field: name for name, field in ALIASES.items()}
 HELP = {"-h", "--help", "--help-all"}
 _TRUE_OR_FALSE = {
@@ -106,8 +106,8 @@ class Option(NamedTuple):
 
 
 def list_options(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:
-    """List every setting of `model` and of the models in its fields; of a union the one that stands
-    there."""
+    """List every setting of `model` and of the models in its fields; a union counts as the model
+    that it holds."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):

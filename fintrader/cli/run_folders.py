@@ -21,7 +21,7 @@ class RunsOptions(Settings):
     archived: bool | None = None
     """Put aside: the app's list leaves it out unless asked."""
     delete: bool = False
-    """Print the loss that deleting the run would be."""
+    """Print what deleting the run would lose."""
     yes: bool = False
     """With --delete: delete it."""
 
@@ -53,7 +53,7 @@ def _delete(runs: RunsFolder, name: str, *, confirmed: bool) -> None:
 
     print(f"{name}: {loss_of(runs, name).sentence}")
     if not confirmed:
-        print("Nothing was deleted; --yes does it.")
+        print("Nothing was deleted; add --yes to delete the run.")
         return
     delete_run(runs, name)
     print("Deleted.")

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], *columns: str) -> str:
-    """Write the columns that any of the rows has."""
+    """Format rows as a table of those `columns` that at least one row has."""
     from fintrader.results.formatting import score
     from fintrader.results.table import Table
 

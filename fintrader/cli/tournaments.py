@@ -1,4 +1,4 @@
-"""The commands that ask about a run or a deployment, steer it from outside, or export from it."""
+"""Commands that show or steer a run or a deployment, or export policies and curves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One account, from a decision to the next: orders → fills → mark_to_market → outcome.
 
-`advance` is the whole of it; the functions below it follow in the order in which it calls them. All
+`advance` carries out the whole step; the functions below it stand in the order of its calls. All
 are pure: none changes its arguments, draws from a generator or waits for the device. `envs.fast`
 holds the same functions, under the same names, compiled for the CPU.
 
@@ -151,7 +151,7 @@ class Marks(NamedTuple):
     highest: Tensor
     """`[B]` USD at the highest of them."""
     books: Books
-    """Those at the last of them."""
+    """Books at the last of them."""
     changes: list[Change]
     """Changes of an interval in their order."""
 
@@ -161,9 +161,9 @@ class Record(NamedTuple):
     repeat the last one."""
 
     decision_bar: Tensor
-    """`[B]`: orders were decided at its close."""
+    """`[B]`: the bar at whose close the orders were decided."""
     fill_bar: Tensor
-    """`[B]`: and filled in it."""
+    """`[B]`: the bar in which they filled."""
     ordered: Tensor
     """`[B, N]`, signed shares of the fill bar. The part that did not fill was cancelled: nothing
     traded, the order exceeded its share of the volume, or the money did not suffice."""
@@ -220,7 +220,7 @@ def advance(
     # The action becomes holdings to reach, sized at the close of the decision's bar.
     orders = place_orders(view, account, action, settings)
 
-    # They meet the bar they fill in: first sales, then purchases, scaled to the cash there is.
+    # Orders fill in their bar: first sales, then purchases, scaled to the available cash.
     quote = view.quote(orders.bar)
     if move_prices is not None:
         moved = move_prices(orders.desired - orders.shares, quote.price)
@@ -230,7 +230,7 @@ def advance(
     # Cash and holdings are marked at every close up to the next decision.
     marks = mark_to_market(view, account, orders.bar, fills, settings)
 
-    # The equity that this made of the one before is rewarded, and may be ruin.
+    # Reward the change of equity, and end the episode on ruin or at the time limit.
     outcome = measure_outcome(view, account, marks)
     memory = update_memory(outcome, settings) if settings.reward in REMEMBERING else account.memory
     bar = marks.bars[:, -1]
@@ -378,7 +378,7 @@ def fill_orders(orders: Orders, quote: Quote, settings: EnvSettings) -> Fills:
     """
     shares = orders.shares
     limit = quote.order_limit.to(torch.float64)
-    # The bar's volume lets through so much of each order.
+    # Limit each order to its share of the bar's volume.
     desired = torch.clamp(orders.desired, shares - limit, shares + limit)
 
     # Sales bring holdings nearer to zero, and bring cash.
@@ -494,7 +494,7 @@ def variable_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvS
     cost = (settings.fee_rate + quote.spread) * notional
     if settings.impact_rate == 0.0:
         return cost
-    # Both ways of a `where` are differentiated, and the square root has no slope at 0.
+    # Both branches of a `where` are differentiated, and the square root has no slope at 0.
     root = torch.sqrt(torch.where(shares == 0, 1.0, shares.abs()))
     share = torch.clamp(root * quote.inverse_root_volume.to(torch.float64), max=1.0)
     return torch.minimum(cost + settings.impact_rate * (notional * share), notional)
@@ -515,7 +515,7 @@ def mark_to_market(
     ahead = account.bar.unsqueeze(1) + torch.arange(1, interval + 1, device=account.bar.device)
     bars = torch.minimum(ahead, account.end_bar.unsqueeze(1))
 
-    # First the books pass the few bars at which something happens.
+    # First carry the books through the few bars at which something happens.
     happens = find_changes(view, bars, fill_bar, settings) & (ahead == bars)
     changes = pass_changes(view, fills, bars, happens, fill_bar, settings)
     stages: list[Books] = [fills, *changes]
@@ -526,7 +526,7 @@ def mark_to_market(
     for change in changes:
         stage = stage + (ahead - account.bar.unsqueeze(1) > change.number.unsqueeze(1))
     if interval > 1 and books.cash.requires_grad:
-        # Two closes have slopes, the last and the highest: a graph of all would cost k times more.
+        # Only the last and the highest close get gradients: a graph of all costs k times more.
         with torch.no_grad():
             closes = mark_bars(view, stages, stage, bars)
         two = torch.stack((closes.argmax(1), torch.full_like(account.bar, interval - 1)), 1)
@@ -547,8 +547,8 @@ def mark_to_market(
 
 
 def may_hold(mask: Tensor) -> bool:
-    """Return False only if no flag is set. On a GPU it is always True: reading the flags would wait
-    for the device, which costs more than an unneeded pass."""
+    """Return True if any flag is set, and always on a GPU: reading the flags would wait for the
+    device, which costs more than an unneeded pass."""
     return mask.device.type != "cpu" or bool(mask.any())
 
 
@@ -570,8 +570,8 @@ def pass_changes(
     fill_bar: Tensor,
     settings: EnvSettings,
 ) -> list[Change]:
-    """Carry books through the bars `[B, k]` at which something `happens` `[B, k]`, each account
-    through its own: the books after the first of them, after the second, and so on."""
+    """Carry each account's books through its bars `[B, k]` at which something `happens` `[B, k]`;
+    return the books after the first such bar, after the second, and so on."""
     number = torch.arange(bars.shape[1], device=bars.device)
     changes = []
     for _ in range(view.max_changes):

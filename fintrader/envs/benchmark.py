@@ -30,8 +30,8 @@ def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]
 
 
 def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
-    """Compute the weights of a benchmark. Raises EnvError, too, for one that never holds anything,
-    in a market without members."""
+    """Compute `benchmark_weights`. Raises EnvError also for a benchmark other than cash that never
+    holds anything (a market without members)."""
     weights = benchmark_weights(market, kind)
     if kind != "cash" and not bool((weights > 0).any()):
         raise EnvError(
@@ -80,8 +80,8 @@ def find_session_starts(market: MarketTensors) -> Tensor:
 
 
 def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
-    """Value `[T, N]` a dollar put into each of the `chosen` `[T, N]` at its first bar of the
-    session.
+    """Compute the value `[T, N]` of a dollar put into each of the `chosen` `[T, N]` at its first
+    bar of the session.
 
     An account that holds these weights need not trade during the day.
     """
@@ -95,8 +95,8 @@ def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
 
 
 def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
-    """Value `[T, N]` a dollar put into each first-session member at its first price, dividends
-    reinvested."""
+    """Compute the value `[T, N]` of a dollar put into each first-session member at its first price,
+    dividends reinvested."""
     price = market.adjusted_close
     session = market.session == market.session[0]
     first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
@@ -127,7 +127,7 @@ def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
 
 
 def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
-    """Value the benchmark `[T]` float64 at each close, 1 at the first, before costs.
+    """Compute the benchmark's value `[T]` float64 at each close, 1 at the first, before costs.
 
     It is brought back to its weights at the close of each session's first bar and drifts with
     prices in between; dividends stay in the symbol that pays them.

@@ -191,7 +191,7 @@ def episode_returns(
     """Play `episodes` episodes from fresh resets, equally many of each copy (give or take one), and
     return their undiscounted returns.
 
-    Counting the episodes that end first instead would count short ones too often.
+    The first `episodes` to end would over-represent short ones.
     """
     obs, _ = env.reset(seed=seed)
     running = torch.zeros(env.num_envs, dtype=torch.float64)

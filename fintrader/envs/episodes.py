@@ -73,8 +73,7 @@ def begin(
     at the start are left out.
     """
     last = view.mark.shape[0] - 1
-    # With a fixed length every start leaves room for all of it; to the window's end, room for one
-    # step.
+    # A start leaves room for the fixed length, or for one step if episodes run to the window's end.
     length = torch.where(episode_bars > 0, torch.clamp(episode_bars, max=last), 1)
     bar = draw(key, episode, last - length + 1) if settings.random_start else torch.zeros_like(key)
     if start is not None:

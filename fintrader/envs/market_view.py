@@ -154,7 +154,7 @@ def count_changes(ends: Tensor, event_row: Tensor, settings: EnvSettings) -> int
     """Count the bars of one decision interval, at most, at which holdings or cash change without an
     order: `ends` `[T]`, or an event `[T]` in a bar that is not the fill's.
 
-    With interest, or a margin to maintain, every bar is one.
+    With interest or a maintenance margin every bar counts.
     """
     interval = settings.decision_interval
     if settings.charges_interest or settings.maintenance_margin > 0.0:

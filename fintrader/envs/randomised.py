@@ -6,13 +6,12 @@ replacement, `block_sessions` at a time, and prices are chained. A block's first
 one played before it with the overnight gap, splits and dividends of the data, so that no new price
 jumps arise. The window's first session is never drawn, because its overnight gap is unknown.
 
-A variant shows rows of the original market, by their numbers: features and the benchmark's weights
-are unchanged, volumes in dollars too, and the benchmark grows over every bar as over the original
-one.
+A variant refers to rows of the original market by number: features, the benchmark's weights and
+volumes in dollars are unchanged, and the benchmark grows over every bar as over the original one.
 
-A symbol that has ended, or is not listed yet, keeps its price and cannot be traded in sessions of
-that time. It goes on at its last price when sessions of its life are played again; after the last
-of them accounts are sold out of it.
+In sessions from before a symbol's listing or after its end, the symbol keeps its price and cannot
+be traded. When a session of its life is drawn again, it resumes at its last price; after the last
+such session, accounts are sold out of it.
 """
 
 from __future__ import annotations

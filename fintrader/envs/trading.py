@@ -316,7 +316,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises CheckpointError, changing nothing, if it does not fit or is impossible for accounts.
         """
-        # Accounts whose form alone counts.
+        # A template: the state is compared with its form, not with its values.
         fresh = begin(self.view, self._key, self._key, *self._endowment, self.settings)
         check_form(state, name_tensors(fresh, self._endowment, self._key))
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
@@ -429,7 +429,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         )
 
     def _hold_finished(self, account: Account, step: StepResult) -> StepResult:
-        """DISABLED: let finished accounts stand still, which on a CPU `step` has refused."""
+        """DISABLED: leave finished accounts unchanged (on a CPU `step` has refused them before)."""
         if self.device.type == "cpu":
             return step
         over = account.finished

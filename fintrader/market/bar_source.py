@@ -87,8 +87,8 @@ def _vendor(source: VendorSettings) -> Vendor:
 
 
 def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
-    """What to ask a vendor for, and whether each of them must have bars: the
-    universe's list, else all members in the range, of which those without bars are reported."""
+    """Return the tickers to request from a vendor, and whether each must have bars: the universe's
+    list (True), else all members in the range (False: those without bars are reported)."""
     universe = settings.universe
     if universe.symbols:
         return list(universe.symbols), True

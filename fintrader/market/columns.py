@@ -1,9 +1,9 @@
 """The market's big arrays while it is built: symbol after symbol on disk, read back for all of them
 in blocks of bars.
 
-Bars come by symbol and a market is stored by bar. In between lie these scratch files, one for each
-stretch of bars, which have no names, so that a process that is killed leaves nothing. Whatever the
-market's size, memory holds one symbol and one block.
+Bars arrive by symbol; a market is stored by bar. Scratch files, one for each stretch of bars, hold
+them in between; they have no names, so a killed process leaves none behind. Memory holds one symbol
+and one block, whatever the market's size.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fintrader.system import read_into, write_at
 BLOCK_BYTES = 16 << 20
 _STRETCH = 1 << 14
 _MOST_FILES = 64
-"""Bars of one scratch file at least, and how many such files there may be."""
+"""Least number of bars in one scratch file, and largest number of scratch files."""
 CELLS = ("open", "close", "volume", "tradable", "features")
 """Arrays with a value for each bar and symbol."""
 
 
 class Sheet:
-    """An array `[T, ...]` that is read as its rows are asked for; a block is kept for the next
+    """An array `[T, ...]` whose rows are read on access; the last block is kept for the next
     slice."""
 
     def __init__(
@@ -75,7 +75,7 @@ class ColumnStore:
             self._size += min(self._stretch, bars) * width * kind.itemsize
         self._growth: dict[int, tuple[Array, Array]] = {}
         stretches = range(-(-bars // self._stretch))
-        # open as long as the build goes on, and each until its bars are in the market
+        # each stays open until its bars are in the market, at most for the whole build
         self._files = [
             tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
             for _ in stretches
@@ -103,7 +103,7 @@ class ColumnStore:
         features: Array,
         events: Sequence[tuple[int, float, float]] = (),
     ) -> None:
-        """Write a whole column, over whatever stood in it; NaN where the symbol has no price.
+        """Write or overwrite a whole column; NaN where the symbol has no price.
 
         features: `[L, F]`; events: bar, split and dividend, in order, each with a price before it.
         """
@@ -205,8 +205,8 @@ class ColumnStore:
 
 
 def _growth(events: Sequence[tuple[int, float, float]], close: Array) -> tuple[Array, Array]:
-    """Bars `[E]` from which on a share of the first bar has become something else, and what: `[E +
-    1]`, from 1 on."""
+    """Growth of one share of the first bar: the bars `[E]` at which it changes, and its values
+    `[E + 1]`, of which the first is 1."""
     bars = np.array([bar for bar, _, _ in events], dtype=np.int64)
     steps = [split / (1.0 - dividend / float(close[bar - 1])) for bar, split, dividend in events]
     return bars, np.cumprod([1.0, *steps])

@@ -1,7 +1,7 @@
 """Comparison of two sets of bars: their agreement, their differences, and explanations of these.
 
-Both are put on the calendar's grid; where one has longer bars, those of the other are put together
-to them inside each session, so that minute bars are compared with days. A *bar* is a symbol's row
+Both are put on the calendar's grid; shorter bars are aggregated to the length of the longer ones
+inside each session, so that minute bars compare with days. A *bar* is a symbol's row
 of both, a *cell* one of its columns. Prices differ by `10^4 (b / a - 1)` bps, volumes by `10^4 (b -
 a) / max(a, b)`, which is bounded. A bar agrees when its prices do, within a tolerance; volumes of
 two vendors seldom do.
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 SCALED = 0.01
 SCALED_VOLUME = 3.0
-"""From 1 % on a price stands on another scale, from a factor of 3 on (vendors differ by less) a
-volume."""
+"""Least difference that counts as another scale: 1 % for prices, a factor of 3 for volumes (vendors
+differ by less)."""
 EXPLAINS = 0.5
 BETTER = 0.3
 FEWEST = 10
-"""Times are moved where, at another lag, half of the cells agree, so many more than in place, and
-enough of them."""
+"""A lag explains a session if at least the share EXPLAINS of its cells agrees at that lag, BETTER
+more than in place, among at least FEWEST cells."""
 LAG_MINUTES = (1, 2, 5, 15, 30, 60, 120, 180, 240, 300)
 
 
@@ -77,7 +77,7 @@ class Suspicion:
     last: str
     sessions: int
     value: float
-    """B over A, or by how many minutes (of daily bars: sessions) B stands later."""
+    """Ratio B / A; of a `shift`, minutes (of daily bars: sessions) by which B is later."""
     detail: str
 
 
@@ -176,7 +176,7 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
 
 
 def _columns_of(path: str) -> dict[str, str]:
-    """Find the names of the first file's columns; the usual names where it has none alike."""
+    """Map roles to the first file's columns; a role without a known spelling is left out."""
     found = {plain(name): name for name in present_columns(list_files(path)[0], FilesSettings())}
     return {
         role: found[word]
@@ -212,7 +212,7 @@ def _market_bars(market: MarketTensors) -> Bars:
 def compare_bars(
     a: Side, b: Side, calendar: str = "XNAS", *, tolerance_bps: float = 0.1
 ) -> BarComparison:
-    """Compare two sets of bars. Raises DataError when there is no day or no symbol that both have."""
+    """Compare two sets of bars. Raises DataError when they have no day or no symbol in common."""
     grid = _common_grid(a, b, calendar)
     symbols = sorted(set(a.bars.symbols) & set(b.bars.symbols))
     if not symbols:
@@ -327,7 +327,7 @@ class _Symbol:
     def __post_init__(self) -> None:
         self.bps = differences_bps(self.ours, self.theirs)
         here, there = (np.isfinite(side[:, 3]) for side in (self.ours, self.theirs))
-        # a column that one side has not at all says nothing
+        # a value missing on one side is NaN and counts as no difference
         apart = (np.abs(self.bps[:, :4]) > self.tolerance).any(axis=1)
         self.counted = {
             "both": here & there,
@@ -366,8 +366,8 @@ class _Symbol:
         return np.add.reduceat(which.astype(np.int64), self.grid.first_bar[:-1])
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """Sessions on which all prices, or the volumes, stand in about one ratio that is not 1,
-        and those on which B agrees with A at another time (which explains any ratio)."""
+        """Find sessions on which all prices, or the volumes, differ by about one ratio, and those
+        on which B agrees with A at another time (no ratio is sought there)."""
         lags = self._find_lags()
         shifts = _runs(lags, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -380,7 +380,7 @@ class _Symbol:
             for day, cells in enumerate(np.split(ratios[:, columns], self.grid.first_bar[1:-1])):
                 found = cells[np.isfinite(cells)]
                 middle = float(np.median(found)) if len(found) else 0.0
-                # of another scale all cells are; a price that is merely wrong differs in some
+                # another scale affects all cells, a wrong price only some of them
                 if abs(middle) > least and np.quantile(np.abs(found - middle), 0.9) < spread * abs(
                     middle
                 ):
@@ -402,8 +402,8 @@ class _Symbol:
         return self.grid.num_bars == self.grid.num_sessions
 
     def _find_lags(self) -> Array:
-        """`[S]`: by how many bars B stands later on sessions on which it agrees with A so, and not
-        in place; else NaN."""
+        """`[S]`: lag in bars by which B is later than A, for sessions that agree at that lag and
+        not in place; else NaN."""
         lags = np.full(self.grid.num_sessions, np.nan)
         best = self._agreeing(0) + BETTER
         if not (best < 1).any():

@@ -80,7 +80,7 @@ class FeatureSettings(Settings):
         "index_return_1",
         "index_return_30",
     )
-    """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, index_return_K,
+    """Columns common to all symbols. Kinds: time_of_day, time_to_close, index_return_K,
     index_volatility_K, turbulence_K (a finished day's returns against those of the K days before
     it; `turbulence`: 60)."""
     daily: Mapping[str, PathText] = Field(default_factory=dict)
@@ -90,8 +90,8 @@ class FeatureSettings(Settings):
     """Scaled features are cut off at so many standard deviations."""
     normalisation: PathText | None = None
     """Scale by the statistics of an earlier market instead of the training window's: its file, its
-    build.json, or JSON of them. So a policy trained there trades later bars, and sees them as it
-    saw its own."""
+    build.json, or JSON of them. A policy trained on that market can then trade later bars, scaled
+    as in its training."""
 
     @property
     def cross_sectional(self) -> Literal["none", "zscore", "rank"]:
@@ -352,8 +352,8 @@ _REACH: dict[str, float] = {
     "relative_volume": 20.0,
     "macd": 520.0,
 }
-"""Bars that a kind's value depends on, in windows: of exponential means until what came before is
-lost to rounding."""
+"""Number of windows of bars that a kind's value depends on; for exponential means, the number after
+which earlier bars are lost to rounding."""
 _SESSIONS = frozenset({"gap", "intraday"})
 """Kinds whose windows are sessions."""
 
@@ -393,10 +393,10 @@ def market_feature(name: str, close: Array, market: Array) -> Array:
 def symbol_features(
     bars: SymbolBars, names: Sequence[str], later: Collection[str] = (), dtype: type = np.float64
 ) -> Array:
-    """`[L, F]` of `dtype`, NaN while undefined, and throughout the columns of `later`, which need
-    all symbols.
+    """Compute the features `[L, F]` of `dtype`, NaN while undefined. Columns in `later`, which need
+    all symbols, are NaN throughout.
 
-    Raises DataError when a function of your own returns another shape.
+    Raises DataError when a user's function returns another shape.
     """
     table: Array = np.empty(
         (len(bars), len(names)), dtype=dtype, order="F"

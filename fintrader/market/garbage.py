@@ -34,8 +34,8 @@ class Garbage:
 
     @property
     def size(self) -> int:
-        """Bytes that a removal gives back (of objects that are no local files they are not known,
-        and not counted)."""
+        """Bytes that a removal frees; objects that are not local files have no known size and are
+        not counted."""
         return sum(self.markets.values()) + self.bytes_of_objects
 
     def lines(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ def find_garbage(
             live_bars.setdefault(collection.objects.url, set()).add(collection.manifest)
         if not feed.inputs_need_bars:
             live_markets.add(market_path(chosen, feed, cache).parent.name)
-        else:  # what a vendor has is known once it was asked; what was built of it so far stays
+        else:  # a vendor's bars are unknown before a request: keep all markets of these settings
             live_markets |= {path.name for path in cache.glob("*") if _made_from(path, chosen)}
     garbage = Garbage()
     for path in sorted(cache.glob("*")):

@@ -42,7 +42,7 @@ def load_market(
     label: Literal["start", "end"] | None = None,
     **settings: Any,
 ) -> MarketTensors:
-    """A market: out of the cache where it was built before, built first where it was not.
+    """Load a market from the cache, or build it if it is not there.
 
     `what`: a market file (`.safetensors`), a configuration (its name, a YAML file, or settings; a
     whole run's or only its `data` part), or bars in pandas: a long table (time, symbol, open, high,

@@ -2,9 +2,9 @@
 
 Every stock has a drift state, up or down, that changes with probability p per bar, independently of
 the others. The state seen at the close of bar t governs bar t + 1, whose open is the close of t and
-whose noise has mean one. Whoever holds a stock in state up expects wealth times e^mu in a bar, in
-state down times e^-mu, in cash times 1. A dollar spent on shares buys 1 / (1 + c) dollars' worth,
-shares worth a dollar sell for 1 - c.
+whose noise has mean one. In a bar expected wealth is multiplied by e^mu in a stock in state up, by
+e^-mu in a stock in state down, by 1 in cash. A dollar spent on shares buys 1 / (1 + c) dollars'
+worth, shares worth a dollar sell for 1 - c.
 
 Wealth can be followed dollar by dollar, so the largest expected final wealth of a long-only account
 is that of one dollar in one place: a Markov decision problem over (what is held: nothing, an up
@@ -170,8 +170,7 @@ def oracle_policy(
         kind = torch.where(up, UP, DOWN)
         choice = lookup[kind, others_up]
         keep = torch.where(held & (choice == _STAY), holdings, 0.0)
-        # what becomes free goes on in a held up stock if there is one, else in the first one that
-        # is up
+        # freed money goes into the first up stock that is kept, else into the first up stock
         wants = (held & (choice == _SWITCH)).any(dim=1)
         from_cash = lookup[torch.full_like(number_up, NONE), number_up] == _SWITCH
         order = torch.arange(n, 0, -1, device=obs.device, dtype=holdings.dtype)

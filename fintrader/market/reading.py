@@ -160,7 +160,7 @@ class Reader:
         bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
         bars = as_traded(bars, factor_column(self.settings))
         if self.settings.start is not None or self.settings.end is not None:
-            quarter = 6 * 60 * MINUTE_NS  # what was not asked for counts as nothing wrong
+            quarter = 6 * 60 * MINUTE_NS  # faults outside start and end do not count
             minutes = self.grid.exchange_minutes
             bars = bars.take((bars.ts >= minutes[0] - quarter) & (bars.ts <= minutes[-1] + quarter))
         days = self.evidence.look(bars)

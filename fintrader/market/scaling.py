@@ -42,7 +42,7 @@ def cross_section(
 
     `zscore` is (x - mean) / std, cut off at ±clip. `rank` is (r - (n + 1) / 2) / sqrt((n² - 1) /
     12), where r is the rank of 1 to n, equal values sharing theirs: mean 0 and deviation 1 whatever
-    n is. 0 for everybody else, where all values are equal, and with fewer than three members.
+    n is. 0 for all other cells, where all values are equal, and with fewer than three members.
     """
     for column in columns:
         block = values[:, :, column].astype(np.float64)
@@ -93,18 +93,18 @@ def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple
 
 
 def _blocks(values: Array | Sheet, train: tuple[int, int]) -> Iterator[Array]:
-    """`[R, F]`: the rows of the training window, in blocks of so many bars that each block's sum is
-    one of its own."""
+    """`[R, F]`: the rows of the training window, in blocks of `_BLOCK` bars, which are summed
+    separately."""
     for start in range(*train, _BLOCK):
         block = values[start : min(start + _BLOCK, train[1])]
         yield block.reshape(len(block) * block.shape[1], block.shape[2])
 
 
 def _sum(rows: Array, mean: Array, count: Array | None = None) -> Array:
-    """`[F]`: the sum of the finite values of `[R, F]`, which are counted, or of their squared
-    distances from `mean`.
+    """`[F]`: with `count`, the sum of the finite values of `[R, F]`, whose number is added to
+    `count`; without it, the sum of their squared distances from `mean`.
 
-    As numpy adds them: several columns row by row, a single one in pairs.
+    The order is numpy's: several columns row by row, a single one in pairs.
     """
     from fintrader.bars import kernels
 
@@ -145,10 +145,10 @@ def name_scales(names: Sequence[str], mean: Array, spread: Array) -> dict[str, C
 
 
 def read_statistics(path: str) -> Normalisation:
-    """Read by which statistics a market was scaled.
+    """Read the statistics by which a market was scaled.
 
-    path: the market's file, the `build.json` beside it, or a JSON file of `Normalisation`. Raises
-    DataError when it is no such thing.
+    path: the market's file, the `build.json` next to it, or a JSON file of `Normalisation`. Raises
+    DataError for any other file.
     """
     setting = "data.features.normalisation"
     reason: object = "it was scaled by none"

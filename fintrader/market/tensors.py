@@ -105,7 +105,7 @@ class BarSpan(NamedTuple):
     last: int
 
     def overlaps(self, other: BarSpan) -> bool:
-        """True where a symbol of both has bars of both."""
+        """True if the two have a symbol in common and their times overlap."""
         has_common_time = self.first <= other.last and other.first <= self.last
         return has_common_time and not set(self.symbols).isdisjoint(other.symbols)
 

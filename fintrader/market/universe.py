@@ -1,8 +1,7 @@
 """Symbols of a market, and their days of membership in the index, as known at the time.
 
-Names that were delisted or dropped later stay in, with `member` False from then on; to keep only
-today's members would be to know the survivors in advance. Tickers that changed are resolved to the
-ones of the day.
+Symbols that were later delisted or dropped stay in, with `member` False from then on; keeping only
+today's members would be survivorship bias. Changed tickers are resolved to those of each day.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ class UniverseSettings(Settings):
     members. NASDAQ-100 since 2007-02-01 is a table of our own, the others are the package
     index-constitution's (extra `indices`)."""
     tickers_as_of: dt.date | None = None
-    """The day of which the bars' tickers are, where a file calls a company of all years by one
-    ticker (META in 2016). None: each bar has the ticker of its day, or a vendor's bars those of
-    today."""
+    """Date of the bars' tickers, for files that use one ticker per company in all years (META in
+    2016). None: each bar has the ticker of its own day; a vendor's bars have today's tickers."""
     aliases: Mapping[Ticker, Ticker] = Field(default_factory=dict)
     """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}: of all their bars."""
     shares_outstanding: PathText | None = None
@@ -168,8 +166,8 @@ def index_membership(index: str, as_of: dt.date | None = None) -> dict[str, list
 
 
 def index_tickers(index: str, start: dt.date, end: dt.date, as_of: dt.date) -> list[str]:
-    """Every ticker under which members of the days `start` to `end` traded then, and what they are
-    called `as_of`."""
+    """List all tickers of the members between `start` and `end`: those they traded under then, and
+    those of the day `as_of`."""
     return sorted(
         ticker
         for membership in (index_membership(index), index_membership(index, as_of))
@@ -258,8 +256,8 @@ def missing_members(
     """Members that lack bars on some of the days `[S]` -> the days that they lack as a share of all
     member-days.
 
-    `symbols` have bars at all; `listed` says of some of them on which days they have a price, `[S]`
-    bool. `aliases` says under which name of `membership` to look for a symbol of another name.
+    `symbols`: those with any bars. `listed`: the days with a price, `[S]` bool, for some of them.
+    `aliases`: symbol of the bars -> its name in `membership`, where they differ.
     """
     if membership is None:
         return {}

@@ -199,8 +199,8 @@ class RunConfig(DataConfig):
         return on_cluster
 
     def resolved_device(self) -> str:
-        """This machine's device. Raises ConfigError when it asks for a GPU that is not there (and
-        that none has)."""
+        """Return the device to use here; `cpu` if only a cluster's nodes need the GPU. Raises
+        ConfigError for a local run on a GPU that is absent."""
         if self.reproducible == "across_machines":
             return "cpu"
         import torch  # a configuration is checked without it

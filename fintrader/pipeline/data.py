@@ -65,8 +65,8 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
 
 
 def _stored_market(config: RunConfig, manifest: Manifest, error: DataError | StorageError) -> Path:
-    """The market that a run was begun with, out of its store, where the bars cannot be had any
-    more."""
+    """Get the market that a run began with from the cache or its store, when its bars are no longer
+    available."""
     content = manifest.values["data_hash"]
     markets = markets_of(config)
     path: Path = config.cache / str(content) / "market.safetensors"

@@ -21,7 +21,7 @@ from fintrader.tournament.settings import TournamentSettings
 
 Sure = Literal["likely", "rough", "a guess"]
 FACTOR: Mapping[Sure, float] = {"likely": 1.4, "rough": 2.5, "a guess": 5.0}
-"""By which the truth may lie above or below."""
+"""Factor by which the true value may exceed or fall short of an estimate."""
 STEPS_PER_SECOND = 50_000.0
 """Env-steps of one pod on one core of a server of 2024, PPO on 8 symbols, its code compiled."""
 SYMBOLS = 8
@@ -43,8 +43,8 @@ class EarlierRun:
     name: str
     config: RunConfig
     race_seconds: float
-    """Seconds of one search of all its pods: the quicker of tournament and null model, since the first may
-    have compiled."""
+    """Seconds of one search of all its pods: the shorter of tournament and null model, because the
+    first one may include compiling."""
     other_seconds: float
     """Seconds of all other stages."""
     market_bytes: int | None = None
@@ -80,8 +80,8 @@ class Estimate:
 def record_of(
     name: str, config: Mapping[str, Any], stages: Mapping[str, Any], market: int | None
 ) -> EarlierRun | None:
-    """An earlier run as a record; None of one whose tournament has not finished, or of another
-    version."""
+    """Describe an earlier run; None if its tournament has not finished, or if this version cannot
+    read its configuration."""
     took = {
         stage: float(said["seconds"])
         for stage, said in stages.items()
@@ -172,8 +172,8 @@ def _at_once(settings: TournamentSettings) -> int:
 
 
 def _work(settings: TournamentSettings) -> float:
-    """Env-steps that follow one another: those of all pods over the pods that a core each works
-    on."""
+    """Env-steps in sequence: those of a pod, times the rounds of pods, times the pods that share a
+    core."""
     rounds = math.ceil(settings.pods / _at_once(settings))
     crowded = max(1.0, _at_once(settings) / (os.cpu_count() or 1))
     return rounds * crowded * float(settings.budget.env_steps or 1.0)

@@ -22,8 +22,7 @@ from fintrader.results.backtest_files import read_backtest
 from fintrader.results.verify import Check
 
 TOLERANCE = 1e-6
-"""Relative difference that is forgiven where code, packages or processor are others than the
-report's."""
+"""Relative difference that is allowed if code, packages or processor differ from the report's."""
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
@@ -37,8 +36,7 @@ def check_report(
     left out. Code that the configuration names is imported only with `allow_code`.
 
     Raises ReportError for a report that cannot be read, holds no configuration, or was made of
-    other bars than those that are here; DataError when they are not here at all; whatever else
-    `run` raises.
+    other bars than those here; DataError if there are no bars here; and the errors of `run`.
     """
     record = read_record(report)
     recipe = record["recipe"]
@@ -63,7 +61,7 @@ def check_report(
         if others
         else "the same commit, packages and processor as here",
     )
-    # Nothing that lies here already is believed: the market is built in that folder too.
+    # No existing market is trusted: it is built again, in that folder.
     temporary = tempfile.TemporaryDirectory(prefix="fintrader-reproduce-")
     with temporary if keep is None else contextlib.nullcontext(keep) as home:
 

@@ -1,5 +1,5 @@
-"""The recipe of a run: its configuration as reports carry it, and the configuration made of a report
-again."""
+"""The recipe of a run: its configuration as stored in reports, and the way back from a report to a
+configuration."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def run_recipe(
     config: RunConfig, manifest: Manifest, window: str, *, own: RunConfig, rolling: bool
 ) -> dict[str, Any]:
-    """Describe the origin of a window's backtest as plain JSON, without times, folders of this machine
-    or the store's address.
+    """Describe the origin of a window's backtest as plain JSON, without times, local folders or the
+    store's address.
 
     `own`: the configuration that the policies were trained with; `config` is what they are
     backtested with.

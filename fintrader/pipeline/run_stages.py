@@ -97,7 +97,7 @@ def _race_fold(
     folder = _fold_folder(config, fold.number)
     start = _start(config, manifest)
     if config.walkforward.warm_start and fold.number:
-        # Its validation, by which it chose, lies before this fold's test, as its training does.
+        # All bars that the fold before trained on or chose by precede this fold's test window.
         before = _fold_folder(config, fold.number - 1)
         start = Start(f"folds/{before.root.name}", lambda: before)
     path = folder.root / "market.safetensors"
@@ -201,15 +201,15 @@ def claim(
     mirror: Mirror | None = None,
     plan: Sequence[str] | None = None,
 ) -> Manifest:
-    """The run's manifest, new or as it stands. Raises RunError when the folder was made with other
+    """Open the run's manifest, or create it. Raises RunError when the folder was made with other
     settings.
 
-    A new one says that `fintrader <verb>` makes the run again. `plan` names the stages to come, in
-    order; by default all that the settings ask for. Why an earlier attempt failed is forgotten:
-    this one may come further.
+    A new manifest names `fintrader <verb>` as the command that repeats the run. `plan` lists the
+    stages to come, in order; by default all that the settings ask for. The recorded failure of an
+    earlier attempt is removed.
 
-    Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes
-    on with them, and its later stages are made again.
+    Settings that alter no existing pod (such as the number of pods) may change: the tournament then
+    continues with them, and its later stages run again.
     """
     if verb != "train":
         assert (
@@ -260,10 +260,9 @@ def claim(
 
 
 def changed_claim(config: RunConfig) -> set[str]:
-    """The stages to be made again because settings differ from those that the run in the folder was
-    made with.
+    """Find the stages to run again, given the settings that changed since the run was made.
 
-    Raises RunError where the difference makes it another run.
+    Raises RunError when a changed setting may not change within a run.
     """
     folder = config.folder
     reopened = set[str]()
@@ -288,7 +287,7 @@ def changed_claim(config: RunConfig) -> set[str]:
 
 
 def _nothing_made(folder: RunFolder) -> bool:
-    """Check that a run's name is free again: its bars were refused before there was a market."""
+    """True if the run was refused before a market was built, so that its name is free again."""
     if not (folder.config.is_file() and folder.manifest.is_file()):
         return False
     made = {path.name for path in folder.root.iterdir() if not path.name.startswith(".")}
@@ -362,7 +361,7 @@ def _start(config: RunConfig, manifest: Manifest) -> Start | None:
 
 
 def _earlier_trials(manifest: Manifest) -> int:
-    """Pods among which those were chosen that the run began with."""
+    """Return the number of earlier trials from which the run's first pods were chosen."""
     return int(manifest.values.get("inherited", {}).get("trials", 0))
 
 
@@ -389,10 +388,10 @@ def search(
     start: Start | None = None,
     title: str = "tournament",
 ) -> FinishEvent:
-    """The configured tournament on a market, in a folder; resumes, or returns at once when it is
+    """Run or resume the configured tournament on a market, in a folder; return at once when it is
     over.
 
-    `race` is called as `tournament.run_tournament.run_tournament` is; `title` is what the search is called in
+    `race` is called like `tournament.run_tournament.run_tournament`; `title` names the search in
     its progress.
     """
     how: dict[str, Any] = {}
@@ -427,7 +426,7 @@ def _inherit(start: Start, heirs: WarmStartTarget, store: RunStore) -> WarmStart
 def backtest_stage(
     config: RunConfig, manifest: Manifest, market: Path, repeat: Repeat | None = None
 ) -> Path:
-    """Judge every window; where nothing was changed, those that lie there are left as they are."""
+    """Backtest every configured window, except stored ones whose settings have not changed."""
     fresh = repeat is None and manifest.done("backtest")
     windows = [
         window

@@ -57,8 +57,8 @@ _endpoint: ContextVar[MetricsEndpoint | None] = ContextVar("fintrader_endpoint",
 
 @contextlib.contextmanager
 def observing(config: RunConfig) -> Iterator[MetricsEndpoint | None]:
-    """Inside the block logs have the configured form and name the run, and metrics are served where
-    asked for.
+    """Inside the block, write logs in the configured format with the run's name, and serve metrics
+    if configured.
 
     Raises ConfigError when the port is taken or the extra `observe` is missing.
     """
@@ -103,10 +103,10 @@ HELD = ".held"
 def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     """Hold the run for this process, here and in its store; None where it has no store.
 
-    A store that does not answer is waited for as long as `operations.outage_seconds` says where
-    this run has been begun here; where it has not, its URL may be wrong, and it is given up soon.
+    If this run was begun on this machine, a store that does not answer is retried for
+    `operations.outage_seconds`; otherwise its URL may be wrong, and the call fails soon.
 
-    Raises RunError when another process holds it, here or on another machine; StorageError;
+    Raises RunError when another process holds the run, here or on another machine; StorageError;
     ConfigError when this process does not compute as `reproducible` promises.
     """
     reproducible.require(config.reproducible)
@@ -134,7 +134,7 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
 
 
 def run_store(folder: RunFolder) -> RunStore:
-    """The files of a tournament, in its folder or in the store that this is a copy of."""
+    """Open a tournament's files, in its folder or, if that is a copy, in the store it mirrors."""
     return open_store_of_run(folder, find_mirror(folder.root))
 
 
@@ -173,7 +173,7 @@ def open_run(where: str) -> Path:
 
 
 def open_store(url: str) -> Path:
-    """A folder with a copy of every run in a store, as `open_run` makes one of each."""
+    """Copy every run of a store with `open_run`; return the folder that holds the copies."""
     store = ObjectStore(check_url(url))
     store.check_access()
     for name in store.list_folders():
@@ -183,7 +183,7 @@ def open_store(url: str) -> Path:
 
 
 def refresh(home: Path) -> None:
-    """Bring a copy that is only looked at up to date."""
+    """Update a read-only copy of a run from its store."""
     mirror = find_mirror(home)
     if mirror is None:
         return

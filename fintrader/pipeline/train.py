@@ -34,9 +34,9 @@ def train_one(config: RunConfig) -> Path:
     """Train the configured agent for one pod's budget; returns the policy's path in
     `runs/<name>/train/`.
 
-    Killed anywhere, the same call goes on. In a market its validation figures are printed beside
-    the baselines', and the test window stays unseen; in a classic environment the return of its
-    episodes.
+    After a kill, the same call resumes the training. In a market, prints the agent's and the
+    baselines' validation figures, and does not use the test window; in a classic environment,
+    prints the mean return of its episodes.
     """
     if config.from_run is not None:
         raise ConfigError(

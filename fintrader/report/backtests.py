@@ -49,22 +49,22 @@ def backtest(
     validation: MarketTensors | None = None,
     runs_dir: Path | str | None = None,
 ) -> Backtests:
-    """`policy` over the whole of `market`, and its baselines over the same bars at the same costs.
+    """Simulate `policy` on the whole of `market`, and baselines on the same bars at the same costs.
 
-    The keys are `name`, `buy_and_hold`, `equal_weight` and `benchmark`, and the portfolio that
-    `settings.benchmark` names if it is another. `settings` say how orders are carried out and what
-    they cost; give those that the policy was trained in (`TradingEnv.settings`). With
-    `train=market.split().train` there is `ridge`, too: what a linear regression makes of the same
-    features, fitted on that window; `validation` is where its few choices are made.
+    The keys are `name`, `buy_and_hold`, `equal_weight`, `benchmark`, and the portfolio named by
+    `settings.benchmark` if it is another. `settings` define the execution and cost of orders; pass
+    those that the policy was trained with (`TradingEnv.settings`). `train=market.split().train`
+    adds `ridge`: a linear regression on the same features, fitted on that window, its few choices
+    made on `validation`.
 
-    A model of Stable-Baselines3 or sb3-contrib is a policy as it stands. It is asked by
-    `predict(..., deterministic=True)`, its recurrent state is carried on, and observations are
-    normalised by its VecNormalize, frozen, where it holds one. A stored model does not say whether
-    it was trained under one: `PPO.load(path, env=VecNormalize.load(statistics, env))` gives it its.
+    A model of Stable-Baselines3 or sb3-contrib can be passed directly. It is called by
+    `predict(..., deterministic=True)` and keeps its recurrent state. Its VecNormalize, if it has
+    one, normalises observations and is frozen. A stored model does not contain its VecNormalize;
+    attach it by `PPO.load(path, env=VecNormalize.load(statistics, env))`.
 
-    With `runs_dir` the result is noted as a look at these bars on the ledger of that folder's runs
-    (`fintrader looks`), as a backtest of a run is; without it no look is counted. `.looks` is the
-    number of the look.
+    With `runs_dir` the result is recorded as a look at these bars on the ledger of that folder's
+    runs (`fintrader looks`), like the backtest of a run; without it no look is counted. `.looks` is
+    the number of the look.
 
     Raises BacktestError for arguments of another kind or in another order, a policy made for
     another market, a window of fewer than two bars, and an output that cannot be traded; EnvError
@@ -137,7 +137,7 @@ class Backtests(Mapping[str, BacktestResult]):
 
     @property
     def name(self) -> str:
-        """The strategy that all this is about."""
+        """Name of the strategy that is judged."""
         return next(iter(self._results))
 
     @cached_property
@@ -169,10 +169,9 @@ class Backtests(Mapping[str, BacktestResult]):
     def honesty(self, trials: int | None = None) -> PrintedVerdict:
         """Judge the result, which was chosen from `trials` strategies (None: unknown).
 
-        The market says which window it is: training and validation windows get no verdict, and
-        neither do bars that the policy was trained on. Of a market that was never split no verdict
-        is good. Looks count where `runs_dir` was given; elsewhere the verdict says that they do
-        not.
+        Training and validation windows (as marked in the market) get no verdict, nor do bars that
+        the policy was trained on. A market that was never split gets no good verdict. Looks are
+        counted only if `runs_dir` was given; otherwise the verdict states that they are not.
 
         Raises BacktestError when `trials` is no count.
         """

@@ -1,5 +1,5 @@
-"""`report.html`: the sections of a backtest on one self-contained page, verdict first. No network, no
-wall clock: equal inputs, equal bytes."""
+"""`report.html`: the sections of a backtest on one self-contained page, verdict first. It uses no
+network and no wall clock, so equal inputs give equal bytes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 running anything.
 
 `recipe` of a backtest's context says how its result was made: `verb` and `window`, the whole
-configuration (`config`; of a backtest made again with other settings also `backtest`), `commit` and
+configuration (`config`; also `backtest` if it was repeated with other settings), `commit` and
 `dirty`, `processors`, `versions`. `market` is the `Provenance` of its market. The page holds both
 with the metrics, in one `<script>` of JSON.
 """
@@ -35,7 +35,7 @@ _ESCAPES = {
 
 
 def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Code and machine: of a run as its manifest says, of this process without one.
+    """Describe code and machine: a run's from its `manifest`, else those of this process.
 
     `commit` is None outside a checkout, `dirty` says whether it had changes that were not
     committed; `processors` has an entry for each kind of machine that worked on it.
@@ -61,7 +61,7 @@ def record_of(context: BacktestContext, metrics: Mapping[str, Mapping[str, Any]]
 
 
 def element(record: Mapping[str, Any]) -> str:
-    """The record as an element that no text in it can leave."""
+    """Render the record as a script element; escapes keep its text from closing the element."""
     text = json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=False)
     for character, escape in _ESCAPES.items():
         text = text.replace(character, escape)

@@ -1,4 +1,4 @@
-"""Profit by symbol and round trip, and the distance of the holdings from the benchmark portfolio."""
+"""Profit by symbol and round trip, and distance of the holdings from the benchmark portfolio."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def symbol_pnl(stored: StoredBacktest, strategy: str) -> pd.DataFrame:
     """Profit in USD, net of the trades' costs, of each session (index: its last bar) and symbol,
     and OTHER.
 
-    That of a symbol is what its position gained between two session closes, less what was paid for
-    it and its trades' costs. A row sums to the change of the equity, the whole table to the profit.
+    A symbol's profit is the change of its position's value between two session closes, less the
+    amounts paid for it and its trades' costs. A row sums to the change of the equity, the whole
+    table to the profit.
     """
     ends = stored.ends
     index = stored.minutes[ends]

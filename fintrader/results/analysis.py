@@ -28,8 +28,8 @@ class SymbolAttribution:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Profit over the benchmark portfolio, split by `backtesting.attribution`; the last four amounts
-    in USD sum to `active_usd`."""
+    """Profit over the benchmark portfolio, split by `backtesting.attribution`; the last four USD
+    amounts sum to `active_usd`."""
 
     portfolio: str
     """The benchmark portfolio's name; `cash` where there is none to split."""
@@ -55,7 +55,7 @@ class FillGroup:
     mean_participation: float | None
     most_participation: float | None
     slippage_bps: float | None
-    """Price of the fill beyond the close that the decision saw, a loss above 0; mean by notional."""
+    """Fill price against the close at the decision, positive for a loss; mean by notional."""
     cost_bps: float | None
     """Fees, spread and impact."""
 

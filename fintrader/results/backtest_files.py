@@ -117,14 +117,14 @@ class StoredBacktest:
     sensitivity: tuple[Variation, ...]
     """The result with one choice changed at a time; empty where not run."""
     changed: str
-    """That a file is not as it was written, or that nothing vouches for it, in a sentence; empty
-    where all is well."""
+    """Sentence that a file was changed after it was written, or that the seal is missing; empty
+    if neither."""
     analysis: Analysis | None
     """Attribution, execution and factors; None where the market was not at hand."""
     explanation: Explanation | None
     """Influence of the inputs on some decisions; None where none was examined."""
     timezone: str = "UTC"
-    """In which all times below are written."""
+    """Time zone of all times below."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class StoredBacktest:
 
     @property
     def sessions_a_year(self) -> int:
-        """By which its rates are those of a year."""
+        """Number of sessions by which annual figures are scaled."""
         return next(iter(self.metrics.values()), NO_METRICS).annual_sessions
 
     @property
@@ -310,10 +310,10 @@ def read_metrics(folder: Folder) -> dict[str, StrategyMetrics]:
 
 
 class _Files(dict[str, Any]):
-    """The parts of a stored backtest, each read when it is first asked for, all of one writing.
+    """The parts of a stored backtest, read on first use, all from the same `write_backtest`.
 
-    `write_backtest` removes metrics.json first and writes it last: while its signature is
-    `written`, all is as it was.
+    `write_backtest` removes metrics.json first and writes it last: while the signature of
+    metrics.json equals `written`, no part has been replaced.
     """
 
     def __init__(self, folder: Folder, written: Signature) -> None:
@@ -361,8 +361,8 @@ def read_seal(folder: Folder) -> dict[str, Any]:
 
 
 def broken_seal(folder: Folder) -> str:
-    """Which files of a backtest are not as they were written, as the end of a sentence; empty if
-    all are."""
+    """Describe the files of a backtest that differ from its seal, as the end of a sentence; empty
+    if none does."""
     try:
         sealed = read_seal(folder)["files"]
     except NotThereError:
@@ -382,8 +382,8 @@ def broken_seal(folder: Folder) -> str:
 
 
 def changed_metrics(folder: Folder) -> str | None:
-    """For a list of runs, which shows metrics.json and nothing else: a sentence where that is not
-    as it was written."""
+    """Describe a change of metrics.json since it was sealed; None without one. For lists of runs,
+    which read no other file."""
     try:
         sealed = read_seal(folder)["files"].get("metrics.json")
         if sealed == _hash(folder, "metrics.json"):

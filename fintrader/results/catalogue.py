@@ -54,11 +54,11 @@ def measure(history: AccountHistory, resample: Callable[[Array, int], Interval])
 
 
 def of_a_year(key: str) -> bool:
-    """Check that a metric is a rate of a year: no page, table or terminal shows it below a quarter
-    of one.
+    """Check that a metric is an annual rate, which no page, table or terminal shows for a window
+    shorter than a quarter of a year.
 
-    Ratios (Sharpe, information) are not among them: they have no unit, and their intervals say what
-    they are worth.
+    Ratios (Sharpe, information) do not count as annual rates: they have no unit, and their
+    intervals show how uncertain they are.
     """
     known = BY_KEY.get(key)
     return key in m.COMPOUNDED or key == "turnover" or (known is not None and known.unit == _YEAR)

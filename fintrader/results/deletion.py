@@ -3,10 +3,9 @@ counting.
 
     runs/.deleted-<name>-<ns>     a run that is being deleted
 
-Whatever is killed between the two leaves such a folder, which no list shows and the next deletion
-removes. The ledger of looks is no part of a run's folder: what was looked at stays looked at, and a
-result that came here from another runs folder, whose look this ledger does not have, is noted
-before it goes.
+A deletion killed between the two steps leaves such a folder; no list shows it, and the next
+deletion removes it. The ledger of looks lies outside the run's folder and keeps its looks. Results
+from another runs folder, whose looks this ledger lacks, are recorded before they are deleted.
 """
 
 from __future__ import annotations
@@ -133,8 +132,8 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
 
 
 def _is_run(folder: Folder) -> bool:
-    """By its manifest or, of one that lost it, by the lock that runs have: no other folder is taken
-    for one."""
+    """Recognise a run by its manifest or, if that is lost, by its lock and another file of a
+    run."""
     return _has_manifest(folder) or (
         folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS)
     )

@@ -1,4 +1,4 @@
-"""The door to stored runs: whatever is read of one comes from inside its folder, through checks.
+"""Checked reading of stored runs: no file outside a run's folder is read.
 
 A name from the URL, from a file's contents or from a directory listing is never trusted: it must be
 one plain path component, nothing on the way may be a symbolic link, and what is opened must be a
@@ -47,8 +47,7 @@ class DamagedFileError(RunError):
 
 
 class ChangedFileError(RunError):
-    """Files were written anew while they were being read; what was opened before is to be opened
-    again."""
+    """Files were rewritten while they were being read; open the run again."""
 
 
 _NEVER_IN_A_NAME = re.compile(r"[\x00-\x1f\x7f/\\\ud800-\udfff]")
@@ -58,8 +57,8 @@ Signature = tuple[int, int, int]
 
 
 class FileCache:
-    """Values made from files, kept while the files stay as they are; what was not asked for longest
-    goes first."""
+    """Cache of values made from files, valid while the files are unchanged; the least recently used
+    value is dropped first."""
 
     def __init__(self, **most: int) -> None:
         """`most`: how many values of each kind are kept."""
@@ -261,7 +260,7 @@ class RunsFolder(Folder):
         return [name for name in self.folders() if _plain(name)]
 
     def all(self) -> list[Folder]:
-        """The folders of all runs: those that are there now, so without asking for each again."""
+        """List the folders of all runs, as found in one listing, without checking each again."""
         return [Folder(self.root / name) for name in self.names()]
 
     def run(self, name: object) -> Folder:

@@ -125,7 +125,8 @@ def count(value: Any) -> str:
 
 
 def look_words(verdict: Verdict | None) -> str:
-    """Name the look at its window that a verdict is of; a dash without a verdict."""
+    """Return the number of a verdict's look at its window, or `not counted`; a dash without a
+    verdict."""
     if verdict is None:
         return DASH
     look = verdict.evidence.look
@@ -174,10 +175,9 @@ def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
 
 
 def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str]:
-    """What a yearly rate over so many sessions is multiplied by before it is shown, and the words
-    that follow it.
+    """Return the factor by which to scale a yearly rate for display, and the words after it.
 
-    `(1, "a year")`, and below a quarter of one `(sessions / sessions_a_year, "in the window")`.
+    `(1, "a year")`; below a quarter of a year `(sessions / sessions_a_year, "in the window")`.
     """
     if is_short(sessions, sessions_a_year):
         return float(sessions) / sessions_a_year, "in the window"
@@ -284,7 +284,7 @@ class Opening(NamedTuple):
 
 
 def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
-    """The words that a page opens with; `changed`: that the files are others now."""
+    """Return the words that open a page. `changed`: warning that the files were changed since."""
     if changed:
         return Opening("No verdict", changed)
     if verdict is None:

@@ -64,7 +64,7 @@ class AccountHistory:
     """False for a curve that was not traded here (the index): it has no positions, no turnover and
     no costs."""
     sessions_a_year: int = m.TRADING_DAYS
-    """By which rates are those of a year: 252, or 365 where no day is without a session."""
+    """Sessions a year, to annualise rates: 252, or 365 for markets open every day."""
     portfolio: Array | None = None
     """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same
     costs) at the same bars; None where it is not known. The index above, in contrast, is a level
@@ -158,8 +158,8 @@ def _divide(value: Array, equity: Array) -> Array:
 
 
 def rounding_apart(ours: Array, theirs: Array) -> Array:
-    """`theirs [S]`, or `ours` where only rounding tells them apart (a curve scaled to the capital,
-    say), which is no active return."""
+    """Return `theirs [S]`, or `ours` if the two differ only by rounding (as when a curve is scaled
+    to the capital), so that active returns are exactly 0."""
     return ours if np.allclose(ours, theirs, rtol=0.0, atol=1e-13) else theirs
 
 
@@ -186,7 +186,7 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     for time, symbol, shares, price, cost, kind in zip(filled.asi8, *columns, strict=True):
         lots = open_lots.setdefault(symbol, [])
         if kind == "split":
-            # Of a few shares a reverse split may leave none, paid for in cash.
+            # A reverse split may turn a few shares into none, paid out in cash.
             ratio = 1.0 + shares / sum(lot.shares for lot in lots)
             lots[:] = [
                 _Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time)

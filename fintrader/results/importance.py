@@ -1,16 +1,15 @@
-"""Which searched settings went with the score, and how much of that luck alone would show in as
-many pods.
+"""Association of the searched settings with the score, compared with luck in as many pods.
 
-Only pods that began from fresh weights, with settings drawn by chance, can say so: a child takes
-its parent's networks along with its settings, so its score speaks for both, and a lucky founder's
-whole line would vote for what the founder happened to be set to.
+Only pods that began from fresh weights, with randomly drawn settings, are used: a child inherits
+its parent's networks along with its settings, so its score depends on both, and all descendants of
+a lucky founder would count in favour of the founder's settings.
 
 A setting's importance is the share of the variance of the scores' ranks that lies between its
 levels (bins of equal counts where it has many values), less what chance is expected to put there
 (epsilon squared: Kelley 1935, https://doi.org/10.1073/pnas.21.9.554). It finds any dependence on
-one setting, also one with its best in the middle, and none on two settings together. Luck is
-measured by dealing the scores out to the pods anew, many times, and noting the largest share that
-any setting then has: looking at all settings shows the best of luck (Westfall and Young 1993).
+one setting, also one with its best in the middle, but no interaction of two settings. Luck is
+measured by permuting the scores among the pods many times and taking the largest share of any
+setting each time, which corrects for looking at all settings (Westfall and Young 1993).
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from numpy.typing import NDArray
 from fintrader.results.formatting import count
 
 MIN_PODS = 12
-"""Pods with a score of which importance is computed at least: of fewer, luck makes as much as
-anything could."""
+"""Fewest scored pods for which importance is computed: with fewer, luck can produce any share."""
 LEVEL = 0.05
 """Probability that settings without any effect have one that is called important."""
 ALGORITHM = "algo"
@@ -62,7 +60,7 @@ class Importance:
     pods: int = 0
     """From which they were computed."""
     luck: float = 0.0
-    """The share that luck's best setting stays below in nineteen of twenty deals."""
+    """95 % quantile, over permuted scores, of the largest share of any setting."""
     constant: tuple[str, ...] = ()
     """Settings with one value in all these pods, and those that not all of them have."""
     why: str = ""

@@ -130,12 +130,12 @@ _BENCHMARK = (
     "SELECT benchmark_score FROM entries WHERE benchmark_score IS NOT NULL ORDER BY applied LIMIT 1"
 )
 READ_SECONDS = 20.0
-"""Ten thousand pods are read in one."""
+"""Time limit of a query; reading ten thousand pods takes one second."""
 CELL_BYTES = 1 << 24
 """Most bytes of one cell. An agent's settings take a few thousand; a manipulated view could ask for
 all memory."""
 BENCHMARK = "benchmark"
-"""Stands in the place of a pod's name where the benchmark portfolio stands among pods."""
+"""Name of the benchmark portfolio in a list of pods."""
 
 
 def read_leaderboard(
@@ -268,8 +268,7 @@ def read_cells(path: Path, query: str) -> list[dict[str, Any]]:
         except sqlite3.OperationalError as error:
             if "unable to open" not in str(error) and "readonly" not in str(error):
                 raise
-            # A folder that may not be written to: without a writer, the file alone is the whole
-            # truth.
+            # The folder is read-only, so there is no writer: the database file alone is complete.
             return _select(f"{place}&immutable=1", query)
     except sqlite3.Error as error:
         raise _damaged(path, error) from None

@@ -46,11 +46,10 @@ FORMAT = "fintrader-looks-1"
 FIRST = hash_bytes(FORMAT.encode())
 """Hash that stands in the first line, which has no line before it."""
 HELD_OUT = ("test", "validation", "whole")
-"""Windows that a policy was not fitted to, or not to all of: a result on one is a look, whatever
-the run called it."""
+"""Windows with bars that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
 CHOSEN = ("ensemble", "best")
-"""Strategies that are chosen and so are what a look is at; the others are baselines."""
+"""Strategies that the search chose; a look is at their results. The others are baselines."""
 
 
 class LedgerError(RunError):
@@ -59,7 +58,7 @@ class LedgerError(RunError):
 
 @dataclass(frozen=True)
 class Window:
-    """The bars of a window, as far as they tell it from others."""
+    """Identity of a window: its symbols, its dates and a hash of its bars."""
 
     key: str
     """SHA-256 of symbols, minutes and closing prices."""
@@ -69,8 +68,8 @@ class Window:
     """Date (UTC) of the first bar; `last`: of the last."""
     last: str
     made_up: bool = False
-    """A synthetic market's: another seed has the same dates and symbols and nothing else in
-    common."""
+    """True for a synthetic market: another seed gives the same dates and symbols, but other
+    prices."""
 
     @classmethod
     def of(
@@ -93,9 +92,9 @@ class Window:
         return cls(digest.hexdigest(), names, first, last, made_up)
 
     def overlaps(self, other: Window) -> bool:
-        """Check that a look at one window is a look at the other: the same bars, or common days of
-        similar symbols (at least as many in both as in only one, so that leaving one out makes no
-        new window)."""
+        """Tell whether a look at one window counts for the other: equal bars, or overlapping dates
+        and at least as many symbols in both windows as in only one, so that leaving a symbol out
+        makes no new window."""
         if self.key == other.key:
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
@@ -155,8 +154,8 @@ def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
 
 
 def stored_result(stored: StoredBacktest) -> str:
-    """`result_hash` of what was chosen in a stored backtest (of its first strategy where nothing
-    was)."""
+    """Compute `result_hash` of a stored backtest's chosen strategies (without any, of its first
+    strategy)."""
     daily = stored.daily_returns()
     names = [name for name in CHOSEN if name in daily] or stored.strategies[:1]
     return result_hash({name: daily[name].to_numpy() for name in names})
@@ -205,8 +204,8 @@ class Ledger:
         self._append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every line, checked; none where there is no ledger. A line that a kill cut short is
-        none."""
+        """Read and check all lines; empty without a ledger. A last line that a kill cut short is
+        ignored."""
         try:
             data = read_bytes(self.path)
         except FileNotFoundError:
@@ -218,7 +217,7 @@ class Ledger:
         return _checked(self.path, data)
 
     def looks(self) -> list[Line]:
-        """The lines that say a look, oldest first."""
+        """List the lines that record a look, oldest first."""
         return _select_looks(self.lines())
 
     def _append(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -270,8 +269,8 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
     """Read the whole lines in `data`, each with its `sha256`. Raises LedgerError at the first one that
     was changed."""
     mend = (
-        f"put {path.name} back as it was, or move it away: a new one begins then, and `fintrader"
-        " verify` says of every earlier run that its looks are not on it"
+        f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then reports"
+        " that the new one lacks the looks of every earlier run"
     )
     lines: list[dict[str, Any]] = []
     before = FIRST
@@ -293,7 +292,7 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
 
 
 def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """Select the lines that say a look; others are of another kind."""
+    """Select the lines that record a look; the others record seals."""
     found = []
     for line in lines:
         if "result" in line:
@@ -349,10 +348,10 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
 
 
 def astray(runs_dir: Path | str) -> tuple[list[str], list[str]]:
-    """The backtests of a runs folder whose looks are not where their seals say, a sentence each.
+    """List the backtests of a runs folder whose looks its ledger lacks, a sentence each.
 
-    First those whose lines were deleted here; then those that stand on another ledger, as a run
-    that was made in another folder does. Raises LedgerError for a broken ledger.
+    Returns two lists: backtests whose lines were deleted here, and backtests on another ledger
+    (runs made in another folder). Raises LedgerError for a broken ledger.
     """
     runs = RunsFolder.at(runs_dir)
     lines = Ledger(runs.root).lines()
@@ -422,8 +421,8 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
 
 
 def note_shown(stored: StoredBacktest, command: str) -> None:
-    """Note a stored backtest that is shown beside others, unless its result stands on its ledger
-    already: one that was made in another runs folder. Raises LedgerError."""
+    """Record a look at a stored backtest that is shown with others, unless its ledger has the
+    result. The ledger lacks it if the run was made in another runs folder. Raises LedgerError."""
     ledger = Ledger.of_run(stored.folder)
     known = stored.context
     result = stored_result(stored)

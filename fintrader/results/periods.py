@@ -13,7 +13,7 @@ import pandas as pd
 from fintrader import metrics as m
 
 LOOKBACK = 20
-"""Sessions before a session by which its regime is told, itself not among them."""
+"""Number of preceding sessions that determine a session's regime."""
 FEWEST_SESSIONS = 3 * LOOKBACK
 STRESS_DAYS = 10
 
@@ -24,7 +24,10 @@ def find_months(times: pd.Index, timezone: str) -> pd.Index:
 
 
 def compound(daily: pd.DataFrame, periods: pd.Index) -> pd.DataFrame:
-    """Compound return of every strategy in each period, and `sessions`. `periods`: each row's."""
+    """Compute each strategy's compound return by period, and `sessions`, the number of rows.
+
+    `periods`: period of each row of `daily`.
+    """
     table = (1 + daily).groupby(periods).prod() - 1
     return table.assign(sessions=daily.groupby(periods).size())
 
@@ -38,12 +41,12 @@ def stress_days(daily: pd.DataFrame, index: str, days: int = STRESS_DAYS) -> pd.
 def regimes(
     daily: pd.DataFrame, index: str
 ) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Which sessions `[S]` belong to which state of `index`; empty below FEWEST_SESSIONS.
+    """Name of a state of `index` -> mask `[S]` of its sessions; empty below FEWEST_SESSIONS.
 
     Volatility: thirds of the standard deviation of the last LOOKBACK sessions. Trend: whether the
-    index stands above where it stood LOOKBACK sessions ago. Both are known before the session
-    begins; that the thirds are those of this window is not. The first LOOKBACK sessions belong
-    nowhere.
+    index is above its level LOOKBACK sessions ago. Both values are known before the session begins,
+    but the limits of the thirds come from the whole window. The first LOOKBACK sessions belong to
+    no state.
     """
     if len(daily) < FEWEST_SESSIONS:
         return {}
@@ -64,8 +67,8 @@ def regimes(
 def regime_table(
     daily: pd.DataFrame, index: str, strategy: str, sessions_a_year: int = m.TRADING_DAYS
 ) -> pd.DataFrame:
-    """One row a regime: `sessions`, what a year of it returns (mean × its sessions) for `strategy`
-    and `index`, and the strategy's `sharpe` and `beta` in it."""
+    """Table with a row for each regime: `sessions`, the annualised mean return of `strategy` and of
+    `index` in it, and the strategy's `sharpe` and `beta`."""
     rows = {}
     for name, which in regimes(daily, index).items():
         ours = daily[strategy].to_numpy()[which]

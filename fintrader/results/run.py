@@ -1,5 +1,4 @@
-"""`Run`: a stored run, opened; `Summary`: what any run's folder says about itself, also of one that
-is damaged."""
+"""`Run`: an opened stored run; `Summary`: one row of the run list, also for a damaged run."""
 
 from __future__ import annotations
 
@@ -242,7 +241,8 @@ def frame_of(rows: Sequence[object]) -> pd.DataFrame:
 
 
 def ranked(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
-    """Rows of a leaderboard, whole numbers whole although the benchmark portfolio has none."""
+    """Make a table of a leaderboard's rows. Whole numbers stay integers, although the benchmark
+    portfolio's are missing."""
     frame = frame_of(rows)
     whole = [
         name
@@ -257,7 +257,7 @@ def ranked(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class _Manifest:
-    """What a manifest says of its run; None or empty stands for what it does not say yet."""
+    """Fields of a run's manifest; None or empty until the manifest has them."""
 
     created: str | None = None
     finished: str | None = None
@@ -380,7 +380,7 @@ def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
 
 
 def _read(folder: Folder, *, backtested: bool) -> Summary:
-    """Both files' contents."""
+    """Read the summary from `manifest.json` and, if `backtested`, from the backtest."""
     try:
         values = folder.json("manifest.json")
         if values.get("format") != MANIFEST_FORMAT:

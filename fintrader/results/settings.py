@@ -4,9 +4,9 @@ torch.
     defaults.json   every setting's default, made from the models by `python -m
                     fintrader.pipeline.defaults`
 
-What the defaults are depends on which member of a union stands in a place (`agent.algo: sac` has
-other ones than `ppo`), so each member has its own. They are those of this version; a setting that
-it does not know is said to be so.
+Defaults depend on the chosen member of a union (`agent.algo: sac` has other ones than `ppo`), so
+the file has a set for each member. They are those of this version; a setting that this version
+lacks is marked (`Setting.known`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import yaml
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 NAME = "name"
-"""The name of a run is no difference between two runs."""
+"""Setting that comparisons of runs leave out: the run's name."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def changed(config: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Setting | None]]:
-    """Dotted name -> run -> setting (None where the run has no such one), of all in which the runs
-    are not alike."""
+    """Find the settings that differ between runs: dotted name -> run -> setting (None where the run
+    lacks it)."""
     runs = {run: settings_of(config) for run, config in configs.items()}
     names = dict.fromkeys(name for settings in runs.values() for name in settings if name != NAME)
     table = {name: {run: settings.get(name) for run, settings in runs.items()} for name in names}

@@ -62,7 +62,7 @@ class _SpecEvent(_PodEvent):
     origin: str
     parent: str | None
     seen: int
-    """Results that the spec was made after."""
+    """Number of results applied when the spec was made."""
 
 
 @dataclass(frozen=True)

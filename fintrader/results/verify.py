@@ -1,8 +1,8 @@
 """Checks of a stored run: configuration, bars, trials, results, seals and the ledger of looks.
 
-No sum that is written anywhere is believed: the caller recounts the trials from what the
-tournaments left behind. A change of one file shows in another one, and a change of all of them
-shows in the ledger of looks, which the looks of other runs may follow.
+Stored totals are not trusted: the caller recounts the trials from the tournaments' files. An edit
+of one file contradicts another file. An edit of all of them contradicts the ledger of looks, where
+later lines may belong to other runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fintrader.runs import RunFolder
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of something stored with what it follows from."""
+    """One comparison of stored values with their sources."""
 
     name: str
     compares: str
@@ -171,13 +171,13 @@ def _check_data(
 
 
 def _count_inherited(searches: Sequence[RunFolder], manifest: Mapping[str, Any]) -> int:
-    """Count the trials behind the pods that the run started from, of an earlier run."""
+    """Read the number of trials of the earlier run whose pods this run started from."""
     for search in searches:
         path = search.root / "inherited.json"
         if not path.is_file():
             continue
         inherited = read_json(path)
-        # A fold that starts from the one before it counts that one's pods once.
+        # Pods of the fold before are counted there already.
         if not str(inherited["address"]).startswith("folds/"):
             return int(inherited["trials"])
     recorded = manifest.get("inherited")
@@ -283,7 +283,8 @@ def _check_look(
 def _compare_look(
     stored: StoredBacktest, window: str, number: int, looks: Sequence[Line]
 ) -> tuple[list[str], int]:
-    """Compare a result with that line of the ledger: the differences, and which look it is."""
+    """Compare a result with line `number` of the ledger; return the differences and the number of
+    the look."""
     line = next((line for line in looks if line.number == number), None)
     if line is None:
         return [f"line {number} of the ledger is no look"], 0

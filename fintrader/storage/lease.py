@@ -208,7 +208,7 @@ call_after_fork(_held.clear)
 
 
 def record_token(objects: ObjectStore, token: int) -> None:
-    """Make a token that counts elsewhere the only one here."""
+    """Record the token of a lease held elsewhere, and remove all other tokens here."""
     objects.put(_name_record(token), LeaseRecord(token).encode())
     objects.remove(*(_name_record(known) for known in _list_tokens(objects) if known != token))
 

@@ -47,8 +47,8 @@ from fintrader.storage.objects import ObjectStore
 MARKER = ".store.json"
 """File in a working copy that holds the URL of its run."""
 FULL_EVERY = 256
-"""Number of event-log pieces of which one repeats all before it, to bound a reader's
-requests."""
+"""Interval, in pieces of the event log, at which a piece repeats the whole log; it bounds a
+reader's requests."""
 _POD_FILE = re.compile(r"(?P<prefix>(?:[^/]+/)*?)pods/(?P<pod>p\d+)/(?P<name>spec|result)\.json")
 _RECORD = re.compile(r"(?P<token>\d+)-(?P<number>\d+)(?P<full>\.all)?\.json")
 _NOT_INDEXED = re.compile(

@@ -88,7 +88,7 @@ def lock_pod(
         last = None if before is None else _read_sign(path)
         if (
             last is not None and last.lost is not None and last.lost[0] != "fenced"
-        ):  # that was a head before this one
+        ):  # `fenced`: the earlier orchestrator lost the run; the pod did not fail
             _write(file, None)
             raise OrphanLost(*last.lost)
         own = Sign(describe_process(), context.slot)
@@ -112,7 +112,7 @@ def lock_pod(
         else:
             _write(
                 file, None
-            )  # this process lives on, and must not be taken for the next one at work here
+            )  # this process may live on; its sign must not count for the next lock holder
         finally:
             context.report = report
 
@@ -205,7 +205,7 @@ def _read_sign(path: Path) -> Sign | None:
 
 
 def _write(file: Any, sign: Sign | None) -> None:
-    with contextlib.suppress(OSError):  # a full disk is told by what matters more
+    with contextlib.suppress(OSError):  # a full disk is reported by more important writes
         file.seek(0)
         file.write(b"" if sign is None else json.dumps(to_json(sign)).encode())
         file.truncate()

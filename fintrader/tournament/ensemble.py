@@ -90,9 +90,9 @@ def choose(
     correlation with the chosen`.
 
     `z` standardises the scores over `rows`; correlations are those of the daily validation returns
-    in excess of the benchmark's. At most half of the chosen have the same `founder`. A row that is
-    taken in place of one founder too many must not score below the mean of `rows`; if there are too
-    few such rows, fewer are chosen, but at least one. Deterministic: ties go to the higher rank.
+    in excess of the benchmark's. At most half of the chosen have the same `founder`. A row that
+    replaces one beyond that limit must score at least the mean of `rows`; if too few do, fewer
+    are chosen, but at least one. Deterministic: ties go to the higher rank.
     """
     for count in range(min(size, len(rows)), 0, -1):
         chosen = _choose_greedily(rows, count, diversity, founder)

@@ -1,5 +1,5 @@
-"""The event log of a tournament: sealed, numbered lines, durable before anything is done about
-them."""
+"""The event log of a tournament: sealed, numbered lines, synced to disk before the orchestrator
+acts on them."""
 
 from __future__ import annotations
 

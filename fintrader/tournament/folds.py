@@ -102,8 +102,8 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
 
 @lru_cache(maxsize=1)
 def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[Block], MarketTensors]:
-    """Load blocks and whole, kept between the pods of one process, so that each benchmark is traded
-    once."""
+    """Load the blocks and the joined windows, cached for all pods of one process, so that each
+    benchmark is traded once."""
     market = MarketTensors.load(path)
     return make_blocks(market, folds, EnvSettings.model_validate_json(env)), join_windows(market)
 

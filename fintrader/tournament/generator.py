@@ -121,7 +121,7 @@ class Generator:
         if coin < settings.fresh:
             return self.draw_fresh(index, leaderboard)
         parents = leaderboard.parents if settings.niche == "none" else leaderboard.elites
-        if settings.niche == "age":  # a score is no measure between the ages
+        if settings.niche == "age":  # scores of pods of different ages are not comparable
             parent = parents[int(pick * len(parents))]
         else:
             parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
@@ -131,8 +131,8 @@ class Generator:
         )
 
     def _explore(self, space: Space, value: Any, random: Random) -> Any:
-        """Draw anew with probability `resample`, else take one step up or down; the other way at
-        the end of the range."""
+        """Draw a new value with probability `resample`, else move `value` one step up or down; at
+        an end of the range, move it the other way."""
         again, up = random.random(2)
         fresh = draw(
             space, value, random
@@ -143,11 +143,11 @@ class Generator:
         for way in (
             step,
             -step,
-        ):  # a parent at the end of a range must not have its copy for a child
+        ):  # at an end of the range, one way would leave the parent's value unchanged
             moved = step_value(space, value, way)
             if moved != value:
                 return moved
-        return fresh  # no factor moves a zero
+        return fresh  # multiplying cannot change a zero
 
     def _build_spec(
         self,

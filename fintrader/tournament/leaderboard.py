@@ -74,8 +74,8 @@ class Leaderboard:
 
     @property
     def trials(self) -> int:
-        """Number of looks at the validation window of pods with a score, one a pod unless it stops
-        early: the number of trials that the winner was chosen from."""
+        """Number of trials that the winner was chosen from: looks at the validation window, summed
+        over pods with a score (one a pod, unless training stops early)."""
         return sum(entry.result.looks for entry in self.applied if entry.result.score is not None)
 
     @property
@@ -166,8 +166,8 @@ class LeaderboardIndex:
         """Make every row again from the store."""
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
-            # Dropped, not emptied: those that another version made have other columns, and what is
-            # foreign goes, too.
+            # Drop the tables instead of emptying them: another version's have other columns, and
+            # foreign tables must go, too.
             found = connection.execute(
                 "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
             )

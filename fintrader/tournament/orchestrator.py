@@ -122,7 +122,7 @@ class Orchestrator:
         self.lost: Counter[str] = Counter()
         """Lost attempts of each pod."""
         self.failed: Counter[str] = Counter()
-        """Those of them that were its fault, unlike the end of its process or machine from outside."""
+        """Lost attempts of each pod that count against `retries` (not `FROM_OUTSIDE`)."""
         self.reconciles = 0
         self.turn_seconds = 0.0
         """Duration of the last turn."""
@@ -333,7 +333,9 @@ class Orchestrator:
         if self.failed[pod] <= self.operations.retries:
             self._put_back(spec, failure.reason)
             return
-        self.lease.check(ask_store=True)  # a verdict is final: one who only slept may not speak it
+        self.lease.check(
+            ask_store=True
+        )  # a failure is final: make sure that the lease is still held
         now = time.time()
         result = PodResult(
             pod=pod,

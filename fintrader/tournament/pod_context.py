@@ -1,4 +1,4 @@
-"""The surroundings of a pod's body: where things lie, and how to give a sign of life."""
+"""The context of a pod's body: paths, devices and a callback for progress."""
 
 from __future__ import annotations
 

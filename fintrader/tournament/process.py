@@ -73,8 +73,8 @@ class Channel:
     def __init__(self, *, outlives: bool = False) -> None:
         """Take the pipe over; from now on this process ends with its parent, and ignores Ctrl-C.
 
-        With `outlives`, it reads the end of its `inbox` instead when the parent dies, and
-        continues.
+        With `outlives`, it continues after the parent's death, which it notices as the end of its
+        `inbox`.
         """
         if not outlives:
             end_with_parent(int(sys.argv[1]))

@@ -164,7 +164,7 @@ class Watch:
             self._count_steps(entry.spec.pod, entry.result.env_steps)
             self._seen.pop(entry.spec.pod, None)
         self._applied = len(orchestrator.leaderboard.applied)
-        if not self._marks:  # what an earlier process did counts, but not in this one's rate
+        if not self._marks:  # the rate leaves out the steps of earlier processes
             self._marks.append((time.monotonic(), self.env_steps))
 
     def _count_steps(self, pod: str, env_steps: int) -> None:

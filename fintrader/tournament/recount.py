@@ -61,7 +61,7 @@ from fintrader.tournament.warm_start import WarmStart
 _MARKS = ("tournament.json", "events.jsonl", "pods")
 """Files and folders that show that a folder holds a tournament."""
 _PROGRESS = ("state", "attempts", "reason", "device", "seconds", "started", "finished")
-"""Columns of the database that say how it is going, or how it went."""
+"""Columns of the database that record a pod's progress; they are not compared."""
 _RETRIED = (LossEvent, DrainEvent, DamageEvent, ResumptionEvent)
 """Events after which a snapshot may belong to no result: a killed pod had stored it, and its next
 attempt learned something else."""
@@ -71,8 +71,8 @@ class StoredTournament:
     """A tournament's folder: its intact parts, and the problems of the others."""
 
     def __init__(self, run: RunFolder, generator: Generator | None = None) -> None:
-        """Read every record. `generator`: None: by the settings in `tournament.json`, where its
-        agents come with the package."""
+        """Read every record. `generator` None: it is made from `tournament.json`, if the agents
+        named there come with the package."""
         self.run = run
         self.generator = generator
         self.store = open_store(run, find_mirror(run.root))
@@ -99,7 +99,7 @@ class StoredTournament:
                 self.bad_results[pod] = str(error)
 
     def reject_foreign_records(self) -> None:
-        """Move specs and results that are whole, but belong to something else, to the bad ones."""
+        """Move intact specs and results of other pods or runs to `bad_specs` and `bad_results`."""
         if self.foreign_file:
             return  # explains the rest, and is mended first
         scores = {event.pod: event.score for event in select_events(self.events, ResultEvent)}
@@ -301,7 +301,7 @@ def check_tournament(
 ) -> Recount:
     """Make every check of a finished or stopped tournament.
 
-    `settings`: the current ones, by which the ensemble is made; None: it is not made.
+    `settings`: current settings, used to check the ensemble; None skips that check.
     `must_be_finished`: the log has to say that the tournament has ended.
 
     Raises TournamentError when it is running, or the folder holds none.
@@ -335,7 +335,7 @@ def _describe(name: str, compares: str, problems: Iterable[str], result: str = "
 
 
 def _name_pods(pods: Iterable[str], problem: str) -> list[str]:
-    """Say something of pods, the first five by name; nothing of none."""
+    """Build a message on a problem of pods, the first five by name; empty without pods."""
     names = sorted(pods)
     more = " ..." if len(names) > 5 else ""
     return [f"{', '.join(names[:5])}{more} {problem}"] if names else []
@@ -433,7 +433,8 @@ def _check_results(stored: StoredTournament) -> Check:
 
 
 def find_changed_files(stored: StoredTournament) -> list[Path]:
-    """List snapshots without the hash in their name, and dropped pods' policies without theirs."""
+    """List snapshots whose hash is not their name, and dropped pods' policies whose hash is not
+    that in their result."""
     hashes = {path: path.stem for path in _list_snapshots(stored)}
     for pod in dropped_pods(stored.events) & stored.results.keys():
         hashes[stored.store.locate_policy(pod)] = str(stored.results[pod].policy)

@@ -31,7 +31,7 @@ class Retention:
         self.log = log
         self.dropped = dropped_pods(log.records)
         self._asked = 0
-        """Results that had been applied when it was asked last."""
+        """Number of applied results at the last search for surplus pods."""
 
     def drop_surplus(
         self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False

@@ -86,12 +86,12 @@ def run_tournament(
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to
     resume or extend. Returns the event that the log ends with.
 
-    `operations` are the waits and retries of pods. `agents` gives the base settings of each algorithm that takes part. `device` narrows
-    `settings.devices` when that is `auto`. `body` and `launcher` set the work of a pod and its
-    place (a `launcher` instance, such as Ray's, brings a body). `watch` is called at every
-    reconcile. `clock` is real time, or that of a simulated cluster. `inherit` copies pods of an
-    earlier run into the store, as the first parents (see `warm_start.inherit`). `title` names the
-    search in its progress.
+    `operations` are the waits and retries of pods. `agents` gives the base settings of each
+    algorithm that takes part. `device` narrows `settings.devices` when that is `auto`. `body` and
+    `launcher` set the work of a pod and its place (a `launcher` instance, such as Ray's, brings a
+    body). `watch` is called at every reconcile. `clock` is real time, or that of a simulated
+    cluster. `inherit` copies pods of an earlier run into the store, as the first parents (see
+    `warm_start.inherit`). `title` names the search in its progress.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another
     one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible

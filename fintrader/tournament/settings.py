@@ -151,10 +151,10 @@ class TournamentSettings(Settings):
     """Temperature of the softmax over ranks that picks a parent: small favours the best, large
     favours none."""
     niche: Niche = "none"
-    """Who may be a parent. `none`: every row of the leaderboard; `lineage`: the best of all that
-    descend from one founder, so that no family breeds with more than one; `age`: the best of those
-    as many generations deep (0, 1, 2-3, 4-7, ...), each depth as likely, since a lineage's score
-    counts the training it inherited. Not for generations."""
+    """Eligible parents. `none`: every row of the leaderboard; `lineage`: the best descendant of each
+    founder, so that no family has more than one parent; `age`: the best pod of each class of
+    generations (0, 1, 2-3, 4-7, ...), all classes equally likely, since a score includes inherited
+    training. Not with `order: generations`."""
     unchanged: float = Field(0.0, ge=0, le=1)
     """Share of children that go on with their parent's hyper-parameters: the same pod for one
     budget longer."""
@@ -170,23 +170,22 @@ class TournamentSettings(Settings):
     `network` shape the weights: they are drawn for fresh pods, and children keep them."""
 
     metric: Metric = "sharpe"
-    """Metric of the validation window's daily returns; `utility` is mean-variance with risk aversion
-    1, a year, and `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs,
-    which itself scores 0, whatever the size of the bets; `active_utility` is what `env.reward:
-    active_mean_variance` trains for, size and all."""
+    """Metric of the validation window's daily returns; `utility`: annual mean-variance
+    utility with risk aversion 1; `information_ratio`: against the benchmark portfolio
+    (`env.benchmark`) at costs, which scores 0; the size of the bets does not count;
+    `active_utility`: the objective of `env.reward: active_mean_variance`; their size counts."""
     validation_folds: int | None = Field(None, ge=2)
-    """None: pods are scored on the validation window. K: training and validation window are cut
-    into K blocks of sessions, and a pod is a learner for each block, trained on the others: all
-    sessions are scored, each by a learner that has not seen it. One learner more, trained on all of
-    them, is published. They share the budget evenly; the windows' embargo lies around each
-    block."""
+    """None: score pods on the validation window. K: cut training and validation window into K
+    blocks of sessions. A pod then has K learners, each trained on the other blocks and scored on
+    its own, and one learner trained on all blocks, which is published. The learners share the
+    budget evenly; the windows' embargo lies around each block."""
     validation_windows: int = Field(1, ge=1)
     """Equal parts of the validation window that are scored separately."""
     spread_penalty: float = Field(0.0, ge=0)
     """Score = mean over the parts - spread_penalty x their standard deviation."""
     halving: float | None = Field(None, gt=0, lt=1)
-    """Stop a pod early when peers of its age score above this quantile of them (0.5: below the
-    median). None: never."""
+    """Stop a pod early when it scores below this quantile of its peers of the same age (0.5: below
+    the median). None: never."""
     early_stopping: Literal["none", "best_validation"] = "none"
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had
     learned when it scored best. Every such look counts as a trial."""
@@ -200,18 +199,18 @@ class TournamentSettings(Settings):
     heads), t being the t-statistic of their pooled validation returns in excess of it; 0 where that
     is not positive."""
     ensemble_tracking_error: float | None = Field(None, gt=0, le=1)
-    """A year's, of what the members keep: they are first scaled to this one (at most 4 times), by
-    that of their pooled validation returns. None: as large as they were learned. Needs a shrinkage:
-    size comes from evidence."""
+    """Annual tracking error to which the members' tilts are scaled before the shrinkage, measured
+    on their pooled validation returns (factor at most 4). None: tilts keep their learned size.
+    Needs `ensemble_shrinkage`."""
     diversity: float = Field(0.5, ge=0)
     """Members are picked by standardised score - diversity x mean correlation with those picked
     already."""
 
     keep: Literal["all", "lineage", "leaders"] = "all"
-    """Files that stay of pods that have ended, besides spec and result. `all`: snapshot, policy and
-    learning curve of each; `lineage`: of those on the leaderboard and of all that they descend
-    from; `leaders`: of those on it alone. The ensemble's members are on it. Pods at work keep their
-    parent in any case."""
+    """Ended pods whose snapshot, policy and learning curve are kept (spec and result always are).
+    `all`: every pod; `lineage`: pods on the leaderboard and their ancestors; `leaders`: only pods
+    on the leaderboard, which include the ensemble's members. Parents of pods at work are always
+    kept."""
 
     @field_validator("devices")
     @classmethod

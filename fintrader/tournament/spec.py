@@ -109,7 +109,7 @@ class PodSpec(_SealedRecord):
     replicas: int = 1
     """Learners that are fused (learner fusion); one is plain training."""
     fusions: int = 8
-    """Times they are."""
+    """Number of fusions."""
     data_hash: str = ""
 
     @property
@@ -183,7 +183,7 @@ class TrainedPod(PodResult):
     it."""
 
     evaluate: str
-    """`package.module:function` that does so; it takes the spec, a context and this."""
+    """`package.module:function` of the evaluator; it takes the spec, a context and this record."""
 
     def add_evaluation(self, **scored: Any) -> PodResult:
         """Complete the result with the fields that an evaluation makes."""

@@ -44,7 +44,7 @@ MARKER = ".stored.json"
 STATE = "state.safetensors"
 LOG = "metrics.jsonl"
 _TURNS = {STATE: 0, LOG: 1}
-"""Files of these names are taken first, in this order; all others rest on them."""
+"""Names of the files to copy first, in this order; all other files depend on them."""
 _LEFT_OUT = re.compile(
     r"(^|/)\.|\.(log|tmp)$|(^|/)(spec|result[^/]*)\.json$|(^|/)(policy|failed)\.safetensors$"
 )
@@ -67,8 +67,8 @@ class TrainingState:
         self._lock = threading.RLock()
 
     def restore(self) -> bool:
-        """Bring the stored state here, unless this folder's descends from it; whether that was
-        done."""
+        """Fetch the stored state, unless this folder's state descends from it; return True if it
+        was fetched."""
         with self._lock:
             data = self.objects.get(f"{self.name}.json")
             marker = self.folder / MARKER
@@ -122,7 +122,7 @@ class TrainingState:
         return files
 
     def save(self) -> bool:
-        """Store the state as it is now; whether there was anything new. Raises StorageError."""
+        """Store the present state; return True if anything was new. Raises StorageError."""
         with self._lock:
             taken = self.folder / ".taken"
             try:
@@ -151,7 +151,7 @@ class TrainingState:
             return True
 
     def _take(self, to: Path) -> dict[str, str]:
-        """Hold the files of the state still while training goes on: name -> hash."""
+        """Link or copy the state's files into `to` while training goes on; return name -> hash."""
         remove_tree(to)
         files = {}
         fused = self.folder.glob("fused-*.safetensors")
@@ -181,7 +181,7 @@ class TrainingState:
 
 
 def _hold(path: Path, copy: Path) -> None:
-    """Make `copy` the present content of `path`: states are replaced whole, logs grow."""
+    """Keep the present content of `path` as `copy`: by a hard link, or a copy for a growing log."""
     refuse_irregular(path)
     if path.name != LOG:
         with contextlib.suppress(OSError):
@@ -218,7 +218,7 @@ def synchronise(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> 
 
 
 def save_all() -> None:
-    """Store the state of every pod that this process is at: it is about to end."""
+    """Store the state of every pod at work in this process, before the process ends."""
     for state in list(_active):
         _try(state)
 

@@ -119,8 +119,8 @@ def read_status(run: RunFolder) -> TournamentStatus:
 
 
 def _estimate_seconds(events: Sequence[TournamentEvent], now: float) -> float | None:
-    """Estimate the seconds to the last result: those to come x (seconds so far / results so far),
-    of this sitting."""
+    """Estimate the seconds to the last result: results to come x seconds per result since the
+    orchestrator last started."""
     sitting = find_sitting(events)
     if sitting is None:
         return None
@@ -193,8 +193,8 @@ def describe_effect(run: RunFolder, pods: int | None) -> str:
 
 
 def read_settings(store: RunStore) -> TournamentSettings:
-    """Those that no resumption may change; the others as they are by default. Raises
-    TournamentError."""
+    """Read the settings that are fixed for a tournament; those that a resumed run may change get
+    their defaults. Raises TournamentError."""
     known = store.read_identity().settings
     return validate(TournamentSettings, {**known, "ensemble_size": 1}, str(store.identity_path))
 

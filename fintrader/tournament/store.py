@@ -80,7 +80,7 @@ class RunStore:
         return nullcontext()
 
     def fetch_market(self, digest: str, path: Path) -> Path:
-        """`path`, or where it does not exist here, the market of that content out of the object
+        """Return `path` if it exists; else fetch the market with hash `digest` from the object
         store.
 
         Raises CheckpointError when the store has none.
@@ -92,8 +92,8 @@ class RunStore:
         return path if path.exists() else self.fetch_market(self.read_identity().data_hash, path)
 
     def is_superseded(self, token: int) -> bool:
-        """True once another orchestrator, with another folder, has taken the run over from the one
-        with `token`. One with this folder goes on with the pods that are at work in it.
+        """True once an orchestrator with another folder has taken the run over from the holder of
+        `token`. An orchestrator with this folder does not count: it takes over the pods at work.
         """
         return False
 
@@ -132,8 +132,8 @@ class RunStore:
         """Note the inputs of this tournament. Raises TournamentError when the folder holds another
         one.
 
-        `follow`: whether the pods that are here follow from it; asked where there is no whole note
-        of it.
+        `follow`: returns True if the pods in this folder follow from `identity`; called only when
+        `tournament.json` is missing or damaged.
         """
         try:
             known = self.read_identity()
@@ -167,16 +167,16 @@ class RunStore:
         return self._pods / f"{pod}/result.json"
 
     def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
-        """Write them, each whole and once and for all; returns those that stand.
+        """Write each spec atomically and only once; return the specs that are stored.
 
-        Where an orchestrator that has lost the run wrote a spec of that pod before, that one
-        stands: its pod may be at work or done, and nothing of it is discarded.
+        A spec of the same pod by an earlier orchestrator is kept, because that pod may be at work
+        or done.
         """
         return [self.write_spec(spec) for spec in specs]
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
-        """Write one spec, in the same way. Not synced: `keep_spec` does that where the pod runs. Until then a power
-        cut may lose it."""
+        """Write one spec, in the same way. A power cut may lose it until `keep_spec` syncs it,
+        where the pod runs."""
         path = self.locate_spec(spec.pod)
         data = spec.to_json().encode()
         if publish(path, data, sync=False):
@@ -207,8 +207,8 @@ class RunStore:
             return find_seal(file.read(SEAL_BYTES))
 
     def is_replaced(self, spec: PodSpec) -> bool:
-        """Tell whether another spec of that pod stands in this folder: that of a run which lies here
-        now."""
+        """Tell whether this folder now holds another spec of that pod, because another run has
+        replaced this one."""
         try:
             return self.read_spec_digest(spec.pod) != spec.digest
         except OSError:
@@ -353,7 +353,7 @@ class RunStore:
                 remove(path)
 
     def _is_stored(self, digest: str, path: Path) -> bool:
-        """Tell whether content is where it counts."""
+        """Tell whether content is stored and intact; overridden for object stores."""
         return is_whole(digest, path)
 
     def sweep(self) -> None:
@@ -383,7 +383,8 @@ def move_aside(path: Path) -> Path:
     """Rename a damaged file, so that it can be made again and still be inspected; return its new
     path.
 
-    A name without a suffix, as a pod's folder has, gets it in front, so that it is not taken for a pod.
+    A name without a suffix (a pod's folder) gets `damaged-N` in front, so that it is not taken for
+    a pod.
     """
     before, after = (f"{path.stem}.", path.suffix) if path.suffix else ("", f".{path.name}")
     number = 1 + sum(1 for _ in path.parent.glob(f"{before}damaged-*{after}"))

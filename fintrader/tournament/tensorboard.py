@@ -90,7 +90,7 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
 
 
 def _write(writer: Any, scalars: Iterable[Scalar]) -> int:
-    """Returns how many there were."""
+    """Write the scalars; return their number."""
     written = 0
     for name, value, step, wall in scalars:
         writer.add_scalar(name, value, step, walltime=wall)

@@ -1,4 +1,4 @@
-"""The updater: a pod's result enters the leaderboard, or does not.
+"""The updater: applies the result of a pod to the leaderboard.
 
 A leaderboard is a pure function of the sequence of results it was given, and its final rows do not
 even depend on their order, since all results are compared by one total order: score (higher first),

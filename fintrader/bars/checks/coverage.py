@@ -22,7 +22,7 @@ _UNLIKELY = -15.0
 def find_coverage_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
     """Find missing bars.
 
-    bars: valid, each inside a bar of the grid, whose bars are as long as theirs.
+    `bars` are valid, as long as the grid's bars, and each lies inside one of them.
     """
     num = len(bars.symbols)
     traded: Array = np.zeros((num, grid.num_bars), dtype=bool)

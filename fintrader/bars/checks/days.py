@@ -161,8 +161,8 @@ def _find_scale_jumps(bars: Bars, days: Days) -> Iterator[Fault]:
 
 
 def _find_reversed(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find days whose closes meet the open of the bar before, instead of opens the close before:
-    more often than by any chance."""
+    """Find days whose bars run backwards: closes match the open of the bar before, instead of
+    opens its close, more often than chance allows."""
     from fintrader.bars import kernels
 
     votes, cast = kernels.backward_votes(bars.open, bars.close, days.first)
@@ -185,8 +185,8 @@ def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
 
 
 def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Fault]:
-    """Find days whose bars stand at every second, third, ... place only, more of them than chance
-    would put there."""
+    """Find days whose bars lie at every second, third, ... place of the grid only, more regularly
+    than chance allows."""
     open_ = grid.begin[days.session]
     places = (grid.end[days.session] - open_) // (days.length * MINUTE_NS)
     for day in np.flatnonzero((days.bars <= places // 2 + 1) & (days.bars >= 6)).tolist():

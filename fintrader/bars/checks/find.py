@@ -31,7 +31,8 @@ def find_faults(
 ) -> list[Fault]:
     """Find all faults of raw bars, sorted by kind, symbol and day.
 
-    grid: spans the bars, in bars as long as theirs; actions: known splits and dividends; now: seconds since 1970, for tests.
+    grid: spans the bars and has their bar length; actions: known splits and dividends; now: seconds
+    since 1970, for tests.
     """
     found = list(find_row_faults(bars, exchange_days(grid.calendar, bars.ts), now))
     bars = bars.take(mask_valid_rows(bars, now)).sorted()

@@ -163,7 +163,7 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
 
 
 def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
-    """Put the symbol first to which a session's bars fit less: it borrowed them from the other."""
+    """Order two symbols: first the one that a session's bars fit less, which has the other's."""
 
     def distance(days: Days) -> float:
         day = int(np.searchsorted(days.session, number))

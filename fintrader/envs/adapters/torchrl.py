@@ -5,8 +5,8 @@
     collector = Collector(env, policy, frames_per_batch=4096, total_frames=1_000_000)
 
 torchrl resets finished accounts itself, by mask, and puts the true last observation under `("next",
-"observation")`; so the environment must be in DISABLED mode, and bootstrapping at a time limit is
-right as it stands.
+"observation")`; so the environment must be in DISABLED mode, and bootstrapping at a time limit
+needs no correction.
 """
 
 from __future__ import annotations

@@ -434,7 +434,7 @@ def buy(
 ) -> tuple[float, float, float]:
     """Write the holdings `[N]` after the scaled additions. Return units of money: their cost, its
     magnitudes, and the value of the holdings at `mark`."""
-    # The value is that of most steps' only close: to read the holdings once more would cost more.
+    # Most steps have one close: summing its value here saves a second pass over the holdings.
     paid = 0.0
     purchases = 0.0
     value = 0.0
@@ -574,7 +574,7 @@ def mark_to_market(
     log: AccountLog,
 ) -> None:
     """Mark cash and holdings at each close up to the next decision."""
-    # One bar at which nothing happens is worth what `buy` summed up already.
+    # For an interval of one bar without changes, `buy` has already summed the holdings' value.
     is_plain = rules.interval == 1 and rules.borrow_rate == 0.0 and rules.maintenance_margin == 0.0
     for b in range(first, last):
         i = b - first
@@ -619,7 +619,7 @@ def mark_bars(
         state.peak_equity[b] = max(state.peak_equity[b], equity)
         if is_logged:
             log.equity[bar] = equity
-            # Element by element: an assignment of rows compiles, and checks shapes, for seconds.
+            # Copy element by element: compiling a row assignment, with shape checks, takes seconds.
             for n in range(state.shares.shape[1]):
                 log.shares[bar, n] = state.shares[b, n]
     state.bar[b] = stop
@@ -690,7 +690,7 @@ def close_positions(
             record_trade(log, FORCED, bar, bar, n, -shares, price * UNIT, closing)
             state.shares[b, n] = 0.0
     if rules.is_proportional:
-        # Of the sum, which is exact, as in `total_cost`.
+        # Compute proportional costs from the exact sum, as in `total_cost`.
         cost = rules.cost_rate * notional
     state.cash[b] += value - cost
     add_costs(b, bar, cost, notional, state, log)
@@ -739,7 +739,7 @@ def record_trade(
 @njit_inline
 def measure_outcome(first: int, last: int, old: State, new: State, rules: Rules) -> None:
     """Compare accounts at the end of the interval with those at the decision, and end episodes."""
-    # A reward's logarithm is torch's to take, which may differ from numba's in the last bit.
+    # Leave the reward's logarithm to torch: numba's may differ from it in the last bit.
     for b in range(first, last):
         before = old.equity[b]
         equity = new.equity[b]

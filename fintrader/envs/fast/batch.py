@@ -79,8 +79,8 @@ def end_episodes(
     rules: Rules,
     out: Outputs,
 ) -> int:
-    """Show accounts whose episodes ended their last observation, and begin the next ones; return
-    the number of ends."""
+    """Write the last observation of accounts whose episodes ended, and begin their next episodes;
+    return the number of ended episodes."""
     # Where nothing is reset, the accounts stay finished.
     episodes = 0
     for b in range(first, last):

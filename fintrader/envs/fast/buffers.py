@@ -1,5 +1,5 @@
-"""Accounts packed for the fused kernels: few arrays with many rows, because handing over an array
-has a price."""
+"""Accounts packed for the fused kernels: few arrays with many rows, because each array that is
+passed costs time."""
 
 from __future__ import annotations
 
@@ -214,8 +214,8 @@ class AccountLog(NamedTuple):
     size: Any
     """`[1]` int64: trades so far."""
     counts: Any
-    """`[4]`: orders, those that exceeded their share of the volume, those of which nothing filled,
-    and USD of all that was cancelled."""
+    """`[4]`: number of orders, of orders above the volume limit, and of orders without a fill; and
+    USD of all cancelled parts."""
 
 
 class Inputs(NamedTuple):

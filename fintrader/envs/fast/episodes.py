@@ -84,7 +84,7 @@ def observe(first: int, last: int, low: int, state: State, prices: Prices, out: 
     row_bytes = out.row_bytes
     stride = out.rows.shape[1] * 4
     for b in range(first, last):
-        # Rows lie anywhere in memory: ask for one, and copy the one before, which has arrived.
+        # Rows are scattered in memory: prefetch this one, copy the one prefetched before.
         if out.is_flat:
             for place in range(0, row_bytes, _LINE):
                 prefetch(out.rows, state.bar[b] * stride + place)
@@ -96,7 +96,7 @@ def observe(first: int, last: int, low: int, state: State, prices: Prices, out: 
 @njit_inline
 def copy_row(b: int, bar: int, obs: Any, out: Outputs, is_streamed: bool) -> None:
     """Copy the market's row (with a lookback, those of several bars) behind the private part."""
-    # Streams go past the caches, where the caller could not find so much anyway.
+    # Streamed writes bypass the caches, which could not hold so much for the caller anyway.
     place = (b + 1) * obs.shape[1] * 4 - out.row_bytes
     origin = bar * out.rows.shape[1] * 4
     if is_streamed:
@@ -107,9 +107,8 @@ def copy_row(b: int, bar: int, obs: Any, out: Outputs, is_streamed: bool) -> Non
 
 @njit_inline
 def prefetch_prices(first: int, last: int, state: State, prices: Prices) -> None:
-    """Ask for the prices of the accounts' bars, which lie anywhere in memory, before they are
-    needed."""
-    # From a bar's closes through all that the next bar quotes.
+    """Prefetch the prices of the accounts' bars, which are scattered in memory."""
+    # The range begins at a bar's closes and ends with the next bar's quotes.
     num_bars, _, num_assets = prices.quotes.shape
     quote_bytes = num_assets * 12
     for b in range(first, last):

@@ -33,7 +33,7 @@ from fintrader.envs.state import Endowment
 from fintrader.errors import EnvError
 
 SERIAL_BELOW = 1024
-"""Accounts under which threads cost more than they bring."""
+"""Number of accounts below which threads cost more time than they save."""
 STREAM_ABOVE_BYTES = 8 << 20
 """Observations larger than this are written past the caches, which could not hold them."""
 _Array = np.ndarray[Any, Any]

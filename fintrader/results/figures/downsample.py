@@ -3,8 +3,8 @@
 Minute series are drawn with at most a few thousand points. In each bucket of neighbouring points
 the first, the lowest, the highest and the last are kept (the M4 aggregation of Jugel et al., VLDB
 2014), so that no spike, no drawdown and no gap is lost or invented: every drawn point is a stored
-one. That holds for lines over an ordered axis only. Of point clouds an even sample is kept and the
-figure says how large, of loose segments some are kept whole.
+one. That holds only for lines over an ordered axis. Point clouds keep an even sample, whose size
+the figure states; of loose segments, an even sample is kept whole.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fintrader.results.formatting import title_of
 MOST_INPUTS = 15
 """Bars of the importance chart; of more inputs the rest stand together in one."""
 MOST_COLUMNS = 10
-"""Inputs told of one decision."""
+"""Most inputs in the chart of one decision."""
 
 
 def importance_figure(found: Explanation) -> go.Figure:

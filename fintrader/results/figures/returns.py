@@ -1,7 +1,7 @@
 """When and how returns were earned: by month, by weekday and time of day, as a distribution.
 
 Days, months and times of day are those of the market's own time zone (`timezone`, an IANA name).
-Every return is simple: what a stretch's last equity is above its first one, over the first one.
+All returns are simple: (last equity - first equity) / first equity of a period.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
 OVERNIGHT = "overnight"
 MOST_LABELLED = 16
 MOST_IN_A_ROW = 5
-"""Columns of a heat map beyond which the numbers would not fit into the cells; of a single row,
-where plotly makes them no smaller, beyond which a phone has no room for them side by side."""
+"""Most columns of a heat map with numbers in its cells: MOST_LABELLED with several rows,
+MOST_IN_A_ROW with one, whose numbers plotly does not shrink to the width of a phone."""
 
 
 def monthly_returns(daily: pd.Series, timezone: str) -> pd.DataFrame:

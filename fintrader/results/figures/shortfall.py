@@ -1,5 +1,5 @@
-"""Charts of a deployment: its account with its twin and the backtest's band, and the causes of their
-difference."""
+"""Charts of a deployment: its account, its twin and the backtest's band, and the causes of the
+difference between account and twin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def drift_figure(
     twin_usd: Sequence[float],
     band: tuple[Sequence[float], Sequence[float]] | None,
 ) -> go.Figure:
-    """Account and twin at each session's close, over the band (low, high) of the backtest's days."""
+    """Draw account and twin at each session's close, over the `band` (low, high) of the backtest's
+    days."""
     days = pd.to_datetime(pd.Series(dates))
     figure = go.Figure()
     if band is not None:

@@ -90,8 +90,8 @@ def random_portfolios_figure(drawn: RandomDraws, returned: float | None) -> go.F
 
 
 def sharpe_figure(found: SelectedSharpe) -> go.Figure:
-    """The chosen trial's Sharpe ratio where it was chosen, beside what the best of as many shows
-    without skill."""
+    """Draw the chosen trial's Sharpe ratio in the selection window, and the best one expected from
+    luck among as many trials."""
     figure = go.Figure()
     _point(figure, found.sharpe, "the chosen trial", _OUR_MARK, "Sharpe %{x:.2f}")
     for label, expected in (

@@ -233,8 +233,8 @@ def connect(address: str, patience: timedelta) -> Any:
 
 
 def order(orders: Any, number: int) -> int:
-    """Wait for that order, as long as the pod evaluates. Raises RankLost when the pod's process is
-    gone."""
+    """Wait for order `number`, which comes after the pod's evaluation. Raises RankLost when the
+    pod's process is gone."""
     with translate_errors():
         return int(orders.get(f"order-{number}"))
 

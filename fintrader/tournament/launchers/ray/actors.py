@@ -131,7 +131,7 @@ class PodActor:
             context.token = self.token
             try:
                 return train_or_evaluate(self.task, context)
-            except Fenced:  # by the head that is about to take this pod over, or by one elsewhere
+            except Fenced:  # by the orchestrator that takes this pod over, or by one elsewhere
                 with self._change:
                     if not self._change.wait_for(
                         lambda: self.token != context.token, timeout=self.patience
@@ -207,7 +207,7 @@ class ActorSource:
         try:
             found = ray.get(self.pending)
         except ray.exceptions.ActorUnavailableError:
-            pass  # out of reach at the moment: whether it matters is seen by how long it is silent
+            pass  # out of reach for now; only a long silence counts as a loss
         except ray.exceptions.RayError:
             self._gone = True
             raise

@@ -235,7 +235,7 @@ def _probe(address: str) -> None:
     except Exception:
         answer = "silent"
     print(answer, flush=True)
-    os._exit(0)  # without the client's own farewell, which may take long
+    os._exit(0)  # skip the client's own shutdown, which may take long
 
 
 def _take_token() -> None:
@@ -326,7 +326,7 @@ class Cluster:
             try:
                 self._ask_for_more()
                 self.view = read_nodes()
-            except Exception:  # whether it matters is seen by how long it lasts
+            except Exception:  # may be brief; `refresh` raises after a long silence
                 self._closing.wait(REFRESH_SECONDS)
                 continue
             self._asked_since = None

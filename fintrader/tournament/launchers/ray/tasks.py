@@ -1,11 +1,12 @@
 """Tasks of a Ray cluster: a pod or its evaluation (`run_task`), its ranks on further nodes, and
 their readers.
 
-A pod that spans several nodes has one more task a node (`serve_ranks`), in the pod's placement
-group. It starts the ranks as processes of its node and streams their messages to the pod's task,
-which owns it: when that process dies, Ray ends this one, and the kernel its ranks. Only messages
-travel through Ray; the ranks connect to each other directly (`fusion/coordinator.py`), and each
-node gets run and market from the shared folder or the store.
+A pod that spans several nodes has a further task on each other node (`serve_ranks`), in the pod's
+placement group. The further task starts ranks as processes of its node and streams their
+messages to the pod's task, its owner. When the owner's process dies, Ray ends the further task,
+and the kernel ends its ranks. Only messages travel through Ray; ranks connect to each other
+directly (`fusion/coordinator.py`). Each node gets run and market from the shared folder or the
+store.
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ class Stream:
     group: Any = None
     error: Exception | None = None
     silent: bool = False
-    """Stopped: whatever else it sends is of no interest."""
+    """True once stopped: its further messages are dropped."""
     deadline: float | None = None
-    """When it is to have ended (monotonic seconds)."""
+    """Time by which the task must have ended (monotonic seconds); None: no deadline."""
     over: threading.Event = field(default_factory=threading.Event)
     """Set once it has ended and its group is released."""
 
@@ -261,14 +262,14 @@ class RayHost:
     """Another node, as the pod's task sees it."""
 
     task: PodTask
-    """The pod's."""
+    """Task of the pod whose ranks run there."""
     group: Any
     bundle: int
     streams: Streams
     joined: Callable[[StartMessage], None]
     """Called with the place where the ranks have begun."""
     address: str = ""
-    """Known to its ranks only: they go to the first host."""
+    """Never filled in: ranks connect to the first host, and this is never the first."""
     stream: Stream | None = None
 
     def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
@@ -376,7 +377,7 @@ def follow_node(node: str, over: threading.Event) -> None:
     Ray's cancellation of the task is no substitute, since it does not always interrupt.
     """
     while not over.wait(DRAIN_CHECK_SECONDS):
-        with suppress(Exception):  # the head does not answer: the launcher will see
+        with suppress(Exception):  # the head does not answer; the launcher handles that
             if node in state.get_draining_nodes():
                 save_all()
 
