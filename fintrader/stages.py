@@ -190,7 +190,7 @@ def _read_number(value: Any) -> float | None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-class _Teller:
+class _ProgressWriter:
     """Writer of one stage's progress, as its tasks report it."""
 
     def __init__(self, folder: Path, values: Mapping[str, Any], name: str) -> None:
@@ -247,7 +247,7 @@ def track_stage(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[
     The run lies in `folder`, and `values` are those of its manifest. A stage may lie inside another.
     When the outermost one ends well, nothing is at work any more.
     """
-    with observe_tasks(_Teller(folder, values, name)) as outer:
+    with observe_tasks(_ProgressWriter(folder, values, name)) as outer:
         yield
     if outer is None:
         with contextlib.suppress(OSError, FintraderError):

@@ -31,7 +31,7 @@ from fintrader.results.formatting import (
     ratio,
     span,
 )
-from fintrader.results.history import rounding_apart
+from fintrader.results.history import drop_rounding_differences
 from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev
 from fintrader.verdict import sharpe as sig
@@ -152,7 +152,7 @@ def _test_window(
     year = result.sessions_a_year
     ours = result.daily_returns
     theirs = m.daily_returns(benchmark, result.session)
-    theirs = rounding_apart(ours, theirs)
+    theirs = drop_rounding_differences(ours, theirs)
     level = ev.level_of_look(1 if look is None else look)
     tested = ev.alpha_test(ours, theirs, level=level, seed=seed, sessions_a_year=year)
     shifted = None

@@ -33,8 +33,8 @@ class VerifyOptions(Settings):
     """Settings of the checks; each option is for one kind of PATH."""
 
     repair: bool = False
-    """A run: make derived files again, and set changed ones aside; the run's command then trains the
-    missing pods."""
+    """A run: make derived files again, and set changed ones aside; the run's command then trains
+    the missing pods."""
     replay: bool = False
     """A run: where all is well, race it again from its event log and compare byte by byte."""
     name: str | None = None

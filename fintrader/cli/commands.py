@@ -192,7 +192,7 @@ class LooksOptions(Settings):
 
 def looks(argv: list[str]) -> None:
     """Show the ledger of looks."""
-    from fintrader.results.looks import Ledger, LedgerError, astray, by_window
+    from fintrader.results.looks import Ledger, LedgerError, by_window, find_missing_looks
 
     home = Path(parse(LooksOptions(), argv, "looks").runs_dir)
     if not home.is_dir():
@@ -200,7 +200,7 @@ def looks(argv: list[str]) -> None:
     ledger = Ledger(home)
     try:
         lines = ledger.looks()
-        deleted, foreign = astray(home)
+        deleted, foreign = find_missing_looks(home)
     except LedgerError as error:
         print(f"{error}")
         sys.exit(1)

@@ -40,7 +40,7 @@ def build_variables(root: Path) -> dict[str, str]:
 
 def app(argv: list[str]) -> None:
     """Become the process that serves the app."""
-    parse(AppSettings(), argv, "app")  # a mistake is told before that
+    parse(AppSettings(), argv, "app")  # report wrong options before that
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
         raise ConfigError(

@@ -440,8 +440,8 @@ def _round(values: Array, digits: int) -> tuple[float | None, ...]:
 
 
 def _runs(values: Array, apart: float) -> list[Array]:
-    """Sessions with a value, cut where it leaves the run's first by more than `apart`; gaps do not
-    cut."""
+    """Split the sessions with a value into runs. A new run begins where the value differs from the
+    run's first by more than `apart`, or after a gap of 5 sessions or more."""
     days = np.flatnonzero(np.isfinite(values))
     runs: list[list[int]] = []
     for day in days.tolist():

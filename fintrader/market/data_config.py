@@ -122,7 +122,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -> None:
-    """Put another member of a union in its place. Raises ConfigError for one that is none."""
+    """Switch a union to the member `choice`, in place. Raises ConfigError for an unknown member."""
     models = choices[option]
     model = models.get(choice, models.get(REFERENCE) if ":" in choice else None)
     if model is None:

@@ -28,7 +28,7 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
     """`[T]` float64, the level as known at each bar's close, and its name.
 
     A daily close is known only at the last bar of its day, so all earlier bars of the day carry the
-    close before it; in the first session, when the file begins with it, that day's open if there is
+    close before it. If the file begins with the first session, they carry its open, if there is
     one. Times within the day are taken as starts of bars. Raises DataError when the file cannot
     serve.
     """

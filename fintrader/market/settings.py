@@ -125,8 +125,8 @@ class DataSettings(Settings):
 def read_settings(
     what: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
 ) -> DataSettings:
-    """Read the data settings of a configuration (a name, a YAML file, settings or plain values), and
-    put `changes` over them.
+    """Read the data settings of a configuration (a name, a YAML file, settings or plain values),
+    overridden by `changes`.
 
     Raises ConfigError naming the field that is wrong.
     """

@@ -16,7 +16,7 @@ from fintrader.errors import ConfigError, DataError, RunError, install_command
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.run_stages import changed_claim
+from fintrader.pipeline.run_stages import find_stages_to_repeat
 from fintrader.results.looks import Ledger, LedgerError
 from fintrader.seams import LAUNCHERS, explain_absence
 
@@ -107,7 +107,7 @@ def _earlier(config: RunConfig) -> Iterator[str]:
             " raced"
         )
     try:
-        changed_claim(config)
+        find_stages_to_repeat(config)
     except RunError as error:
         yield str(error)
 

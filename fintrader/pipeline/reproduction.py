@@ -161,12 +161,12 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     if not fixed and any(
         one not in here["processors"] for one in recipe.get("processors") or [None]
     ):
-        told_of = [
+        reported_processors = [
             one.get("processor", "?")
             for one in recipe.get("processors") or ()
             if isinstance(one, Mapping)
         ]
-        names = ", ".join(f"{name!s:.60}" for name in told_of) or "unknown"
+        names = ", ".join(f"{name!s:.60}" for name in reported_processors) or "unknown"
         said.append(f"processor {names} in the report, {here['processors'][0]['processor']} here")
     return tuple(said)
 

@@ -33,7 +33,7 @@ def run_recipe(
 
 
 def portable(config: RunConfig) -> dict[str, Any]:
-    """Every setting but those that change no result: where things lie and how they are watched."""
+    """Collect the run's name and every setting that can change a result (not `RESULT_NEUTRAL`)."""
     values: dict[str, Any] = config.model_dump(mode="json")
     return {
         name: value

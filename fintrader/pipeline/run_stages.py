@@ -27,7 +27,7 @@ from fintrader.pipeline import evaluation
 from fintrader.pipeline.backtest_context import Repeat
 from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.session import observing, open_run, watching, workplace
+from fintrader.pipeline.session import hold_run, observing, open_run, watching
 from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import read_backtest
@@ -49,7 +49,7 @@ def run(config: RunConfig) -> Path:
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
-    with observing(config), workplace(config) as mirror:
+    with observing(config), hold_run(config) as mirror:
         manifest = claim(config, mirror=mirror)
         market = make_market(config, manifest)
         _tournament_stage(config, manifest, market)
@@ -59,7 +59,7 @@ def run(config: RunConfig) -> Path:
 
 def run_tournament(config: RunConfig) -> Path:
     """Data and tournament; returns the run's folder."""
-    with observing(config), workplace(config) as mirror:
+    with observing(config), hold_run(config) as mirror:
         manifest = claim(config, mirror=mirror, plan=("data", "tournament"))
         _tournament_stage(config, manifest, make_market(config, manifest))
     return config.folder.root
@@ -73,7 +73,7 @@ def walk_forward(config: RunConfig) -> Path:
     counted together. Raises BacktestError when not even one fold fits into the data.
     """
     evaluation.check_window(config)
-    with observing(config), workplace(config) as mirror:
+    with observing(config), hold_run(config) as mirror:
         manifest = claim(
             config, "walkforward", mirror=mirror, plan=("data", "tournament", "backtest", "report")
         )
@@ -134,7 +134,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
         update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent}
     )
     Ledger(config.runs_dir).lines()
-    with workplace(config.model_copy(update={"store": None})) as mirror:
+    with hold_run(config.model_copy(update={"store": None})) as mirror:
         manifest = Manifest.load(config.folder.manifest)
         if mirror is not None:
             manifest.saved = mirror.publish
@@ -224,7 +224,7 @@ def claim(
     if _nothing_made(folder):
         remove(folder.config)
         remove(folder.manifest)
-    reopened = changed_claim(config)
+    reopened = find_stages_to_repeat(config)
     if folder.manifest.is_file():
         manifest = Manifest.load(folder.manifest)
         manifest.reopen(*reopened)
@@ -259,7 +259,7 @@ def claim(
     return manifest
 
 
-def changed_claim(config: RunConfig) -> set[str]:
+def find_stages_to_repeat(config: RunConfig) -> set[str]:
     """Find the stages to run again, given the settings that changed since the run was made.
 
     Raises RunError when a changed setting may not change within a run.

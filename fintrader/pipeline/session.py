@@ -100,7 +100,7 @@ HELD = ".held"
 
 
 @contextlib.contextmanager
-def workplace(config: RunConfig) -> Iterator[Mirror | None]:
+def hold_run(config: RunConfig) -> Iterator[Mirror | None]:
     """Hold the run for this process, here and in its store; None where it has no store.
 
     If this run was begun on this machine, a store that does not answer is retried for

@@ -19,7 +19,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run_stages import claim
-from fintrader.pipeline.session import workplace
+from fintrader.pipeline.session import hold_run
 from fintrader.progress import reporter
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import describe_standing
@@ -42,7 +42,7 @@ def train_one(config: RunConfig) -> Path:
         raise ConfigError(
             "from_run: `fintrader train` starts no tournament; use `fintrader run` or `tournament`"
         )
-    with workplace(config) as mirror:
+    with hold_run(config) as mirror:
         classic = isinstance(config.env, GymnasiumSettings)
         manifest = claim(
             config, "train", mirror=mirror, plan=("train",) if classic else ("data", "train")

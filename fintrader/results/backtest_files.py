@@ -360,7 +360,7 @@ def read_seal(folder: Folder) -> dict[str, Any]:
     return body
 
 
-def broken_seal(folder: Folder) -> str:
+def describe_seal_problems(folder: Folder) -> str:
     """Describe the files of a backtest that differ from its seal, as the end of a sentence; empty
     if none does."""
     try:
@@ -399,7 +399,7 @@ def _hash(folder: Folder, name: str) -> str:
 
 
 def _describe_change(folder: Folder) -> str:
-    problem = broken_seal(folder)
+    problem = describe_seal_problems(folder)
     again = "`fintrader backtest` on the run makes it again"
     if not problem or problem.startswith("it has no"):
         return problem and f"Nothing vouches for this result: {problem}; {again}."

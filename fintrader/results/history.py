@@ -79,11 +79,13 @@ class MetricInputs:
         self.of = history
         self.resample = resample
         self.daily = m.daily_returns(history.equity, history.session)
-        self.index = rounding_apart(self.daily, m.daily_returns(history.benchmark, history.session))
+        self.index = drop_rounding_differences(
+            self.daily, m.daily_returns(history.benchmark, history.session)
+        )
         self.portfolio: Array | None = None
         if history.portfolio is not None:
             theirs = m.daily_returns(history.portfolio, history.session)
-            self.portfolio = rounding_apart(self.daily, theirs)
+            self.portfolio = drop_rounding_differences(self.daily, theirs)
         self.sessions = len(self.daily)
 
     @cached_property
@@ -157,7 +159,7 @@ def _divide(value: Array, equity: Array) -> Array:
     return share
 
 
-def rounding_apart(ours: Array, theirs: Array) -> Array:
+def drop_rounding_differences(ours: Array, theirs: Array) -> Array:
     """Return `theirs [S]`, or `ours` if the two differ only by rounding (as when a curve is scaled
     to the capital), so that active returns are exactly 0."""
     return ours if np.allclose(ours, theirs, rtol=0.0, atol=1e-13) else theirs

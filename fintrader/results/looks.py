@@ -7,7 +7,7 @@ grows.
 A look is counted by the bars it was at, not by the run: a key made of symbols, minutes and closing
 prices survives another name, seed, feature or training window. Changing, deleting or moving a
 line breaks the chain (`Ledger.lines` says where); lines cut off its end are missed by the backtests
-whose seals name them (`astray`). It sees the runs of one folder, and no other.
+whose seals name them (`find_missing_looks`). It sees the runs of one folder, and no other.
 """
 
 from __future__ import annotations
@@ -347,11 +347,11 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     return found
 
 
-def astray(runs_dir: Path | str) -> tuple[list[str], list[str]]:
+def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
     """List the backtests of a runs folder whose looks its ledger lacks, a sentence each.
 
-    Returns two lists: backtests whose lines were deleted here, and backtests on another ledger
-    (runs made in another folder). Raises LedgerError for a broken ledger.
+    Returns two lists: backtests whose lines were deleted here, and backtests on another ledger,
+    such as runs made in another folder. Raises LedgerError for a broken ledger.
     """
     runs = RunsFolder.at(runs_dir)
     lines = Ledger(runs.root).lines()

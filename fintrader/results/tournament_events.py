@@ -30,7 +30,7 @@ class _PodEvent(_Event):
 
 
 @dataclass(frozen=True)
-class _SittingEvent(_Event):
+class _OrchestratorEvent(_Event):
     """An orchestrator began to drive the tournament."""
 
     token: int
@@ -41,7 +41,7 @@ class _SittingEvent(_Event):
 
 
 @dataclass(frozen=True)
-class StartEvent(_SittingEvent):
+class StartEvent(_OrchestratorEvent):
     """The first orchestrator began."""
 
     seed: int
@@ -49,7 +49,7 @@ class StartEvent(_SittingEvent):
 
 
 @dataclass(frozen=True)
-class ResumptionEvent(_SittingEvent):
+class ResumptionEvent(_OrchestratorEvent):
     """Another orchestrator began."""
 
     results: int
@@ -226,7 +226,7 @@ def select_events(events: Iterable[TournamentEvent], kind: type[E]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def find_sitting(events: Sequence[TournamentEvent]) -> StartEvent | ResumptionEvent | None:
+def find_last_start(events: Sequence[TournamentEvent]) -> StartEvent | ResumptionEvent | None:
     """Find the event by which an orchestrator last began; None where none has."""
     sittings = (one for one in reversed(events) if isinstance(one, StartEvent | ResumptionEvent))
     return next(sittings, None)

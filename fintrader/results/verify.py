@@ -17,7 +17,7 @@ from fintrader.files import hash_file, read_json
 from fintrader.results.backtest_files import (
     SEAL,
     StoredBacktest,
-    broken_seal,
+    describe_seal_problems,
     read_backtest,
     read_seal,
 )
@@ -235,7 +235,7 @@ def _check_backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
 
 def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> Check:
     problems = []
-    if problem := broken_seal(Folder.locate(home)):
+    if problem := describe_seal_problems(Folder.locate(home)):
         problems.append(
             f"changed after it was written: {problem}; what it says is not what was found"
         )

@@ -24,7 +24,7 @@ from fintrader.records import RecordError, to_json
 from fintrader.results.tournament_events import (
     ResultEvent,
     TournamentEvent,
-    find_sitting,
+    find_last_start,
     parse_event,
     select_events,
 )
@@ -129,7 +129,7 @@ class EventLog:
     def check_owner(self, tournament: str) -> None:
         """Raise TournamentError unless this log belongs to the tournament with that seal, or to
         none."""
-        sitting = find_sitting(self.records)
+        sitting = find_last_start(self.records)
         if sitting is not None and sitting.of != tournament:
             raise TournamentError(
                 f"{self.path} is the log of another tournament; `fintrader verify"

@@ -333,9 +333,7 @@ class Orchestrator:
         if self.failed[pod] <= self.operations.retries:
             self._put_back(spec, failure.reason)
             return
-        self.lease.check(
-            ask_store=True
-        )  # a failure is final: make sure that the lease is still held
+        self.lease.check(ask_store=True)  # a failure is final: the lease must still be held
         now = time.time()
         result = PodResult(
             pod=pod,

@@ -37,7 +37,7 @@ from fintrader.results.tournament_events import (
     ResumptionEvent,
     StartEvent,
     dropped_pods,
-    find_sitting,
+    find_last_start,
     select_events,
 )
 from fintrader.results.verify import Check, list_problems
@@ -62,7 +62,7 @@ _MARKS = ("tournament.json", "events.jsonl", "pods")
 """Files and folders that show that a folder holds a tournament."""
 _PROGRESS = ("state", "attempts", "reason", "device", "seconds", "started", "finished")
 """Columns of the database that record a pod's progress; they are not compared."""
-_RETRIED = (LossEvent, DrainEvent, DamageEvent, ResumptionEvent)
+_EVENTS_BEFORE_RETRY = (LossEvent, DrainEvent, DamageEvent, ResumptionEvent)
 """Events after which a snapshot may belong to no result: a killed pod had stored it, and its next
 attempt learned something else."""
 
@@ -196,7 +196,7 @@ class StoredTournament:
             known = self.store.read_identity()
         except TournamentError:
             return ""
-        sitting = find_sitting(self.events)
+        sitting = find_last_start(self.events)
         if sitting is None or sitting.of == self.store.read_identity_digest():
             return ""
         return "events.jsonl" if self._has_specs_from(known) else "tournament.json"
@@ -460,7 +460,11 @@ def _check_snapshots(stored: StoredTournament, must_be_finished: bool) -> Check:
         problems.append(str(error))
     strange = {path.stem for path in paths} - named
     has_ended = must_be_finished or stored.is_finished
-    if strange and has_ended and not any(isinstance(event, _RETRIED) for event in stored.events):
+    if (
+        strange
+        and has_ended
+        and not any(isinstance(event, _EVENTS_BEFORE_RETRY) for event in stored.events)
+    ):
         problems.append(f"{len(strange)} snapshots belong to no result: pods were deleted")
     return _describe(
         "snapshots",

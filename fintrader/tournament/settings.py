@@ -151,10 +151,10 @@ class TournamentSettings(Settings):
     """Temperature of the softmax over ranks that picks a parent: small favours the best, large
     favours none."""
     niche: Niche = "none"
-    """Eligible parents. `none`: every row of the leaderboard; `lineage`: the best descendant of each
-    founder, so that no family has more than one parent; `age`: the best pod of each class of
-    generations (0, 1, 2-3, 4-7, ...), all classes equally likely, since a score includes inherited
-    training. Not with `order: generations`."""
+    """Eligible parents. `none`: every row of the leaderboard; `lineage`: the best pod of each
+    founder's family, so that no family has more than one parent; `age`: the best pod of each class
+    of generations (0, 1, 2-3, 4-7, ...), all classes equally likely, since a score includes
+    inherited training. Not with `order: generations`."""
     unchanged: float = Field(0.0, ge=0, le=1)
     """Share of children that go on with their parent's hyper-parameters: the same pod for one
     budget longer."""
@@ -184,8 +184,8 @@ class TournamentSettings(Settings):
     spread_penalty: float = Field(0.0, ge=0)
     """Score = mean over the parts - spread_penalty x their standard deviation."""
     halving: float | None = Field(None, gt=0, lt=1)
-    """Stop a pod early when it scores below this quantile of its peers of the same age (0.5: below
-    the median). None: never."""
+    """Stop a pod early when it scores below this quantile of the pods of its generation (0.5:
+    below the median). None: never."""
     early_stopping: Literal["none", "best_validation"] = "none"
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had
     learned when it scored best. Every such look counts as a trial."""

@@ -25,7 +25,7 @@ from fintrader.results.tournament_events import (
     LossEvent,
     ResultEvent,
     TournamentEvent,
-    find_sitting,
+    find_last_start,
     read_events,
     select_events,
 )
@@ -95,7 +95,7 @@ def read_status(run: RunFolder) -> TournamentStatus:
     events = read_events(run.events)
     active = leases.is_held(run, find_mirror(run.root))
     now = time.time()
-    sitting = find_sitting(events)
+    sitting = find_last_start(events)
     ends = select_events(events, FinishEvent)
     return TournamentStatus(
         run=run.root.name,
@@ -121,7 +121,7 @@ def read_status(run: RunFolder) -> TournamentStatus:
 def _estimate_seconds(events: Sequence[TournamentEvent], now: float) -> float | None:
     """Estimate the seconds to the last result: results to come x seconds per result since the
     orchestrator last started."""
-    sitting = find_sitting(events)
+    sitting = find_last_start(events)
     if sitting is None:
         return None
     since = events[events.index(sitting) + 1 :]

@@ -10,7 +10,7 @@ from fintrader.errors import DataError, RunError, StorageOfflineError
 from fintrader.files import read_jsonl
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import backtest_run, claim, run, run_tournament
-from fintrader.pipeline.session import open_run, open_store, workplace
+from fintrader.pipeline.session import hold_run, open_run, open_store
 from fintrader.results.backtest_files import read_backtest, read_seal
 from fintrader.results.folders import Folder
 from fintrader.results.looks import Ledger
@@ -207,18 +207,18 @@ def test_a_run_that_is_known_here_is_waited_for_when_its_store_is_away(tmp_path,
         began = time.monotonic()
         with (
             pytest.raises(StorageOfflineError),
-            workplace(config),
+            hold_run(config),
         ):  # nobody knows whether there is such a store
             pass
         assert time.monotonic() - began < 30
         away.unlink()
-        with workplace(config) as mirror:
+        with hold_run(config) as mirror:
             claim(config, mirror=mirror)
         away.touch()
         threading.Timer(
             2.0, away.unlink
         ).start()  # ten times as long as any other store is waited for
-        with workplace(config) as mirror:
+        with hold_run(config) as mirror:
             assert mirror is not None
             assert not away.exists()
     finally:

@@ -14,8 +14,8 @@ from fintrader.results.looks import (
     LedgerError,
     Look,
     Window,
-    astray,
     by_window,
+    find_missing_looks,
     result_hash,
 )
 
@@ -163,17 +163,17 @@ def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path):
         (home / "seal.json").write_bytes(
             seal({"format": "fintrader-seal-1", "files": {}, "look": line})
         )
-    assert astray(tmp_path) == ([], [])
+    assert find_missing_looks(tmp_path) == ([], [])
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole[: whole.index(b"\n") + 1])
-    assert astray(tmp_path) == (
+    assert find_missing_looks(tmp_path) == (
         ["two, test window: its look, line 2 of the ledger, is not there: " + DELETED],
         [],
     )
     ledger.path.unlink()
-    assert len(astray(tmp_path)[0]) == 2
+    assert len(find_missing_looks(tmp_path)[0]) == 2
     ledger.record(look("z"))
-    deleted, foreign = astray(tmp_path)
+    deleted, foreign = find_missing_looks(tmp_path)
     assert (deleted, len(foreign)) == ([], 2)
     assert "another ledger" in foreign[0]
 

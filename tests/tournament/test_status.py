@@ -24,7 +24,7 @@ from fintrader.results.run import Run
 from fintrader.results.tournament_events import (
     ResultEvent,
     ResumptionEvent,
-    find_sitting,
+    find_last_start,
     parse_event,
     select_events,
 )
@@ -241,7 +241,7 @@ def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
     monkeypatch.setattr(status_module, "time", SimpleNamespace(time=lambda: now))
     log = EventLog(run.events)
     log.append(
-        ResumptionEvent(token=2, of=find_sitting(log.records).of, pods=9, results=4, time=began)
+        ResumptionEvent(token=2, of=find_last_start(log.records).of, pods=9, results=4, time=began)
     )
     with lease.acquire(run, None):
         assert read_status(run).eta_seconds is None, "no result yet"
