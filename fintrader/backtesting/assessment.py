@@ -354,7 +354,7 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
         if judged.caveats:
             lines.append(f"And it was traded with {' and with '.join(judged.caveats)}.")
         return lines
-    condition = "any earlier look at this window would have lowered its level"
+    condition = "any earlier look at these bars would have lowered its level"
     if evidence.look is not None:
         stricter = f"{ev.level_of_look(evidence.look + 1):.3g}"
         condition = f"another look at this window has a level of {stricter}"

@@ -98,7 +98,7 @@ def test_optimistic_fills_and_free_trading_get_no_good_verdict(template):
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.002, 0.004, 250), theirs)
     named = {
-        "fill": ({"fill": "close"}, "filled at the very close"),
+        "fill": ({"fill": "close"}, "filled at the close"),
         "free": ({"cost_bps": 0.0}, "free of costs"),
         "whole": ({"participation": "none"}, "whatever the volume"),
     }

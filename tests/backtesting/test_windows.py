@@ -159,7 +159,7 @@ def test_looks_are_said_only_where_they_are_counted(tmp_path):
     said = uncounted.honesty(trials=8)
     assert "looks not counted, the choice of 8 trials" in said.text
     assert "look at this window" not in said.text
-    assert said.text.endswith("any earlier look at this window would have lowered its level.")
+    assert said.text.endswith("any earlier look at these bars would have lowered its level.")
     assert "not counted" in repr(said)
     assert said.evidence.look is None
     assert said.evidence.level == pytest.approx(0.04)
