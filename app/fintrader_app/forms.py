@@ -253,7 +253,7 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
 
 
 def _hold_mapping(draft: Draft, name: str) -> Draft:
-    """Return the mapping of this name; what else stands there gives way to an empty one."""
+    """Return the mapping of this name; any other value is replaced by an empty one."""
     if not isinstance(draft.get(name), dict):
         draft[name] = {}
     found: Draft = draft[name]

@@ -210,8 +210,8 @@ _LOOKS = {"return": ("return", ".2%", ".1%"), "score": ("validation score", ".3f
 
 
 def draw_looks(folder: Folder, names: Iterable[str], key: str) -> int:
-    """Draw what the validation window said of pods while they trained; return how many of them
-    have said anything."""
+    """Draw the validation scores of pods during training; return the number of pods that have
+    any."""
     found = {name: rows for name in names if len(rows := load_validation(folder, name))}
     if found:
         for place, column in zip(st.columns(2), _LOOKS, strict=True):

@@ -126,7 +126,7 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
     shown = select_scored(pods)
     axis = place_values([row[name] for row in settings_of(shown)], log)
     x = axis.places
-    if axis.labels:  # equal names beside each other
+    if axis.labels:  # equal names in neighbouring places
         x = x + 0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5)
     figure = go.Figure()
     for origin, colour, rows in split_origins(shown):

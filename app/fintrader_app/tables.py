@@ -48,7 +48,7 @@ MOST_ROWS = 20
 
 
 def numbers(cells: Mapping[str, str], about: Mapping[str, str] | None = None) -> None:
-    """Draw a line of figures: title -> value, and `about` some, what pointing at them says."""
+    """Draw a line of figures: title -> value; `about`: title -> text of its tooltip."""
     with st.container(horizontal=True, gap="small"):
         for title, value in cells.items():
             note = (about or {}).get(title)
@@ -173,7 +173,7 @@ def describe_setting(name: str, setting: Setting | None) -> str:
 
 
 def hide_secret(name: str, text: str) -> str:
-    """The text of something so called, nobody's secrets in it."""
+    """Write the value of this name as text, with secrets masked."""
     return "(hidden)" if is_secret(name) else hide_secrets(text)
 
 

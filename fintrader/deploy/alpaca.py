@@ -210,8 +210,8 @@ class AlpacaBroker:
         return answer.body
 
     def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> _Answer:
-        """Return the answer of a server that took the request or refused it. A request that was told
-        to wait has not arrived and is sent again; one that may have arrived, only if it `repeats`.
+        """Return the answer of a server that took the request or refused it. A request that the server
+        put off is sent again; one that may have arrived, only if it `repeats`.
         Raises BrokerUnsureError when patience ends."""
         patient_until = self._monotonic() + self._patience_s
         wait_s = 0.25

@@ -77,7 +77,7 @@ RECORDS: dict[str, tuple[Any, object]] = {
     "analysis": (Analysis, None),
     "explanation": (Explanation, None),
 }
-"""Types of the records, each in a JSON file, and what stands for one that is missing."""
+"""Types of the records, each in a JSON file, and the default of a missing one."""
 FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in RECORDS))
 """All but metrics.json and the seal, which are written last."""
 _PARTS = {*TABLES, *RECORDS, "changed"}
@@ -105,7 +105,7 @@ class StoredBacktest:
     equity: pd.DataFrame
     """Long: every strategy at every bar."""
     positions: pd.DataFrame
-    """Long: what was held at each session's close."""
+    """Long table of the positions held at each session's close."""
     prices: pd.DataFrame
     """Long: the session closes of the market."""
     trades: pd.DataFrame
@@ -278,7 +278,7 @@ def find_signature(folder: Folder, *parts: str) -> Signature | None:
     """The signature of a file; None where there is none, or none that may be read."""
     try:
         return folder.signature(*parts)
-    except RunError:  # said when it is read
+    except RunError:  # reading it raises again
         return None
 
 

@@ -68,6 +68,25 @@ def test_a_full_or_forbidden_disk_is_one_line(number, monkeypatch):
     assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint("run")
 
 
+@pytest.mark.parametrize(
+    ("option", "words", "value"),
+    [
+        ("env.half_spread_bps", ["2"], 2.0),
+        ("env.half_spread_bps", ["AAPL=0.5", "others=2"], {"AAPL": 0.5, "others": 2.0}),
+        ("env.half_spread_bps", ["{AAPL: 1}"], {"AAPL": 1.0}),
+        ("agent.network.private", ["account", "holdings"], ("account", "holdings")),
+        ("data.source.bar_minutes", ["1440"], 1440),
+    ],
+)
+def test_words_become_values_of_every_kind(option, words, value, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: {start: 2024-01-02, source: {kind: yahoo}}")
+    config = parse_config("run", [str(path), f"--{option}", *words])
+    for name in option.split("."):
+        config = getattr(config, name)
+    assert config == value
+
+
 @pytest.mark.slow
 def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_path):
     config = write_config(

@@ -89,7 +89,7 @@ class Contender(NamedTuple):
 
 
 def load(runs: RunsFolder, names: list[str], read: Callable[[Folder], T]) -> dict[str, T]:
-    """What can be read of these runs; a message for each of which it cannot."""
+    """Read these runs; show a message for each that cannot be read."""
     found = {}
     for name in names:
         try:

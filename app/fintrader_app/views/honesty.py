@@ -78,7 +78,7 @@ def lookahead(folder: Folder) -> None:
 
 
 def listed(values: Any) -> list[str]:
-    """What a file lists, as text; of many the first."""
+    """List the first entries of a file as text."""
     return list(map(str, values[:200])) if isinstance(values, list) else []
 
 

@@ -109,7 +109,7 @@ def build_table(found: list[Summary]) -> pd.DataFrame:
 
 
 def render(runs: RunsFolder) -> None:
-    # There with or without a word in it, so that what stands below stays where it is.
+    # Always drawn, even empty, so that the widgets below keep their places.
     place = st.container()
     message = st.session_state.pop("runs_message", None)
     if message:

@@ -161,8 +161,8 @@ class Alpaca(Vendor):
 def _ask(
     ask: Callable[[Any], Any], request: Any, explain: Callable[[int | None], DataError]
 ) -> dict[str, list[Any]]:
-    """Return the answer to a request. Raises Busy for a failure that may pass, what `explain` makes
-    of any other status."""
+    """Return the answer to a request. Raises Busy for a failure that may pass, and the error that
+    `explain` makes of any other status."""
     from alpaca.common.exceptions import APIError
 
     try:

@@ -270,7 +270,7 @@ def _tables(
                     yield pa.Table.from_batches([batch])
                     done += batch.num_rows
         except pa.ArrowInvalid:
-            # text in a number: what is left is read as text, so that the row can be named
+            # text in a number: read the rest as text, so that the error can name the row
             with _open_csv(file, settings, dict.fromkeys(wanted, pa.string()), tail) as reader:
                 for batch in reader:
                     skip = min(done, batch.num_rows)

@@ -116,7 +116,7 @@ def one_kind(column: Column, zoned: bool | None) -> bool | None:
     if not column.is_text:
         return None
     carries = pc.match_substring_regex(column.text.drop_null(), _ZONE).to_numpy()
-    if len(carries) < len(column.rows):  # an empty cell is told elsewhere
+    if len(carries) < len(column.rows):  # another check reports empty cells
         return zoned
     expected = bool(carries[0]) if zoned is None else zoned
     if (carries != expected).any():

@@ -41,7 +41,7 @@ locks that are held for it."""
 
 
 class _Part(NamedTuple):
-    """What becomes one collection: a file, or all files of days."""
+    """The files of one collection: a single file, or all files of days."""
 
     name: str
     sha256: str

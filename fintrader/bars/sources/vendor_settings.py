@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import field_validator
+
 from fintrader.config import Settings
 
 INTERVALS = {1: "1m", 5: "5m", 15: "15m", 60: "1h", 1440: "1d"}
@@ -17,6 +19,12 @@ class VendorSettings(Settings):
     """Ask for splits and dividends too: those that are not in the prices reach the accounts that
     hold the share."""
     bar_minutes: int = 1
+
+    @field_validator("bar_minutes", mode="before")
+    @classmethod
+    def _read_text(cls, value: object) -> object:
+        """Read the text of a whole number, as the command line gives it."""
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
 
     @property
     def interval(self) -> str:

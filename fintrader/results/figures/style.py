@@ -120,7 +120,7 @@ def layout(
 def add_curve(
     figure: go.Figure, x: ArrayLike, y: ArrayLike, name: str, hover: str, **look: Any
 ) -> None:
-    """Draw one curve, whose name stands in the legend and beside its hover text."""
+    """Draw one curve, with its name in the legend and next to the hover text."""
     label = escape_label(name)
     hover = f"{hover}<extra>{label}</extra>"
     figure.add_scatter(x=x, y=y, name=label, mode="lines", hovertemplate=hover, **look)
