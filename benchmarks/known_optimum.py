@@ -149,8 +149,7 @@ ON: dict[str, Any] = {
     "num_steps": 32,
 }
 ENGINE_PPO: dict[str, Any] = {
-    **COMMON,
-    "noise": 0.2,
+    **ON,
     "network": {"hidden": [32, 32], "activation": "tanh"},
     "num_steps": 16,
     "update_epochs": 2,

@@ -38,6 +38,7 @@ from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from tests.engines import stubs
+from tests.engines.races import stub_race
 from tests.engines.thread_launcher import ThreadLauncher
 
 SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True)}
@@ -118,26 +119,6 @@ def serve_farm(root: str, seconds: float) -> None:
         thread.join()
 
 
-def race(run: RunFolder, settings: TournamentSettings, launcher: Any, watch: Any = None) -> Any:
-    """A tournament of stub pods."""
-    from fintrader.config import Settings
-    from fintrader.tournament.run_tournament import run_tournament
-
-    return run_tournament(
-        settings,
-        folder=run,
-        market=stubs.market(run.root.parent),
-        operations=OperationsSettings(),
-        data_hash="data",
-        env=Settings(),  # type: ignore[arg-type]
-        agents=(stubs.StubAgent(),),
-        seed=0,
-        launcher=launcher,
-        ensemble=stubs.ensemble,
-        watch=watch,
-    )
-
-
 def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]:
     """The steady state: `at_once` pods at work until `pods` have been."""
     run = RunFolder(home / "scale")
@@ -159,7 +140,7 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[s
     wall = time.perf_counter()
     cpu = time.process_time()
     with patch.object(Orchestrator, "reconcile", time_reconcile):
-        race(run, settings, launcher)
+        stub_race(run, settings, launcher=launcher, seed=0)
     wall = time.perf_counter() - wall
     cpu = time.process_time() - cpu
     turns.sort()
