@@ -2,6 +2,7 @@
 
 import ast
 import io
+import pkgutil
 import re
 import tokenize
 import tomllib
@@ -108,3 +109,12 @@ def test_the_page_on_architecture_names_the_floors_that_are_enforced():
     assert " → ".join(f"`{floor}`" for floor in floors) in page
     named = {word for floor in floors for word in floor.split(" | ")}
     assert named == PACKAGES
+
+
+def test_pages_of_the_interface_name_what_there_is():
+    """`::: package.module.name`, which mkdocstrings draws from the source."""
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    named = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    assert len(named) > 40
+    for name in named:
+        pkgutil.resolve_name(name)
