@@ -110,6 +110,12 @@ def describe_problem(
     # A value that fits no member of a union has one problem with each member: keep the first.
     for details in error.errors(include_url=False):
         problems.setdefault(".".join(map(str, _follow(model, details["loc"])[0])), details)
+    # The member that a value resembles has problems below it; the others only refuse its kind.
+    problems = {
+        path: details
+        for path, details in problems.items()
+        if not any(other.startswith(f"{path}.") for other in problems)
+    }
     preferred = (
         path for path in problems if any(f"{path}.".startswith(f"{name}.") for name in prefer)
     )
@@ -202,7 +208,7 @@ def _follow(
         elif get_origin(annotation) in (Union, UnionType):  # pydantic's name of the member it tried
             members = [member for member in get_args(annotation) if part in _tags(member)]
             models = [below for member in members for below in list_models(member)] or models
-            annotation = unwrap_annotation(members[0])[0] if members else annotation
+            annotation = unwrap_annotation(members[0])[0] if members else None
         else:
             written.append(part)
             inside = [argument for argument in get_args(annotation) if argument is not Ellipsis]

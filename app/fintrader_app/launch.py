@@ -51,9 +51,10 @@ _OPTIONS = {
 
 
 def build_command(settings: AppSettings) -> list[str]:
-    """The command that serves the app.
+    """Build the command that serves the app.
 
-    The server makes a token and prints it, unless FINTRADER_APP_TOKEN holds one. Raises ConfigError when streamlit is not installed, and for hosts that are none.
+    The server makes a token and prints it, unless FINTRADER_APP_TOKEN holds one. Raises ConfigError
+    when streamlit is not installed, and for hosts that are none.
     """
     if find_spec("streamlit") is None:
         raise ConfigError(f"the app needs streamlit; install it with `{install_command('app')}`")

@@ -41,7 +41,7 @@ from fintrader.errors import CheckpointError, ConfigError, install_command
 from fintrader.files import write_bytes
 from fintrader.market.tensors import MarketTensors
 
-FORMAT = "fintrader-policy-4"
+FORMAT = "fintrader-policy-5"
 
 
 class PolicyModule(nn.Module):
@@ -320,8 +320,9 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
         squash = bool(description["squash"])
         # On the meta device a network takes no memory until its stored weights are known to fit.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            extra = ActionHead(layout, head).extra
-            actor = make_actor(layout, network, extra=extra, outputs=outputs)
+            decoder = ActionHead(layout, head)
+            network = resolve_network(network, layout, orders=not decoder.targets_weights)
+            actor = make_actor(layout, network, extra=decoder.extra, outputs=outputs)
         described = sum(weight.numel() for weight in actor.parameters())
         if described > stored:
             raise CheckpointError(
@@ -336,7 +337,8 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
             )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(
-            f"the stored policy cannot be rebuilt ({error}); it is of another version"
+            f"the stored policy cannot be rebuilt ({error}); it is damaged, or of another version:"
+            " train again"
         ) from None
 
 

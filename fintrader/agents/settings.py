@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fintrader.config import Settings
 
@@ -45,6 +45,14 @@ class NetworkSettings(Settings):
     encoder: Literal["none", "gru", "attention"] = "none"
     """Summary of the bars that `env.lookback` shows: a gated recurrent unit, attention, or none
     (then they are plain inputs)."""
+
+    @field_validator("private")
+    @classmethod
+    def _sort(
+        cls, parts: tuple[Literal["account", "holdings"], ...]
+    ) -> tuple[Literal["account", "holdings"], ...]:
+        """Write equal sets of parts alike."""
+        return tuple(sorted(set(parts)))
 
     @property
     def reads_account(self) -> bool:

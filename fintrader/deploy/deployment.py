@@ -22,7 +22,6 @@ from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.deploy.status import list_names
 from fintrader.errors import DeployError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
@@ -51,7 +50,7 @@ def find_deployment(name: str, deployments_dir: str) -> Path:
     folder = Path(deployments_dir)
     home = locate_home(list_aliases(folder).get(name, name), deployments_dir)
     if not (home / "bundle" / BUNDLE).is_file():
-        found = ", ".join(list_names(folder))
+        found = ", ".join(sorted(path.parts[-3] for path in folder.glob(f"*/bundle/{BUNDLE}")))
         known = f"known: {found}" if found else "make one with `fintrader paper RUN`"
         raise DeployError(f"{deployments_dir} holds no deployment {name!r}; {known}")
     return home

@@ -82,17 +82,26 @@ class History:
         """Return the bars that begin in `[first, stop)`; a close carried into the first comes as a
         bar without volume there."""
         parts = self._parts[symbol]
-        if len(parts) > 1:  # once for many parts
-            parts[:] = [join_bars(parts)]
-        bars = join_bars(parts)
-        start, end = np.searchsorted(bars.ts, [first, stop])
-        found = bars.take(slice(start, end))
+        # As in a binary counter a part joins one no longer than itself, so that a bar is copied a
+        # logarithmic number of times while the history grows.
+        while len(parts) > 1 and len(parts[-2]) <= len(parts[-1]):
+            parts[-2:] = [join_bars(parts[-2:])]
+        near = [_take_near(part, first, stop) for part in parts]
+        bars = join_bars(near) if any(map(len, near)) or not near else near[-1]
+        start = int(np.searchsorted(bars.ts, first))
+        found = bars.take(slice(start, None))
         if start > 0 and first not in found.ts[:1]:
             last = bars.take(slice(start - 1, start))
             flat: Any = dict.fromkeys(PRICES, last.close)
             carried = replace(last, ts=np.array([first]), volume=np.zeros(1), **flat)
             found = join_bars([carried, found])
         return found
+
+
+def _take_near(bars: Bars, first: int, stop: int) -> Bars:
+    """Take the bars that begin in `[first, stop)`, and the one before them."""
+    start, end = np.searchsorted(bars.ts, [first, stop])
+    return bars.take(slice(max(int(start) - 1, 0), int(end)))
 
 
 def join_bars(parts: Sequence[Bars]) -> Bars:

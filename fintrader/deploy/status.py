@@ -126,9 +126,9 @@ class Status:
 def list_names(folder: Path) -> list[str]:
     """List the deployments in a folder."""
     files = (f"bundle/{BUNDLE}", JOURNAL)
-    return sorted(
-        home.name for home in folder.glob("*") if any((home / file).exists() for file in files)
-    )
+    # A glob passes over folders that may not be entered.
+    found = (path for file in files for path in folder.glob(f"*/{file}"))
+    return sorted({path.relative_to(folder).parts[0] for path in found})
 
 
 def read_status(home: Path) -> Status:

@@ -74,6 +74,7 @@ class MultiTraderEnv:
         )
         """All traders as plain accounts, game by game."""
         self.layout = self.env.layout
+        self.settings = self.env.settings
 
     @property
     def np_random_seed(self) -> Any:

@@ -91,7 +91,7 @@ class TradingSettings(Settings):
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: Positive = 100.0
     """`trade` only: shares ordered per symbol by an action of 1."""
-    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    dead_band: Fraction | None = None
     """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
     target is left alone (exits always trade); `trade`: actions of at most this size order nothing.
     None: 0 for `target`, 0.1 for `trade`."""
@@ -200,12 +200,16 @@ class TradingSettings(Settings):
 
     def scale_costs(self, times: float) -> Self:
         """Multiply fees, spread and impact."""
-        spreads = {name: times * rate for name, rate in self.half_spreads.items()}
-        is_one = not isinstance(self.half_spread_bps, Mapping)
+        rates = self.half_spread_bps
+        spreads = (
+            {name: times * rate for name, rate in rates.items()}
+            if isinstance(rates, Mapping)
+            else times * rates
+        )
         return self.model_copy(
             update={
                 "cost_bps": times * self.cost_bps,
-                "half_spread_bps": spreads[OTHERS] if is_one else spreads,
+                "half_spread_bps": spreads,
                 "impact_bps": times * self.impact_bps,
             }
         )

@@ -219,7 +219,7 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
                 f"{one if role == 'symbol' else ''}"
             )
     chosen = frame[[known[role] for role in wanted]]
-    return chosen.set_axis([*names.values(), *source.extra], axis=1)
+    return chosen.set_axis([*dict.fromkeys([*names.values(), *source.extra])], axis=1)
 
 
 def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:

@@ -32,11 +32,14 @@ class TradingTerms:
     turbulence: dict[str, float]
 
     def describe_half_spread(self) -> str:
-        """Write half-spreads in basis points, with those of single symbols; empty without any."""
+        """Write half-spreads in basis points, as a range if symbols differ; empty without any."""
         rates = self.half_spread_bps
-        if isinstance(rates, dict):
-            return ", ".join(f"{rate:g} ({name})" for name, rate in rates.items())
-        return f"{rates:g}" if rates else ""
+        values = list(rates.values()) if isinstance(rates, dict) else [rates]
+        if not any(values):
+            return ""
+        low = min(values)
+        high = max(values)
+        return f"{low:g}" if low == high else f"{low:g} to {high:g} by symbol"
 
 
 @dataclass(frozen=True)

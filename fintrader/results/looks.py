@@ -194,6 +194,7 @@ class Ledger:
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
+        self.looks()  # raises before a line is written
         *before, own = self._append(to_json(look))
         number = look_number(_select_looks(before), look.bars, look.result)
         ledger = before[0] if before else own

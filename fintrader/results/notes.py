@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from fintrader.errors import RunError
 from fintrader.files import write_json
-from fintrader.results.folders import COPY, Folder, NotThereError
+from fintrader.results.folders import COPY, DamagedFileError, Folder, NotThereError
 
 FILE = "notes.json"
 MOST_CHARACTERS = 4_000
@@ -32,12 +32,19 @@ class Notes:
 
 
 def read_notes(folder: Folder) -> Notes:
-    """The notes of a run. Raises DamagedFileError."""
+    """Read the notes of a run. Raises DamagedFileError."""
     try:
-        notes = folder.record(Notes, FILE)
+        values = folder.json(FILE)
     except NotThereError:
         return Notes()
-    return Notes(notes.note[:MOST_CHARACTERS], _plain(notes.tags), notes.archived)
+    note = values.get("note", "")
+    tags = values.get("tags", [])
+    archived = values.get("archived", False)
+    if not isinstance(note, str) or not isinstance(tags, list) or not isinstance(archived, bool):
+        raise DamagedFileError(
+            f"{FILE} holds no note, tags and archived; save it anew, or delete it"
+        )
+    return Notes(note[:MOST_CHARACTERS], _plain(map(str, tags)), archived)
 
 
 def write_notes(folder: Folder, notes: Notes) -> Notes:

@@ -389,7 +389,7 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         fields |= {name: values[name] for name in fields.keys() & values.keys()}
         manifest = from_json(_Manifest, fields)
     except RecordError as error:
-        return _call_broken(folder, f"manifest.json: {error}")
+        return _call_broken(folder, f"manifest.json: {error}; restore it, or delete the run")
     except FintraderError as error:
         return _call_broken(folder, error)
     problem = None
@@ -404,12 +404,13 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         except FintraderError as error:
             problem = str(error)
     is_done = moment(manifest.finished) is not None
-    failure = None if is_done else manifest.failure
+    sentence = None if is_done else (manifest.failure or {}).get("sentence")
+    failure = manifest.failure if isinstance(sentence, str) else None
     status: Status = "finished" if is_done else "failed" if failure else "interrupted"
     return Summary(
         name=folder.root.name,
         status="broken" if problem else status,
-        problem=problem or (None if failure is None else failure["sentence"]),
+        problem=problem or (None if failure is None else str(sentence)),
         metrics=strategies,
         verdict=verdict,
         **{**vars(manifest), "failure": failure},

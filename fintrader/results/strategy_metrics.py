@@ -102,7 +102,8 @@ class StrategyMetrics:
 
     def __getitem__(self, key: str) -> float | None:
         """A metric by its key in the catalogue."""
-        return self.by_key()[key]
+        value: float | None = vars(self)[key]
+        return value
 
     @property
     def annual_sessions(self) -> int:

@@ -22,7 +22,7 @@ from fintrader.config import Settings
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout
-from fintrader.errors import TournamentError
+from fintrader.errors import ConfigError, TournamentError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.records import to_json
@@ -118,6 +118,11 @@ def run_tournament(
             launcher = LocalLauncher(access, body=body, slots=slots, workers=settings.workers)
         elif callable(launcher):
             launcher = launcher(settings, access)
+        if not isinstance(launcher, Launcher):
+            raise ConfigError(
+                f"launcher: {type(launcher).__name__} is no subclass of"
+                " fintrader.tournament.launchers.Launcher; derive it from that class"
+            )
         scheduler = scheduler or make_scheduler(settings)
         orchestrator = Orchestrator(operations, store, lease, scheduler, generator, launcher, clock)
         with allow_outages(operations.outage_seconds, OutageReporter(progress)):

@@ -50,6 +50,7 @@ class Generational(Submission):
     def __init__(self, pool_size: int, survivors: int) -> None:
         super().__init__(pool_size)
         self.survivors = survivors
+        self._best: tuple[Leaderboard | None, int, list[FinishedPod]] = (None, -1, [])
 
     def count_needed(self, index: int) -> int | None:
         return index // self.pool_size * self.pool_size
@@ -68,11 +69,14 @@ class Generational(Submission):
         )
 
     def _choose_best(self, leaderboard: Leaderboard, generation: int) -> list[FinishedPod]:
-        """Choose the survivors of a complete generation."""
-        first = generation * self.pool_size
-        last = leaderboard.applied[first : first + self.pool_size]
-        able = (entry for entry in last if entry.inheritable)
-        return sorted(able, key=lambda entry: entry.order)[: self.survivors]
+        """Choose the survivors of a complete generation, once for all of its children."""
+        if self._best[0] is not leaderboard or self._best[1] != generation:
+            first = generation * self.pool_size
+            last = leaderboard.applied[first : first + self.pool_size]
+            able = (entry for entry in last if entry.inheritable)
+            best = sorted(able, key=lambda entry: entry.order)[: self.survivors]
+            self._best = (leaderboard, generation, best)
+        return self._best[2]
 
 
 class Replay(Scheduler):

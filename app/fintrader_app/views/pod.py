@@ -160,7 +160,7 @@ def show_curves(folder: Folder, names: list[str]) -> None:
 
 def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     """All settings of the agent; where the parent had another value, both."""
-    mine = flatten_values(pod["agent"])
+    mine = flatten_values(pod["agent"]) if pod["agent"] else {}
     parent = pod["parent"] if pod["parent"] in by_name.index else None
     theirs = flatten_values(by_name.loc[parent, "agent"]) if parent else {}
     searched = set(pod["hyper"] or {})

@@ -222,15 +222,19 @@ def carries_zone(times: pd.Series[Any]) -> bool:
 def _epoch(column: Column, settings: FilesSettings) -> Array:
     """Timestamps as int64 UTC nanoseconds; those without a zone are of the settings' zone."""
     stamps = column.cells
-    if getattr(stamps.type, "tz", None) is None:
-        try:
+    try:
+        if getattr(stamps.type, "tz", None) is None:
             stamps = pc.assume_timezone(stamps.cast(pa.timestamp("ns")), settings.timezone)
-        except pa.ArrowInvalid as error:
+        return np.asarray(stamps.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
+    except pa.ArrowInvalid as error:
+        if "out of bounds" in str(error):
             raise column.unfit(
-                f"has times that do not exist or are ambiguous in {settings.timezone}"
-                f" ({first_line(error)}); declare the right data.source.timezone"
+                "has times outside of the years 1678 to 2261; correct them"
             ) from None
-    return np.asarray(stamps.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
+        raise column.unfit(
+            f"has times that do not exist or are ambiguous in {settings.timezone}"
+            f" ({first_line(error)}); declare the right data.source.timezone"
+        ) from None
 
 
 def _numbers(column: Column, settings: FilesSettings) -> Array:

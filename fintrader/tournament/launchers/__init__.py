@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from fintrader.tournament.messages import ProgressMessage
 from fintrader.tournament.pod_context import PodContext
@@ -47,28 +47,34 @@ class PodProgress:
         self.note = message.note
 
 
-class Launcher(Protocol):
+class Launcher(ABC):
     """Base of the places where pods run: local processes, or a cluster."""
 
     is_elastic: bool = False
     """It may have no room now and grow later; its `check_pods` raises TournamentError when it has
     waited too long."""
 
+    @abstractmethod
     def measure_capacity(self) -> int:
         """Count the pods that can work at once, at this moment."""
 
+    @abstractmethod
     def resize(self, workers: int | None) -> None:
         """Set the number of pods at once; None: as many as the devices allow."""
 
+    @abstractmethod
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         """Start a pod. The future raises PodFailure when the pod is lost."""
 
+    @abstractmethod
     def report_progress(self) -> dict[str, PodProgress]:
         """Report the progress of each pod at work."""
 
+    @abstractmethod
     def check_pods(self) -> None:
         """Check for hung pods and changed devices; called at every reconcile."""
 
+    @abstractmethod
     def close(self) -> None:
         """Stop everything."""
 

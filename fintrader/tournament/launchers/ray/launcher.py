@@ -128,11 +128,13 @@ class RayLauncher(Launcher):
         self.need: Resources = {name: amount for name, amount in asked.items() if amount}
         """Resources of a pod."""
         self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
-        outlives = access.operations.orphan_seconds > 0 and settings.address != "local"
-        outlives = outlives and gpus <= 1 and settings.nodes == 1
-        self._namespace = name_namespace(access) if outlives else ""
-        """Of the actors; empty where pods are tasks."""
-        self._left = list_actors(self._namespace, access) if outlives else set()
+        can_outlive = settings.address != "local" and gpus <= 1 and settings.nodes == 1
+        self._namespace = name_namespace(access) if can_outlive else ""
+        """Namespace of the actors; empty where pods can only be tasks."""
+        self._uses_actors = can_outlive and access.operations.orphan_seconds > 0
+        """True if new pods outlive this process."""
+        # Also without `takeover`: an earlier orchestrator may have had it.
+        self._left = list_actors(self._namespace, access) if can_outlive else set()
         """Actors of an earlier orchestrator that this one has not taken over yet, by name."""
         self._streams = Streams()
 
@@ -299,8 +301,8 @@ class RayLauncher(Launcher):
         """Submit a pod's task to Ray."""
         pod.last = None
         source: Source
-        if self._namespace:
-            name = pod.spec.pod + (EVALUATION if pod.evaluating else "")
+        name = pod.spec.pod + (EVALUATION if pod.evaluating else "")
+        if self._uses_actors or name in self._left:
             source = ActorSource(start(pod.task, need, name, self._namespace), self.access.token)
         else:
             name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
