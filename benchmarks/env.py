@@ -11,7 +11,6 @@ autoreset in the same step) with episodes of 1,000 bars and random target weight
 8 features: float32 observations of 1,004 numbers, FinRL's has 1,103, ElegantRL's 1,001.
 
     python benchmarks/env.py [--quick] [--save]
-    python benchmarks/env.py --device cuda [--save]     # the GPU alone, without peers
 
 `--quick` has few and short rounds and no policies on factored observations (_env_factored.py). A
 figure beside a peer that cannot be had is null.
@@ -26,8 +25,6 @@ figure beside a peer that cannot be had is null.
   know no volume.
 - Accounts begin in 16 groups, each on one bar, as by default: what they read of the market is then
   often in a cache. `single_starts` begins each by itself.
-- On a GPU buffers are reused, so that a step is one graph, and the device is waited for before the
-  clock is read; its copy bandwidth and memory stand beside the rates.
 - The roofline counts what a step must move at least, each byte once: it reads the market's row of
   the observation, three rows of prices, the shares and the action, and writes the observation and
   the shares (`traffic_bytes`), at the speed at which torch copies a block of observations in the
@@ -38,7 +35,6 @@ figure beside a peer that cannot be had is null.
 from __future__ import annotations
 
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,13 +74,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "maintenance_margin": 0.25,
     },
 }
-
-CUDA_KINDS: dict[str, dict[str, Any]] = {
-    "flat_float32": {},
-    "flat_bfloat16": {"observation_dtype": "bfloat16"},
-    "factored": {"observation": "factored"},
-}
-CUDA_SIZES = tuple(1 << power for power in range(6, 21, 2))
 
 make_market = partial(make_random_market, 4096, features=FEATURES)
 """Random walks over 4,096 minutes."""
@@ -270,41 +259,15 @@ def measure_variants(market: MarketTensors, turns: Any) -> Figures:
     return figures
 
 
-def measure_cuda(market: MarketTensors) -> Figures:
-    """Every kind of observation and number of accounts on the GPU, best of five rounds."""
-
-    def read_clock() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    turns = partial(alternate, rounds=5, seconds=0.5, clock=read_clock)
-    copied = max(turns({"copy": copy_rows(1 << 18, "cuda")})["copy"])
-    figures = Figures(copy_gb_per_second=2 * 4 * WIDTH * copied / 1e9)
-    for kind, changes in CUDA_KINDS.items():
-        torch.cuda.reset_peak_memory_stats()
-        for accounts in CUDA_SIZES:
-            env = make_env(market, accounts, "cuda", **changes)
-            rates = turns({"env": run_random(env)})
-            if accounts == 1 << 18:
-                rates |= turns({"env_and_policy": run_policy(env)})
-            figures.add_rates(rates, f"{{}}_{kind}_{accounts}_steps_per_second")
-            del env
-        figures[f"{kind}_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    return figures
-
-
 def main() -> None:
     """Measure and print."""
-    options = read_arguments(__doc__, quick=False, device="cpu")
+    options = read_arguments(__doc__, quick=False)
     turns = partial(alternate, rounds=3, seconds=0.05)
     if not options.quick:
         turns = partial(alternate, rounds=12, seconds=0.2)
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     market = make_market(ASSETS, seed=options.seed)
-    if options.device == "cuda":
-        finish("env_cuda", measure_cuda(market.to("cuda")), options)
-        return
     markets = {SMALL_ASSETS: make_market(SMALL_ASSETS, seed=options.seed), ASSETS: market}
     figures = Figures(engine=engine_for(EnvSettings(), "cpu"), accounts=ACCOUNTS)
     figures.merge(measure_peers(market, turns))

@@ -387,21 +387,3 @@ def find_interface(address: str) -> str | None:
 
 
 _SIOCGIFADDR = 0x8915
-
-
-def list_nvidia_cards() -> list[str]:
-    """List the UUIDs of the graphics cards without waking the driver (Linux); with `?` for a card
-    that the driver has not initialised."""
-    folder = PROC / "driver/nvidia/gpus"
-    uuids = []
-    for card in sorted(folder.iterdir()) if folder.is_dir() else []:
-        text = ""
-        with contextlib.suppress(OSError):  # the file may vanish meanwhile
-            text = (card / "information").read_text()
-        found = [
-            line.partition(":")[2].strip()
-            for line in text.splitlines()
-            if line.startswith("GPU UUID")
-        ]
-        uuids.append(found[0] if found else "?")
-    return uuids

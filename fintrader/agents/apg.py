@@ -60,6 +60,7 @@ class APGAgent(BaseAgent):
         self.add_optimiser("actor", self.actor.parameters(), self.settings.learning_rate)
         self.add_optimiser("critic", self.critic.parameters(), VALUE_LEARNING_RATE)
         self.steps: list[Transition] = []
+        self.has_statistics = False
         self.accounts = 0
         """B of the steps so far."""
 
@@ -79,9 +80,10 @@ class APGAgent(BaseAgent):
 
     def act(self, obs: Tensor) -> Tensor:
         """Choose actions `[B, N]`, connected to the actor's weights and to `obs`."""
-        is_first = not self.steps and not bool(self.normaliser.count[0])
-        if "observations" in self.settings.normalise and is_first:
-            self.normaliser.update(obs.detach())
+        if not self.has_statistics:
+            self.has_statistics = True
+            if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
+                self.normaliser.update(obs.detach())
         (latent,) = self.actor(self.normalise(obs, acting=True))
         if self.settings.noise > 0:
             latent = latent + self.settings.noise * self.draw_normal(latent.shape)
@@ -144,7 +146,7 @@ class APGAgent(BaseAgent):
             # Only a truncated step or the horizon has a value to add.
             if settings.bootstrap and (t == last or may_hold(truncated[t])):
                 has_future = truncated[t] | (~done if t == last else torch.zeros_like(done))
-                value = self.critic(self.normalise(step.next_obs))
+                value = self.critic(self.normalise(step.next_obs, acting=True))
                 total = total + torch.where(has_future & ~terminated[t], weight * value, 0.0)
             weight = torch.where(done, 1.0, weight)
         return total.mean() / len(self.steps)
@@ -171,4 +173,5 @@ class APGAgent(BaseAgent):
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_extra_state(state)
+        self.has_statistics = True
         self.steps = []

@@ -3,7 +3,7 @@ environment that it trains in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.checkpoint import Resumable, load_generator
 from fintrader.agents.environment import MarketEnv, to_training_env
+from fintrader.agents.fast.graphs import ReplayedStep, StepFunction
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.networks import tanh
@@ -73,6 +74,7 @@ class BaseAgent(Resumable):
         )
         self.modules.to(self.device)
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
+        self.replayed: ReplayedStep | None = None
         self.generator = create_generator(seed, "agent", device=self.device)
         self.perturbation = make_perturbation(
             layout, settings, create_generator(seed, "regularisation", device=self.device)
@@ -136,6 +138,20 @@ class BaseAgent(Resumable):
             self.last_noise = noise
         return noise
 
+    def replay_on_gpu(
+        self, step: StepFunction, find_branch: Callable[[], Hashable] = lambda: None
+    ) -> StepFunction:
+        """Return the function of a gradient step; on a GPU one that replays it (`ReplayedStep`)."""
+        if self.device.type != "cuda":
+            return step
+        self.replayed = ReplayedStep(step, self.generator, find_branch)
+        return self.replayed
+
+    def inherit(self, state: Mapping[str, Tensor]) -> None:
+        super().inherit(state)
+        if self.replayed is not None:
+            self.replayed.forget()
+
     def redraw_perturbation(self) -> None:
         """Redraw the hidden features and the noise, after an update."""
         if self.perturbation is not None:
@@ -171,7 +187,13 @@ class BaseAgent(Resumable):
             return
         for optimiser in self.optimisers.values():
             for group in optimiser.param_groups:
-                group["lr"] = group.setdefault("first_lr", group["lr"]) * (1 - fraction)
+                if "first_lr" not in group:
+                    group["first_lr"] = float(group["lr"])
+                rate = group["first_lr"] * (1 - fraction)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
     def collect_extra_state(self) -> dict[str, Tensor]:
         state = {"running_return": self.rewards.running, "last_noise": self.last_noise}
@@ -194,11 +216,16 @@ class BaseAgent(Resumable):
 
 
 def make_adam(
-    parameters: Iterable[nn.Parameter], rate: float, decay: float, eps: float
+    parameters: Iterable[nn.Parameter], rate: float | Tensor, decay: float, eps: float
 ) -> torch.optim.Adam:
-    """Make Adam, or AdamW where weights decay."""
+    """Make Adam, or AdamW where weights decay; on a GPU one that a CUDA graph can hold, with the
+    step size in a tensor."""
     kind = torch.optim.AdamW if decay else torch.optim.Adam
-    return kind(list(parameters), lr=rate, eps=eps, weight_decay=decay, fused=True)
+    weights = list(parameters)
+    on_gpu = weights[0].device.type == "cuda"
+    if on_gpu:
+        rate = torch.as_tensor(rate, dtype=torch.float32, device=weights[0].device)
+    return kind(weights, lr=rate, eps=eps, weight_decay=decay, fused=True, capturable=on_gpu)
 
 
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ class RolloutBuffer(StepBuffer):
         has free."""
         # Observations lie there three times while they are standardised: raw, between and as the
         # networks read them.
-        each = 4 * (3 * self.obs_width + 3 * self.latent_width + 6) + 2
+        on_gpu = self.device.type != "cpu"
+        each = 4 * ((3 + on_gpu) * self.obs_width + 3 * self.latent_width + 6) + 2
         needed = self.num_steps * self.num_envs * each
         subject = f"a rollout of {self.num_steps:,} steps of {self.num_envs:,} accounts"
         require_memory(needed, self.device, subject, "lower agent.num_steps or env.num_envs")
@@ -79,6 +80,9 @@ class RolloutBuffer(StepBuffer):
         self.final_value = torch.zeros_like(self.reward)
         """`[T, B]`: value of the true final observation where an episode ended, anything
         elsewhere."""
+        self.next_obs = torch.zeros_like(self.obs) if on_gpu else None
+        """`[T, B, D]`: where each step truly led, on a GPU: to ask which episodes ended would wait,
+        so all are valued, once a rollout."""
         self.log_prob = torch.zeros_like(self.latent)
         """`[T, B, L]`: of each latent, under the policy that drew it."""
         self.step = 0
@@ -95,6 +99,8 @@ class RolloutBuffer(StepBuffer):
         self.log_prob[self.step] = log_prob
         if final_value is not None:
             self.final_value[self.step] = final_value
+        if self.next_obs is not None:
+            self.next_obs[self.step] = transition.next_obs
         self.step += 1
 
     def clear(self) -> None:

@@ -28,7 +28,11 @@ def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
     has_clock = len(env.market_rows) <= MAX_CLOCK_BARS and env.layout.market_width > 1
     observation = "factored" if has_clock else "flat"
     settings = env.settings.for_training().model_copy(update={"observation": observation})
-    if settings != env.settings:
+    if isinstance(env, TradingEnv) and env.device.type == "cuda" and has_clock and env.copies:
+        # A step that writes to the same place again is one CUDA graph. The training loop copies
+        # observations with clocks.
+        env = env.with_settings(settings, copy=False)
+    elif settings != env.settings:
         env = env.with_settings(settings)
     if not env.settings.randomise.active:
         return env

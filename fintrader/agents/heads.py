@@ -92,7 +92,7 @@ class ActionHead:
         assets = latent.shape[-1] - 1
         # Without log N, cash would weigh less the more assets there are.
         bias = torch.zeros(assets + 1, dtype=latent.dtype, device=latent.device)
-        bias[assets] = math.log(assets) + settings.cash_logit
+        bias[assets:].fill_(math.log(assets) + settings.cash_logit)
         return torch.softmax(torch.add(bias, latent, alpha=settings.scale), dim=-1)[..., :assets]
 
     def tilt(self, benchmark: Tensor, held: Tensor, latent: Tensor) -> Tensor:

@@ -36,13 +36,22 @@ class Batch(NamedTuple):
     """`[R]` int64: the row that each sample sees; None: row i is sample i's."""
 
     def select(self, samples: Tensor) -> Self:
-        """Select the samples with these numbers, with the rows that occur among them."""
+        """Select the samples with these numbers, with the rows that occur among them; on a GPU,
+        where counting these would wait, with all rows."""
         private = self.private.index_select(0, samples)
         if self.row_index is None:
             return type(self)(private, self.rows.index_select(0, samples), None)
         chosen = self.row_index.index_select(0, samples)
+        if chosen.device.type != "cpu":
+            return type(self)(private, self.rows, chosen)
         occurring, row_index = index_occurring(chosen, len(self.rows))
         return type(self)(private, self.rows.index_select(0, occurring), row_index)
+
+    def take_first(self, count: int) -> Self:
+        """Take the first samples, with all rows that they share."""
+        if self.row_index is None:
+            return type(self)(self.private[:count], self.rows[:count], None)
+        return self._replace(private=self.private[:count], row_index=self.row_index[:count])
 
     def expand(self, per_row: Tensor, dim: int = 0) -> Tensor:
         """Repeat the result of each row for the samples that see it: `dim` has U entries and gets
@@ -54,15 +63,17 @@ def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[
     """Return the distinct values of `numbers` `[R]` (each in 0 ... count - 1), ascending, and for
     each of `numbers` its position among them.
 
-    Counting the distinct values makes the host wait for a GPU. Without `wait`, a GPU's result is
-    padded with zeros instead.
+    A GPU's result is padded with zeros: to a power of two, so that few sizes occur, or without
+    `wait` to the most there can be, because counting the values makes the host wait.
     """
     occurs = torch.zeros(count, dtype=torch.int64, device=numbers.device)
-    occurs[numbers] = 1
-    if wait or numbers.device.type == "cpu":
+    occurs.index_fill_(0, numbers, 1)
+    if numbers.device.type == "cpu":
         occurring = occurs.nonzero()
     else:
         most = min(len(numbers), count)
+        if wait:
+            most = min(most, 1 << (int(occurs.sum()) - 1).bit_length())
         occurring = torch.nonzero_static(occurs, size=most, fill_value=0)
     return occurring.squeeze(1), (occurs.cumsum(0) - 1).index_select(0, numbers)
 

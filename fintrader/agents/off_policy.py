@@ -62,6 +62,7 @@ class OffPolicyAgent(BaseAgent):
         self.learned = 0
         """Updates so far."""
         self.since_report: dict[str, list[Tensor]] = {}
+        self.take_step = self.replay_on_gpu(self.learn, lambda: self.is_actor_due)
 
     @property
     def is_warming_up(self) -> bool:
@@ -104,7 +105,7 @@ class OffPolicyAgent(BaseAgent):
         None."""
         while self.learned < self.count_due_updates():
             assert self.replay is not None
-            self.record(self.learn(self.draw_sample(self.replay)))
+            self.record(self.take_step(self.draw_sample(self.replay)))
             self.redraw_perturbation()
         return self.report()
 
@@ -147,8 +148,8 @@ class OffPolicyAgent(BaseAgent):
             rewards, batch.terminated, batch.truncated, settings.gamma
         )
         rows = torch.arange(settings.batch_size, device=self.device)
-        obs = self.normalise(batch.obs)
-        next_obs = self.normalise(batch.next_obs[last, rows])
+        obs = self.normalise(batch.obs, acting=True)
+        next_obs = self.normalise(batch.next_obs[last, rows], acting=True)
         return ReplaySample(obs, batch.latent, reward, discount, next_obs)
 
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:

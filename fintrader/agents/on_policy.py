@@ -18,9 +18,9 @@ from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import OnPolicySettings
 from fintrader.envs.account import may_hold
 
-ROWS_AT_ONCE = 4096
-"""Rows of a minibatch that go through the networks together, so that all numbers between inputs and
-loss stay in the processor's caches."""
+ROWS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 16}
+"""Rows of a minibatch that go through the networks together, by device: on a processor all numbers
+between inputs and loss then stay in the caches, and on a GPU they are a bound on memory."""
 
 NOISE_FLOOR = 0.2
 """Deviation below which `noise_decay` takes nothing; a smaller one at the start stays."""
@@ -48,6 +48,9 @@ class Rollout(NamedTuple):
 @fast_on_cpu("training")
 def predict_acting_mean(obs: Tensor, agent: OnPolicyAgent) -> Tensor:
     """Compute the latents `[B, L]` that the policy decodes for `obs [B, D]`, without noise."""
+    mean = agent.embed_table(obs)
+    if mean is not None:
+        return mean.index_select(0, obs[:, -1].long())
     return agent.mean_latent(agent.normalise(obs, acting=True))
 
 
@@ -73,15 +76,15 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
-def subtract_group_baseline(advantage: Tensor, row_index: Tensor) -> Tensor:
+def subtract_group_baseline(advantage: Tensor, row_index: Tensor, bars: int) -> Tensor:
     """Subtract from `[R]` advantages the mean of the other accounts at the same bar
-    (`row_index [R]`); an account alone at its bar keeps its own.
+    (`row_index [R]`, below `bars`); an account alone at its bar keeps its own.
 
     Accounts at a bar meet the same prices: gains and losses that all of them have by these say
     nothing about their actions. The others' actions do not depend on an account's own, so the
     gradient keeps its mean (https://arxiv.org/abs/1803.07246).
     """
-    zeros = torch.zeros(int(row_index.max()) + 1, dtype=advantage.dtype, device=advantage.device)
+    zeros = torch.zeros(bars, dtype=advantage.dtype, device=advantage.device)
     count = zeros.index_add(0, row_index, torch.ones_like(advantage))[row_index]
     mean = zeros.index_add(0, row_index, advantage)[row_index] / count
     # x_i − mean of the others = (x_i − mean of all) · n / (n − 1)
@@ -110,6 +113,9 @@ class OnPolicyAgent(BaseAgent):
         self.latent: Tensor | None = None
         self.has_statistics = False
         self.embedding_cache: EmbeddingCache | None = None
+        self.table_mean: Tensor | None = None
+        """`[T, L]`: mean latents of all bars, on a GPU."""
+        self.take_step = self.replay_on_gpu(self._take_step)
         self.learner: Callable[[Rollout], dict[str, Tensor]] = self.learn
         """Learns from a rollout: the agent, or several learners of it side by side
         (`parallel.py`)."""
@@ -145,10 +151,36 @@ class OnPolicyAgent(BaseAgent):
             )
         assert self.latent is not None
         final_value = None
-        if may_hold(transition.terminated | transition.truncated):
+        if self.buffer.next_obs is None and may_hold(transition.terminated | transition.truncated):
             final_value = self.critic(self.normalise(transition.next_obs, acting=True))
         self.buffer.add(transition, self.latent, self.log_prob, final_value)
         self.last_obs = transition.next_obs
+
+    def embed_table(self, obs: Tensor) -> Tensor | None:
+        """Compute the mean latents `[T, L]` of all bars, once a rollout; None where that does not
+        pay.
+
+        It pays on a GPU, where asking which bars occur would wait, if there are fewer bars than
+        rows of a rollout and accounts at a bar share their latents.
+        """
+        table = self.table
+        if (
+            table is None
+            or self.device.type == "cpu"
+            or obs.shape[-1] == self.layout.width
+            or not self.actor.shares_bars
+            or len(table) > self.settings.num_steps * len(obs)
+        ):
+            return None
+        if self.table_mean is None or self.buffer is None or self.buffer.step == 0:
+            bars = torch.split(torch.arange(len(table), device=self.device), ROWS_AT_ONCE["cpu"])
+            rows = (
+                self.normaliser.normalise_bars(part, table, obs.dtype, self.perturbation)
+                for part in bars
+            )
+            means = [self.mean_by_bar(Batch(part[:, :0], part, None))[0] for part in rows]
+            self.table_mean = torch.cat(means)
+        return self.table_mean
 
     def update(self) -> Metrics | None:
         """Learn from a full rollout; None while it is not full."""
@@ -178,18 +210,25 @@ class OnPolicyAgent(BaseAgent):
             self.rewards.update(reward, done)
             reward = self.rewards(reward)
 
-        batch = self.normalise(buffer.obs.flatten(0, 1))
-        value = self.critic(batch).view_as(reward)
-        # The last step's successor is in no row of the buffer; elsewhere it is the next row, or the
-        # final value.
-        last_value = self.critic(self.normalise(self.last_obs)).unsqueeze(0)
-        next_value = torch.where(done, buffer.final_value, torch.cat([value[1:], last_value]))
+        obs = buffer.obs.flatten(0, 1)
+        if buffer.next_obs is not None:
+            # Together, because counting the bars of either waits for the device.
+            batch = self.normalise(torch.cat([obs, buffer.next_obs.flatten(0, 1)]))
+            value, next_value = self.critic(batch).view(2, *reward.shape)
+            batch = batch.take_first(len(obs))
+        else:
+            batch = self.normalise(obs)
+            value = self.critic(batch).view_as(reward)
+            # The last step's successor is in no row of the buffer; elsewhere it is the next row, or
+            # the final value.
+            last_value = self.critic(self.normalise(self.last_obs)).unsqueeze(0)
+            next_value = torch.where(done, buffer.final_value, torch.cat([value[1:], last_value]))
         ends = (buffer.terminated, buffer.truncated)
         discounts = (settings.gamma, settings.gae_lambda)
         advantage, target = gae(reward, value, next_value, *ends, *discounts)
         advantage = advantage.flatten()
         if settings.group_baseline and batch.row_index is not None:
-            advantage = subtract_group_baseline(advantage, batch.row_index)
+            advantage = subtract_group_baseline(advantage, batch.row_index, len(batch.rows))
         latent = buffer.latent.flatten(0, 1)
         log_prob = buffer.log_prob.flatten(0, 1)
         return Rollout(batch, latent, log_prob, advantage, target.flatten()), value.flatten()
@@ -197,8 +236,9 @@ class OnPolicyAgent(BaseAgent):
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Take gradient steps on one rollout; return means of their scalar metrics, on the
         device."""
-        passes = self.draw_passes(len(rollout.latent), rollout.batch.row_index)
-        return self.take_steps(passes, lambda rows: self._take_step(rollout, rows))
+        batch = rollout.batch
+        passes = self.draw_passes(len(rollout.latent), batch.row_index, len(batch.rows))
+        return self.take_steps(passes, lambda rows: self.take_step(rollout, rows))
 
     def take_steps(
         self, passes: Iterable[list[Tensor]], take_step: Callable[[Tensor], dict[str, Tensor]]
@@ -217,12 +257,13 @@ class OnPolicyAgent(BaseAgent):
         return {name: total / taken for name, total in sums.items()}
 
     def _take_step(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
-        """Take one gradient step on these rows, `ROWS_AT_ONCE` of them at a time."""
+        """Take one gradient step on these rows, some at a time."""
         advantage = standardise(rollout.advantage[rows])
         metrics: dict[str, Tensor] = {}
 
         def iterate_losses() -> Iterator[Tensor]:
-            pieces = (torch.split(column, ROWS_AT_ONCE) for column in (rows, advantage))
+            at_once = ROWS_AT_ONCE[self.device.type]
+            pieces = (torch.split(column, at_once) for column in (rows, advantage))
             for part, part_advantage in zip(*pieces, strict=True):
                 share = len(part) / len(rows)
                 piece = rollout.select(part)._replace(advantage=part_advantage)
@@ -237,11 +278,11 @@ class OnPolicyAgent(BaseAgent):
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
 
-    def draw_passes(self, rows: int, row_index: Tensor | None) -> Iterator[list[Tensor]]:
+    def draw_passes(self, rows: int, row_index: Tensor | None, bars: int) -> Iterator[list[Tensor]]:
         """Draw passes over a rollout of `rows` rows, each a list of minibatches (row numbers): one
         pass of one.
 
-        Rows see the bars `row_index`; None: a bar each.
+        Rows see the bars `row_index`, below `bars`; None: a bar each.
         """
         yield [torch.arange(rows, device=self.device)]
 

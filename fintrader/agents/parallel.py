@@ -125,7 +125,10 @@ class BatchedLearners:
                     key: self._repeat(value) if value.ndim else value.clone()
                     for key, value in moments.items()
                 }
-        drawn = [list(agent.draw_passes(share.numel(), share)) for share in row_index]
+        drawn = [
+            list(agent.draw_passes(share.numel(), share, int(share.max()) + 1))
+            for share in row_index
+        ]
         together = (
             [torch.stack(rows) for rows in zip(*passes, strict=True)]
             for passes in zip(*drawn, strict=True)

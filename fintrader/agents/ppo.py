@@ -70,7 +70,7 @@ class PPOAgent(OnPolicyAgent):
 
     settings: PPO
 
-    def draw_passes(self, rows: int, row_index: Tensor | None) -> Iterator[list[Tensor]]:
+    def draw_passes(self, rows: int, row_index: Tensor | None, bars: int) -> Iterator[list[Tensor]]:
         """Draw `update_epochs` passes of `num_minibatches`, each over all `rows` rows in another
         random order.
 
@@ -82,8 +82,7 @@ class PPOAgent(OnPolicyAgent):
             if row_index is None:
                 order = self._shuffle(rows)
             else:
-                bars = self._shuffle(int(row_index.max()) + 1)
-                order = torch.argsort(bars[row_index], stable=True)
+                order = torch.argsort(self._shuffle(bars)[row_index], stable=True)
             yield list(order.tensor_split(min(self.settings.num_minibatches, rows)))
 
     def _shuffle(self, count: int) -> Tensor:

@@ -214,7 +214,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
         self.wanted_engine = engine
-        self._copies = copy
+        self.copies = copy
         self.engine, kernel = choose_engine(engine, settings, self.device, record=record)
         """Name of the engine that steps the accounts, as in `engine_for`."""
         common = (self.view, settings, self.reward, self.num_envs)
@@ -252,7 +252,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             record=record,
         )
 
-    def with_settings(self, settings: EnvSettings) -> TradingEnv:
+    def with_settings(self, settings: EnvSettings, *, copy: bool | None = None) -> TradingEnv:
         """Make an environment like this one with other settings, before its first reset."""
         return type(self)(
             self.market,
@@ -262,7 +262,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             autoreset_mode=self.autoreset_mode,
             record=self.record,
             engine=self.wanted_engine,
-            copy=self._copies,
+            copy=self.copies if copy is None else copy,
         )
 
     @property

@@ -254,8 +254,10 @@ class MarketTensors:
         return close if growth is None else close * growth
 
     def to(self, device: torch.device | str) -> MarketTensors:
-        """Copy the market to another device."""
+        """Copy the market to another device; return this one if it is there."""
         moved: Any = {name: tensor.to(device) for name, tensor in self.arrays()}
+        if all(moved[name] is tensor for name, tensor in self.arrays()):
+            return self
         events = Events(*(value.to(device) for value in self.events))
         return replace(self, **moved, events=events, trusted=True)
 

@@ -17,7 +17,7 @@ from tests.factories import make_market
 def test_advantages_are_judged_against_the_others_at_the_bar():
     place = torch.tensor([2, 0, 2, 5, 2, 0, 7])
     advantage = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    judged = subtract_group_baseline(advantage, place)
+    judged = subtract_group_baseline(advantage, place, 8)
     for row in range(7):
         others = [float(advantage[k]) for k in range(7) if k != row and place[k] == place[row]]
         expected = float(advantage[row]) - (sum(others) / len(others) if others else 0.0)
@@ -59,7 +59,7 @@ def test_losses_in_pieces_are_the_loss(algo, kind, monkeypatch):
     results = []
     small = {"num_minibatches": 2, "update_epochs": 2} if algo == "ppo" else {}
     for rows_at_once in (1_000, 7):
-        monkeypatch.setattr(on_policy, "ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setitem(on_policy.ROWS_AT_ONCE, "cpu", rows_at_once)
         values = {"network": {"kind": kind}, "noise_decay": "learned", "ent_coef": 0.1, **small}
         agent = make_agent(agent_settings(algo, values), layout, seed=1)
         agent.modules.double()

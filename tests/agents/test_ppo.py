@@ -186,6 +186,7 @@ class Unwaiting(PPOAgent):
             torch.cuda.set_sync_debug_mode("error" if waiting else "default")
 
     def act(self, obs):
+        self.forbid(self.updates > 0)
         self.unwaited += self.updates > 0
         return super().act(obs)
 
@@ -193,10 +194,8 @@ class Unwaiting(PPOAgent):
         if self.buffer is None or not self.buffer.is_full:
             return super().update()
         self.forbid(False)
-        metrics = super().update()
         self.updates += 1
-        self.forbid(self.updates < UPDATES)
-        return metrics
+        return super().update()
 
 
 @pytest.mark.parametrize("device", DEVICES)

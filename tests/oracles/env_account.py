@@ -87,7 +87,7 @@ class EnvAccount:
             self._log("order", decided, filled, first, traded, price, cost)
             held += traded
         for k, bar in enumerate(np.unique(bars).tolist()):
-            split = view.splits[view.event_row[bar]]
+            split = view.splits[view.event_row[bar]].cpu()
             change = split_shares(torch.from_numpy(held), split, self.settings).numpy() - held
             self._log("split", bar, bar, bar, change, np.zeros_like(held), np.zeros_like(held))
             held += change

@@ -21,7 +21,6 @@ from fintrader.system import (
     SENT_BY_OTHERS,
     count_oom_kills,
     count_usable_cores,
-    list_nvidia_cards,
 )
 from fintrader.tournament.at_work import end, list_at_work, read_holder
 from fintrader.tournament.launchers import (
@@ -303,34 +302,18 @@ def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, st
 
 
 def list_cuda_devices() -> list[str]:
-    """List the present CUDA devices without loading a driver: `["0", "1"]`.
+    """List the CUDA devices that a new process would find, by their names in
+    `CUDA_VISIBLE_DEVICES`, without it `["0", "1"]`.
 
-    With `CUDA_VISIBLE_DEVICES`, only its names that a new process would find: numbers count present
-    cards, so after the loss of one of two cards only 0 is left; UUIDs must be those of present
-    cards.
+    torch asks the driver's library, so a container counts its own cards only, and no context begins.
     """
-    cards = list_nvidia_cards()
+    import torch
+
+    count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [str(number) for number in range(len(cards))]
-    found = []
-    for name in (name.strip() for name in visible.split(",")):
-        if name.lstrip("-").isdigit() and int(name) < 0:
-            break  # CUDA reads no further, hence the custom of -1 for no device
-        if name and _is_present(name, cards):
-            found.append(name)
-    return found
-
-
-def _is_present(name: str, cards: Sequence[str]) -> bool:
-    """Check that a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID
-    matches any."""
-    if name.isdigit():
-        return int(name) < len(cards)
-    if name.startswith("MIG-"):  # a part of some card; only the driver could say of which
-        return bool(cards)
-    # "?" stands in a card's UUID until the driver has read it.
-    return any(uuid.lower().startswith(name.lower()) or "?" in uuid for uuid in cards)
+    names = map(str, range(count)) if visible is None else visible.split(",")
+    # CUDA reads up to the first name that is none.
+    return [name.strip() for name in names][:count]
 
 
 def find_slots(devices: Sequence[str]) -> list[Slot]:
