@@ -11,8 +11,8 @@ episodes of 1,000 bars.
 - `env`: account decisions a second by kind of observation and number of accounts, random actions;
   `env_and_policy` with a 128-128 network that decides.
 - `training`: algorithms at their defaults. `rate`: environment steps a second of whole updates,
-  best round; `launches` of kernels and graphs, and `waits` of the host, in one update; `busy`: share
-  of the time in which a kernel runs; `memory_gib`: peak.
+  best round; `memory_gib`: peak. Of those that learn from rollouts also `launches` of kernels and
+  graphs, and `waits` of the host, in one update; `busy`: share of the time in which a kernel runs.
 - `drift`: distance of two equal trainings by the distance that they moved: sums run in any order.
 """
 
@@ -111,12 +111,12 @@ def measure_training(market: MarketTensors, settings: Any, accounts: int, turns:
     _, update = make_update(market, settings, accounts)
     rate = max(turns({"train": update})["train"])
     memory = torch.cuda.max_memory_allocated() / 2**30
-    # The difference of two updates and one: a call of `train` has its own launches.
-    one, two = count_calls(update, 1), count_calls(update, 2)
-    launches, waits, busy = (b - a for a, b in zip(one, two, strict=True))
-    steps = update(1)
-    figures = Figures(rate=rate, launches=launches, waits=waits, memory_gib=memory)
-    figures["busy"] = busy * rate / steps
+    figures = Figures(rate=rate, memory_gib=memory)
+    if hasattr(settings, "num_steps"):
+        # The difference of two updates and one: a call of `train` has its own launches.
+        one, two = count_calls(update, 1), count_calls(update, 2)
+        launches, waits, busy = (b - a for a, b in zip(one, two, strict=True))
+        figures |= {"launches": launches, "waits": waits, "busy": busy * rate / update(1)}
     return figures
 
 
