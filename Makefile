@@ -13,7 +13,7 @@ EXAMPLES = tests/test_docs.py::test_blocks_that_need_an_optional_package_run
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-adapters test-gcs test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks docs clean
+.PHONY: help install run test test-all test-adapters test-gcs test-gpu test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -72,6 +72,10 @@ test-triton: ## The CUDA kernel without a GPU: compiled, and against the torch c
 	.venv-triton/bin/python -m pip install --quiet -c constraints.txt triton -e . pytest pytest-timeout hypothesis
 	.venv-triton/bin/python -m pytest tests/envs/fast/test_cuda.py
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/envs/fast/test_cuda_step.py
+
+test-gpu: $(DEV) ## What needs a GPU, and its rates
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py --save
 
 test-image: $(DEV) ## The container image's own build steps, in a clean environment (2 GB, no container engine needed)
 	FINTRADER_TEST_IMAGE=1 $(BIN)/python -m pytest tests/containers/test_image_steps.py

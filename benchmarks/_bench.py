@@ -88,7 +88,7 @@ def read_commit() -> str:
     def ask(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
 
-    head = ask("rev-parse", "--short=12", "HEAD").strip() or os.environ.get("GIT_COMMIT", "unknown")
+    head = ask("rev-parse", "--short=12", "HEAD").strip() or "unknown"
     return head + ("+changes" if ask("status", "--porcelain", "-uno").strip() else "")
 
 

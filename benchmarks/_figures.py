@@ -406,6 +406,28 @@ def many_pods(records: Records) -> str:
     return f"{table(head, rows)}\n\n{sentence(records, 'rows')}"
 
 
+def gpu(records: Records) -> str:
+    """Training and stepping on a GPU."""
+    record = records["gpu"]
+    rows = []
+    for name, one in record["training"].items():
+        algorithm, _, accounts = name.rpartition("_")
+        counts = [f"{one[key]:,.0f}" if key in one else DASH for key in ("launches", "waits")]
+        busy = percent(one["busy"], 0) if "busy" in one else DASH
+        memory = f"{one['memory_gib']:.1f} GiB"
+        words = algorithm.upper().replace("_MLP", ", an MLP")
+        rows.append([words, f"{int(accounts):,}", f"{one['rate']:,.0f}", *counts, busy, memory])
+    for kind in ("flat_float32", "flat_bfloat16", "factored"):
+        for accounts in (1024, 16384, 262144, 1048576):
+            rate = record["env"][f"env_{kind}_{accounts}_steps_per_second"]
+            words = f"environment alone, {kind.replace('_', ', ')}"
+            rows.append([words, f"{accounts:,}", f"{rate:,.0f}", *[DASH] * 4])
+    head = ["", "accounts", "env-steps/s", "launches", "waits", "GPU busy", "memory"]
+    drift = percent(record["drift"], 1)
+    said = f"Ten updates of two equal trainings ended {drift} of their way from each other."
+    return f"{table(head, rows)}\n\n{said} {sentence(records, 'gpu')}"
+
+
 class Block(NamedTuple):
     """A generated part of a page."""
 
@@ -423,6 +445,7 @@ BLOCKS: dict[str, Block] = {
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("env",)),
     "many_pods": Block(many_pods, ("rows",)),
+    "gpu": Block(gpu, ("gpu",)),
     **{name: Block(make, names) for name, (make, names) in measured.items()},
 }
 

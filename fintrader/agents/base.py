@@ -3,7 +3,7 @@ environment that it trains in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fintrader.agents.checkpoint import Resumable, load_generator
 from fintrader.agents.environment import MarketEnv, to_training_env
-from fintrader.agents.fast.graphs import ReplayedStep, StepFunction
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.networks import tanh
 from fintrader.agents.normalisation import Batch, RewardScaler
+from fintrader.agents.optimisers import make_adam, scale_rates
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.regularisation import make_perturbation
 from fintrader.envs.observation import Layout
@@ -25,8 +25,7 @@ Metrics: TypeAlias = dict[str, float]
 
 
 class BaseAgent(Resumable):
-    """The networks of an agent and their gradient steps. Subclasses add `optimisers` in
-    `add_parts`."""
+    """Networks and their gradient steps. Subclasses add `optimisers` in `add_parts`."""
 
     settings: Any
     differentiable: bool = False
@@ -34,9 +33,8 @@ class BaseAgent(Resumable):
     outputs: int = 1
     """Numbers the actor gives for each latent."""
     is_bounded: bool = False
-    """True if the means of latents that become weights end in tanh. Noise costs
-    money, so a policy first learns to hold cash; without a bound the logit of cash grows until no
-    stock is bought and learning stops."""
+    """True if means of latents that become weights end in tanh. Noise costs money, so without a
+    bound the logit of cash grows until no stock is bought and learning stops."""
     is_squashed: bool = False
     """True if latents end in tanh, and critics judge them next to the observation."""
     members: int | None = None
@@ -74,7 +72,6 @@ class BaseAgent(Resumable):
         )
         self.modules.to(self.device)
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
-        self.replayed: ReplayedStep | None = None
         self.generator = create_generator(seed, "agent", device=self.device)
         self.perturbation = make_perturbation(
             layout, settings, create_generator(seed, "regularisation", device=self.device)
@@ -103,8 +100,7 @@ class BaseAgent(Resumable):
         return env
 
     def normalise(self, obs: Tensor, *, acting: bool = False) -> Batch:
-        """Standardise raw observations `[R, D]` or `[R, A + N + 1]`. Acting never waits for a
-        GPU."""
+        """Standardise raw observations `[R, D]` or `[R, A + N + 1]`; `acting` without a wait."""
         return self.normaliser.normalise(
             obs, self.table, wait=not acting, perturb=self.perturbation
         )
@@ -137,20 +133,6 @@ class BaseAgent(Resumable):
                 noise = noise.mul_((1 - persistence**2) ** 0.5).add_(last, alpha=persistence)
             self.last_noise = noise
         return noise
-
-    def replay_on_gpu(
-        self, step: StepFunction, find_branch: Callable[[], Hashable] = lambda: None
-    ) -> StepFunction:
-        """Return the function of a gradient step; on a GPU one that replays it (`ReplayedStep`)."""
-        if self.device.type != "cuda":
-            return step
-        self.replayed = ReplayedStep(step, self.generator, find_branch)
-        return self.replayed
-
-    def inherit(self, state: Mapping[str, Tensor]) -> None:
-        super().inherit(state)
-        if self.replayed is not None:
-            self.replayed.forget()
 
     def redraw_perturbation(self) -> None:
         """Redraw the hidden features and the noise, after an update."""
@@ -186,14 +168,7 @@ class BaseAgent(Resumable):
         if not self.settings.anneal:
             return
         for optimiser in self.optimisers.values():
-            for group in optimiser.param_groups:
-                if "first_lr" not in group:
-                    group["first_lr"] = float(group["lr"])
-                rate = group["first_lr"] * (1 - fraction)
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
+            scale_rates(optimiser, 1 - fraction)
 
     def collect_extra_state(self) -> dict[str, Tensor]:
         state = {"running_return": self.rewards.running, "last_noise": self.last_noise}
@@ -215,22 +190,8 @@ class BaseAgent(Resumable):
             load_generator(self.perturbation.generator, own["perturbation_generator"])
 
 
-def make_adam(
-    parameters: Iterable[nn.Parameter], rate: float | Tensor, decay: float, eps: float
-) -> torch.optim.Adam:
-    """Make Adam, or AdamW where weights decay; on a GPU one that a CUDA graph can hold, with the
-    step size in a tensor."""
-    kind = torch.optim.AdamW if decay else torch.optim.Adam
-    weights = list(parameters)
-    on_gpu = weights[0].device.type == "cuda"
-    if on_gpu:
-        rate = torch.as_tensor(rate, dtype=torch.float32, device=weights[0].device)
-    return kind(weights, lr=rate, eps=eps, weight_decay=decay, fused=True, capturable=on_gpu)
-
-
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:
-    """1 - var(target - predicted) / var(target): 1 is perfect, 0 no better than a constant, below 0
-    worse."""
+    """1 - var(target - predicted) / var(target): 1 is perfect, 0 as good as a constant."""
     spread = target.var(correction=0)
     residual = (target - predicted).var(correction=0)
     return torch.where(spread > 0, 1 - residual / spread.clamp_min(1e-12), 0.0)

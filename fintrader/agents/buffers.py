@@ -81,8 +81,7 @@ class RolloutBuffer(StepBuffer):
         """`[T, B]`: value of the true final observation where an episode ended, anything
         elsewhere."""
         self.next_obs = torch.zeros_like(self.obs) if on_gpu else None
-        """`[T, B, D]`: where each step truly led, on a GPU: to ask which episodes ended would wait,
-        so all are valued, once a rollout."""
+        """`[T, B, D]`, on a GPU: where each step led. To ask which episodes ended would wait."""
         self.log_prob = torch.zeros_like(self.latent)
         """`[T, B, L]`: of each latent, under the policy that drew it."""
         self.step = 0

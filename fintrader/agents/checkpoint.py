@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from fintrader.agents.fast.graphs import ReplayedStep
 from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
 from fintrader.market.market_file import preamble, stored_order
@@ -161,6 +162,8 @@ class Resumable:
     modules: nn.ModuleDict
     optimisers: dict[str, torch.optim.Optimizer]
     generator: torch.Generator
+    replayed: ReplayedStep | None = None
+    """The gradient step on a GPU."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Collect everything that is needed to continue bit-exactly. Call it between updates.
@@ -200,6 +203,8 @@ class Resumable:
         load_module(self.modules, select_below("modules", state), "agent state")
         for name, optimiser in self.optimisers.items():
             load_optimiser(optimiser, select_below(f"optimisers.{name}", state))
+        if self.replayed is not None:
+            self.replayed.forget()
 
     def collect_extra_state(self) -> dict[str, Tensor]:
         """Collect the state that belongs to one training only."""

@@ -36,8 +36,7 @@ class Batch(NamedTuple):
     """`[R]` int64: the row that each sample sees; None: row i is sample i's."""
 
     def select(self, samples: Tensor) -> Self:
-        """Select the samples with these numbers, with the rows that occur among them; on a GPU,
-        where counting these would wait, with all rows."""
+        """Select the samples with these numbers, and (but on a GPU) the rows that they see."""
         private = self.private.index_select(0, samples)
         if self.row_index is None:
             return type(self)(private, self.rows.index_select(0, samples), None)
@@ -46,12 +45,6 @@ class Batch(NamedTuple):
             return type(self)(private, self.rows, chosen)
         occurring, row_index = index_occurring(chosen, len(self.rows))
         return type(self)(private, self.rows.index_select(0, occurring), row_index)
-
-    def take_first(self, count: int) -> Self:
-        """Take the first samples, with all rows that they share."""
-        if self.row_index is None:
-            return type(self)(self.private[:count], self.rows[:count], None)
-        return self._replace(private=self.private[:count], row_index=self.row_index[:count])
 
     def expand(self, per_row: Tensor, dim: int = 0) -> Tensor:
         """Repeat the result of each row for the samples that see it: `dim` has U entries and gets

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, Metrics, to_metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import add_prefix, select_below
+from fintrader.agents.fast.graphs import replay_on_gpu
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.agents.settings import OffPolicySettings
@@ -62,7 +63,7 @@ class OffPolicyAgent(BaseAgent):
         self.learned = 0
         """Updates so far."""
         self.since_report: dict[str, list[Tensor]] = {}
-        self.take_step = self.replay_on_gpu(self.learn, lambda: self.is_actor_due)
+        self.take_step = replay_on_gpu(self, self.learn, lambda: self.is_actor_due)
 
     @property
     def is_warming_up(self) -> bool:

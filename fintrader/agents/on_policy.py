@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.fast import fast_on_cpu
+from fintrader.agents.fast.graphs import look_up_mean, replay_on_gpu
 from fintrader.agents.fast.training import EmbeddingCache
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import OnPolicySettings
 from fintrader.envs.account import may_hold
 
 ROWS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 16}
-"""Rows of a minibatch that go through the networks together, by device: on a processor all numbers
-between inputs and loss then stay in the caches, and on a GPU they are a bound on memory."""
+"""Rows of a minibatch that go through the networks together: all numbers between inputs and loss
+then stay in a processor's caches, or fit a GPU's memory."""
 
 NOISE_FLOOR = 0.2
 """Deviation below which `noise_decay` takes nothing; a smaller one at the start stays."""
@@ -48,10 +49,8 @@ class Rollout(NamedTuple):
 @fast_on_cpu("training")
 def predict_acting_mean(obs: Tensor, agent: OnPolicyAgent) -> Tensor:
     """Compute the latents `[B, L]` that the policy decodes for `obs [B, D]`, without noise."""
-    mean = agent.embed_table(obs)
-    if mean is not None:
-        return mean.index_select(0, obs[:, -1].long())
-    return agent.mean_latent(agent.normalise(obs, acting=True))
+    mean = look_up_mean(agent, obs)
+    return agent.mean_latent(agent.normalise(obs, acting=True)) if mean is None else mean
 
 
 def standardise(advantage: Tensor) -> Tensor:
@@ -112,10 +111,8 @@ class OnPolicyAgent(BaseAgent):
         self.buffer: RolloutBuffer | None = None
         self.latent: Tensor | None = None
         self.has_statistics = False
-        self.embedding_cache: EmbeddingCache | None = None
-        self.table_mean: Tensor | None = None
-        """`[T, L]`: mean latents of all bars, on a GPU."""
-        self.take_step = self.replay_on_gpu(self._take_step)
+        self.embedding_cache: EmbeddingCache | Tensor | None = None
+        self.take_step = replay_on_gpu(self, self._take_step)
         self.learner: Callable[[Rollout], dict[str, Tensor]] = self.learn
         """Learns from a rollout: the agent, or several learners of it side by side
         (`parallel.py`)."""
@@ -156,32 +153,6 @@ class OnPolicyAgent(BaseAgent):
         self.buffer.add(transition, self.latent, self.log_prob, final_value)
         self.last_obs = transition.next_obs
 
-    def embed_table(self, obs: Tensor) -> Tensor | None:
-        """Compute the mean latents `[T, L]` of all bars, once a rollout; None where that does not
-        pay.
-
-        It pays on a GPU, where asking which bars occur would wait, if there are fewer bars than
-        rows of a rollout and accounts at a bar share their latents.
-        """
-        table = self.table
-        if (
-            table is None
-            or self.device.type == "cpu"
-            or obs.shape[-1] == self.layout.width
-            or not self.actor.shares_bars
-            or len(table) > self.settings.num_steps * len(obs)
-        ):
-            return None
-        if self.table_mean is None or self.buffer is None or self.buffer.step == 0:
-            bars = torch.split(torch.arange(len(table), device=self.device), ROWS_AT_ONCE["cpu"])
-            rows = (
-                self.normaliser.normalise_bars(part, table, obs.dtype, self.perturbation)
-                for part in bars
-            )
-            means = [self.mean_by_bar(Batch(part[:, :0], part, None))[0] for part in rows]
-            self.table_mean = torch.cat(means)
-        return self.table_mean
-
     def update(self) -> Metrics | None:
         """Learn from a full rollout; None while it is not full."""
         buffer = self.buffer
@@ -215,12 +186,11 @@ class OnPolicyAgent(BaseAgent):
             # Together, because counting the bars of either waits for the device.
             batch = self.normalise(torch.cat([obs, buffer.next_obs.flatten(0, 1)]))
             value, next_value = self.critic(batch).view(2, *reward.shape)
-            batch = batch.take_first(len(obs))
+            batch = batch.select(torch.arange(len(obs), device=self.device))
         else:
             batch = self.normalise(obs)
             value = self.critic(batch).view_as(reward)
-            # The last step's successor is in no row of the buffer; elsewhere it is the next row, or
-            # the final value.
+            # A step leads to the next row, the last one to no row, and to a final value at an end.
             last_value = self.critic(self.normalise(self.last_obs)).unsqueeze(0)
             next_value = torch.where(done, buffer.final_value, torch.cat([value[1:], last_value]))
         ends = (buffer.terminated, buffer.truncated)
@@ -234,8 +204,7 @@ class OnPolicyAgent(BaseAgent):
         return Rollout(batch, latent, log_prob, advantage, target.flatten()), value.flatten()
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Take gradient steps on one rollout; return means of their scalar metrics, on the
-        device."""
+        """Take gradient steps on one rollout; return means of their metrics on the device."""
         batch = rollout.batch
         passes = self.draw_passes(len(rollout.latent), batch.row_index, len(batch.rows))
         return self.take_steps(passes, lambda rows: self.take_step(rollout, rows))

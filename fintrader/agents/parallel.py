@@ -31,12 +31,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fintrader.agents.base import Metrics, make_adam
+from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import load_generator
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout, standardise
+from fintrader.agents.optimisers import make_adam
 from fintrader.errors import CheckpointError
 from fintrader.seeding import create_generator
 

@@ -1,4 +1,5 @@
-"""Gradient steps on a GPU by CUDA graphs: one call repeats all launches of a step.
+"""Training on a GPU: gradient steps by CUDA graphs, which repeat all launches of a step by one call,
+and acting from the latents of all bars.
 
 Networks of this size keep a GPU busy for less time than Python takes to launch their operations one
 by one.
@@ -13,7 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from fintrader.agents.normalisation import Batch
+
 StepFunction: TypeAlias = Callable[..., dict[str, Tensor]]
+
+BARS_AT_ONCE = 4096
+"""Bars whose latents are computed together: a bound on memory."""
 
 logger = logging.getLogger(__name__)
 
@@ -113,3 +119,40 @@ def flatten(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple):
         for part in value:
             yield from flatten(part)
+
+
+def replay_on_gpu(
+    agent: Any, step: StepFunction, find_branch: Callable[[], Hashable] = lambda: None
+) -> StepFunction:
+    """Return the function of an agent's gradient step; on a GPU one that replays it."""
+    if agent.device.type != "cuda":
+        return step
+    replayed = ReplayedStep(step, agent.generator, find_branch)
+    agent.replayed = replayed
+    return replayed
+
+
+def look_up_mean(agent: Any, obs: Tensor) -> Tensor | None:
+    """Look up the mean latents `[B, L]` for `obs [B, D]` among those of all bars, computed once a
+    rollout; None where that does not pay.
+
+    It pays on a GPU, where asking which bars occur would wait, if there are fewer bars than rows of
+    a rollout and accounts at a bar share their latents.
+    """
+    table = agent.table
+    if (
+        table is None
+        or agent.device.type == "cpu"
+        or obs.shape[-1] == agent.layout.width
+        or not agent.actor.shares_bars
+        or len(table) > agent.settings.num_steps * len(obs)
+    ):
+        return None
+    if agent.embedding_cache is None or agent.buffer is None or agent.buffer.step == 0:
+        means = []
+        for bars in torch.split(torch.arange(len(table), device=agent.device), BARS_AT_ONCE):
+            rows = agent.normaliser.normalise_bars(bars, table, obs.dtype, agent.perturbation)
+            means.append(agent.mean_by_bar(Batch(rows[:, :0], rows, None))[0])
+        agent.embedding_cache = torch.cat(means)
+    mean: Tensor = agent.embedding_cache.index_select(0, obs[:, -1].long())
+    return mean
