@@ -18,7 +18,7 @@ from fintrader_app import charts, tables
 from fintrader_app.shell import heading, plain
 
 LONGEST = 1_500
-"""Characters of a sentence that are shown."""
+"""Longest text to show, in characters."""
 Present = Callable[..., Section | None]
 Part = TypeVar("Part", Chart, Table)
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<currency>\$?)(?P<digits>[\d,]*\.?\d+)(?P<unit>\s?%?)")
@@ -42,7 +42,7 @@ def show(present: Present, view: BacktestView, version: Hashable, **choices: Has
 def _make(
     name: str, state: Hashable, _make_section: Callable[[], Section | None]
 ) -> Section | None:
-    """Make a section; sessions share it, since nothing changes it."""
+    """Make a section, which all browser sessions share unchanged."""
     return _make_section()
 
 
@@ -70,7 +70,7 @@ def draw(section: Section, state: Hashable, key: str = "") -> None:
 
 
 def draw_verdict(view: BacktestView, run: str = "") -> None:
-    """Draw the finding about a backtest alone: the verdict, its reason, and the evidence that would
+    """Draw only the finding about a backtest: the verdict, its reason, and the evidence that would
     change it."""
     verdict = present_verdict(view)
     title = f"{run}: {verdict.title}" if run else verdict.title
@@ -128,8 +128,8 @@ def read_numbers(cells: Sequence[str]) -> list[float] | None:
     """Read the numbers of a column, NaN for a dash, so that it sorts by number; None where its cells
     are no numbers of one unit.
 
-    Cells that differ have numbers that differ: -0.00 and 0.00 are one step of a float apart, so that
-    each number leads back to its cell.
+    Different cells get different numbers, so that each leads back to its cell: of -0.00 and 0.00
+    one is moved to the next float.
     """
     numbers = []
     units = set()

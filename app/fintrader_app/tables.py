@@ -1,5 +1,4 @@
-"""Tables and lines of figures: headline cards, the paper's table, everything with its formula, the
-leaderboard."""
+"""Tables and rows of numbers: headline cards, the leaderboard, a run's settings."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ SHORT_HEADLINE = (
     ("hit_rate_day", "Days with a gain"),
     ("sessions", "Sessions"),
 )
-"""Of a window that is too short for figures of a year."""
+"""Headline of a window too short for annual figures."""
 MOST_ROWS = 20
 """Rows above which a table is scrolled."""
 
@@ -64,8 +63,8 @@ def table(
     pinned: str = "",
     **how: Any,
 ) -> None:
-    """Draw a table over the whole width; columns of text to the `right`, one `pinned`. `rows` is a
-    styled frame or the argument of one; a long one of `height` "few" is scrolled."""
+    """Draw `rows`, a styled frame or a frame's data, over the whole width. `right`: columns to
+    align right; `pinned`: a column; `height="few"`: scroll after MOST_ROWS."""
     config = {name: st.column_config.TextColumn(alignment="right") for name in right}
     if pinned:
         config[pinned] = st.column_config.TextColumn(pinned=True)
@@ -77,7 +76,7 @@ def table(
 
 
 def find_height(rows: int) -> int:
-    """Pixels in which so many rows are seen without scrolling."""
+    """Compute the height, in pixels, that so many rows need."""
     return 38 + 35 * rows
 
 
@@ -116,12 +115,11 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
                 height="stretch",
                 border=True,
             )
-    explain_dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")
+    explain_dashes([metrics], f"{len(stored.ends)} sessions: ratios are very uncertain.")
 
 
 def explain_dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None:
-    """Below figures of short windows: why some are dashes, with what to say `before` it; nothing
-    for long ones."""
+    """Explain the dashes of short windows, after the text `before`; write nothing for long ones."""
     why = explain_short_window(metrics)
     if why:
         st.caption(f":material/warning: {before} {why}")
@@ -135,7 +133,7 @@ def select_settings(pods: pd.DataFrame) -> pd.DataFrame:
 
 
 def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
-    """The leaderboard's rows, its searched settings as columns."""
+    """Draw the leaderboard; unless `short`, with six settings."""
     if board.empty:
         st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
         return
@@ -165,7 +163,7 @@ CHANGED = "●"
 
 
 def describe_setting(name: str, setting: Setting | None) -> str:
-    """A setting's value, nobody's secrets in it."""
+    """A setting's value, with secrets masked."""
     if setting is None:
         return DASH
     mark = f"{CHANGED} " if setting.changed else "" if setting.known else "? "
@@ -173,7 +171,7 @@ def describe_setting(name: str, setting: Setting | None) -> str:
 
 
 def hide_secret(name: str, text: str) -> str:
-    """Write the value of this name as text, with secrets masked."""
+    """Mask the text if its name is secret, else secrets in it."""
     return "(hidden)" if is_secret(name) else hide_secrets(text)
 
 
@@ -189,9 +187,7 @@ def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
         }
         for name, one in changed(config).items()
     ]
-    st.caption(
-        f"{count(len(rows))} settings are not as this version has them by default; the rest are"
-    )
+    st.caption(f"{count(len(rows))} settings differ from this version's defaults")
     if rows:
         table(rows, key, pinned="Setting", height="few")
 

@@ -2,8 +2,8 @@
 
 A backtest asks a policy one observation at a time, and ten small networks are then hundreds of
 tensor operations on a few thousand numbers. The coefficients of `market_once` at a bar do not
-depend on the account: `bind` embeds some hundred bars at once, and an action is then a few numbers
-per asset. Other networks are run by `agents.fast.forward`, their weights laid out side by side.
+depend on the account: many bars are embedded at once, and an action then takes a few numbers per
+asset. Other networks are run by `agents.fast.forward`, their weights laid out side by side.
 Actions agree with the networks' own to float32 rounding.
 """
 
@@ -37,12 +37,12 @@ class Members(Protocol):
         """Act on the private part `[A + N]` of an observation at `bar`: `[K, N]`."""
 
 
-def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> Bound | None:
+def bind(members: Sequence[Any], mode: str, weights: Numbers, rows: Numbers) -> Bound | None:
     """Bind K `ActorPolicy` as one (see `EnsemblePolicy`) to the market rows `[T, L*W]` of a window.
 
-    None where the networks themselves are needed: off the CPU, on a classic environment, with
-    observations of several bars or of a benchmark for other networks than `market_once`, or with
-    weights that are not finite (which the networks then show).
+    None where the networks themselves must act: off the CPU, on a classic environment, with
+    networks other than `market_once` that observe several bars or a benchmark, or with weights
+    that are not finite.
     """
     layout = members[0].layout
     if isinstance(layout, FlatLayout) or layout.market_width != rows.shape[1]:
@@ -63,18 +63,18 @@ def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> B
         from fintrader.agents.fast.members import NumbaMembers
 
         parts.append((others, NumbaMembers([members[k] for k in others], rows)))
-    return _Ensemble(parts, mode, shares, layout.num_assets)
+    return _Ensemble(parts, mode, weights, layout.num_assets)
 
 
 class _Ensemble:
     """The members' actions as one."""
 
     def __init__(
-        self, parts: list[tuple[list[int], Members]], mode: str, shares: Numbers, assets: int
+        self, parts: list[tuple[list[int], Members]], mode: str, weights: Numbers, assets: int
     ) -> None:
         self.parts = parts
         self.mode = mode
-        self.shares = shares
+        self.weights = weights
         self.all = np.zeros((sum(len(places) for places, _ in parts), assets), np.float32)
 
     def __call__(self, bar: int, private: Numbers) -> Numbers:
@@ -92,7 +92,7 @@ class _Ensemble:
             upper = ordered[len(actions) // 2]
             combined = ordered[middle] + np.float32(0.5) * (upper - ordered[middle])
         elif len(actions) > 1:
-            combined = self.shares @ actions
+            combined = self.weights @ actions
         return combined
 
 
@@ -111,7 +111,7 @@ class _MarketOnce:
         self.assets = layout.num_assets
         self.bars = range(0)
         self.asked = -1
-        """Bars whose coefficients are known, and the last one that was asked for."""
+        """The last bar asked for; `bars` are those with known coefficients."""
         statistics = [
             to_shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members
         ]
@@ -131,7 +131,7 @@ class _MarketOnce:
         self.benchmark = benchmark_of(self.rows, layout)
         width = self.assets + max(1, *(member.head.extra for member in members))
         self.bias[:, -1:] = each(lambda m: math.log(self.assets) + m.head.settings.cash_logit)
-        self.account = any(member.network.reads_account for member in members)
+        self.reads_account = any(member.network.reads_account for member in members)
         self.constant = np.zeros((BARS_AT_ONCE, count, width), np.float32)
         self.slope = np.zeros((BARS_AT_ONCE, count, self.assets), np.float32)
         self.columns = np.zeros((BARS_AT_ONCE, count, self.width, width), np.float32)
@@ -144,7 +144,7 @@ class _MarketOnce:
         standard = ((private - self.mean) * self.scale).clip(-CLIP, CLIP)
         latent = self.constant[place].copy()
         latent[:, : self.assets] += self.slope[place] * standard[:, self.width :]
-        if self.account:
+        if self.reads_account:
             latent += (standard[:, : self.width, None] * self.columns[place]).sum(axis=1)
         latent = np.where(self.squash, np.tanh(latent), latent)
         if len(self.tilts) == len(latent):
@@ -182,13 +182,14 @@ class _MarketOnce:
         self.bars = range(bar, min(bar + count * step, len(self.rows)), step)
         rows = self.rows[self.bars.start : self.bars.stop : step].double()
         for k, member in enumerate(self.exact):
-            of = member.actor.predict_coefficients(member.normaliser.normalise_rows(rows))
+            terms = member.actor.predict_coefficients(member.normaliser.normalise_rows(rows))
             bars = len(rows)
             width = self.assets
-            self.constant[:bars, k, :width] = of.constant[0].numpy()
-            if of.slope is not None:
-                self.slope[:bars, k] = of.slope[0].numpy()
-            if of.extra is not None:
-                self.constant[:bars, k, width : width + of.extra.shape[-1]] = of.extra[0].numpy()
-            if of.account.shape[2]:
-                self.columns[:bars, k, :, : of.account.shape[3]] = of.account[0].numpy()
+            self.constant[:bars, k, :width] = terms.constant[0].numpy()
+            if terms.slope is not None:
+                self.slope[:bars, k] = terms.slope[0].numpy()
+            if terms.extra is not None:
+                stop = width + terms.extra.shape[-1]
+                self.constant[:bars, k, width:stop] = terms.extra[0].numpy()
+            if terms.account.shape[2]:
+                self.columns[:bars, k, :, : terms.account.shape[3]] = terms.account[0].numpy()

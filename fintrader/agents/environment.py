@@ -12,7 +12,7 @@ from fintrader.errors import ConfigError
 MarketEnv: TypeAlias = TradingEnv | JoinedEnv | RandomisedEnv
 
 MAX_CLOCK_BARS = 1 << 24
-"""Largest number of bars whose numbers float32 tells apart."""
+"""Largest number of bars that float32 can count exactly."""
 
 
 def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
@@ -24,7 +24,7 @@ def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
     """
     if isinstance(env, RandomisedEnv):
         return env
-    # A clock must be exact, and differ in width from a row of the market.
+    # The bar's number must be exact, and a market row wider than one.
     has_clock = len(env.market_rows) <= MAX_CLOCK_BARS and env.layout.market_width > 1
     observation = "factored" if has_clock else "flat"
     settings = env.settings.for_training().model_copy(update={"observation": observation})
@@ -38,7 +38,7 @@ def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
         return env
     if isinstance(env, JoinedEnv):
         raise ConfigError(
-            "env.randomise draws the sessions of one window, and tournament.validation_folds"
-            " trains on pieces of one; leave out one of the two"
+            "env.randomise draws sessions of one window, but tournament.validation_folds trains"
+            " on several; unset one of the two"
         )
     return RandomisedEnv(env, seed=seed)

@@ -90,7 +90,7 @@ def fit_factors(
     """Regress daily returns `[S]` on the known factors `[S, K]` by least squares, with Newey-West
     errors.
 
-    None below FEWEST_SESSIONS for which all factors are known.
+    None if fewer than FEWEST_SESSIONS have all factors.
     """
     usable = [
         k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS

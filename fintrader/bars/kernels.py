@@ -1,7 +1,7 @@
 """Compiled passes over long columns: one pass through memory instead of numpy's dozen.
 
-Each is causal and adds in the order of the plain formula, so that a value is equal to the bit
-whatever follows it. Imported late: numba takes half a second, which most commands never need.
+Each is causal and adds in the order of the plain formula: later bars change no bit of a value.
+Import it late: numba takes half a second to load, and few commands need it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _LANES = 256
 """Bars that are worked on together: this many stay in the processor's nearest cache."""
 
 
-# A block's running total from its start and the one from the end of the block before add up to the
-# window's sum: constant work a bar, and no sum is carried on, so no error grows.
+# A window is the head of one block and the tail of the block before, and both sums are known:
+# constant work a bar, and rounding errors do not accumulate.
 @njit(error_model="numpy", cache=True)
 def moving_sum(values: Any, window: int) -> Any:
     """Sum over the last `window` values, `[L]` float64; NaN for the first window - 1.
@@ -133,7 +133,7 @@ def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
 # `row` points at the next row to place; a bar without a row repeats the close before it.
 @njit(error_model="numpy", cache=True)
 def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any) -> Any:
-    """Spread rows at bars `at` of the grid over `length` bars, from the first row's bar on.
+    """Place rows of the grid's bars `at` on `length` bars that begin with the first row's.
 
     Returns `[length]` each: open, high, low, close, volume, and true where there is a row. Without
     a row all prices are the last close and the volume is 0.
@@ -160,8 +160,8 @@ def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, v
 
 @njit(error_model="numpy", cache=True)
 def mark_steps(open_: Any, close: Any, factor: float) -> Any:
-    """Mark the bars, `[L]`, whose open or close is more than `factor` times as much or as little as
-    the close before."""
+    """Mark the bars, `[L]`, whose open or close differs from the close before by a ratio above
+    `factor`."""
     far = np.zeros(len(close), dtype=np.bool_)
     for t in range(1, len(close)):
         high = max(open_[t], close[t])
@@ -219,7 +219,7 @@ def apply_scale(values: Any, mean: Any, spread: Any, low: Any, high: Any, clip: 
             value = (np.float64(values[row, f]) - mean[f]) / spread[f]
             value = low[f] if value < low[f] else value
             values[row, f] = high[f] if value > high[f] else value
-            if not np.isfinite(values[row, f]):  # a large one may also be none of float32
+            if not np.isfinite(values[row, f]):  # a large one may overflow float32
                 values[row, f] = 0.0 if np.isnan(value) else (clip if value > 0 else -clip)
 
 

@@ -21,15 +21,15 @@ from fintrader.seams import OBSERVERS, load_part
 
 
 class StatusOptions(Settings):
-    """Questions to a run or a deployment, and the numbers that can be changed while it works."""
+    """What to show of a run or a deployment, and what to change while it works."""
 
     as_json: bool = False
     """Print JSON."""
     lineage: str | None = None
-    """A run: a pod; print it and its ancestors down to the founder, with the changes on the way."""
+    """A run: name of a pod; print it and its ancestors, with the changes between them."""
     workers: Annotated[int, Field(ge=1)] | Literal["settings"] | None = None
     """A run: keep this number of pods at work from now on; `settings`: the number in the run's
-    settings. `order: submission` lets `pool_size` work at most."""
+    settings. At most `pool_size` work, unless `order: arrival`."""
     drift: bool = False
     """A deployment: report again how far it drifted from its backtest (drift.html, drift.json)."""
     promote: bool = False
@@ -47,8 +47,8 @@ class ExportOptions(Settings):
     policy: str | None = None
     """`onnx`: `ensemble` (the default), `best`, or a pod's name."""
     out: Path | None = None
-    """File to write (onnx) or folder (tensorboard), by default a file `policy` here or a folder in the
-    run's. An earlier export there is replaced."""
+    """File (onnx) or folder (tensorboard) to write or replace; default: `policy.onnx` here, or
+    `tensorboard` in the run's folder."""
 
 
 def status(argv: list[str]) -> None:

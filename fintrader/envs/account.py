@@ -9,9 +9,9 @@ A trade of q shares and notional x (USD, both >= 0) costs
     max(m [x > dust] - f x, 0) + min(f x + h x + kappa x sqrt(min(q / v, 1)), x)
 
 with f commission, h half-spread, kappa impact (the square-root law: Almgren et al. 2005, Toth et
-al. 2011), v the bar's volume in shares and m the least commission of an order. An order takes at
-most a share `participation` of v; the rest of it is cancelled. Prices stay the bar's: all that a
-trade loses is in its cost, so that for each account and step
+al. 2011), v the bar's volume in shares and m an order's minimum commission. An order takes at most
+a share `participation` of v; the rest of it is cancelled. Trades fill at the bar's price and lose
+only their cost, so that for each account and step
 
     V[t+1] - V[t] = sum_i (price P&L of holdings and fills)_i + dividends - costs
 
@@ -46,7 +46,7 @@ MovePrices = Callable[[Tensor, Tensor], Tensor]
 0."""
 
 # An interval is marked in one operation while its products, [B, k, N] float64, stay below 1 MB,
-# within a core's cache; beyond that bars go in parts, which is up to twice as fast.
+# within a core's cache; beyond that, marking in parts is up to twice as fast.
 MARKS_AT_ONCE = 1 << 17
 
 
@@ -78,7 +78,7 @@ class Account(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """Holdings to reach in the bar of the fill, where its splits and dividends have happened."""
+    """Holdings to reach in the bar of the fill, after its splits and dividends."""
 
     bar: Tensor
     """`[B]` int64: the bar of the fill."""
@@ -87,9 +87,9 @@ class Orders(NamedTuple):
     shares: Tensor
     """`[B, N]` before the fill."""
     desired: Tensor
-    """`[B, N]` shares after it, if all of it fills."""
+    """`[B, N]` shares after a complete fill."""
     mark: Tensor
-    """`[B, N]` USD: the last close, for a share as it is counted in the bar of the fill."""
+    """`[B, N]` USD: the last close, adjusted for the fill bar's splits and dividends."""
     income: Tensor
     """`[B]` USD of the bar's events."""
 
@@ -145,13 +145,13 @@ class Marks(NamedTuple):
     bars: Tensor
     """`[B, k]` int64."""
     closes: Tensor
-    """`[B, k]` USD: equity at each of them."""
+    """`[B, k]` USD: equity at each close."""
     equity: Tensor
-    """`[B]` USD at the last of them."""
+    """`[B]` USD at the last close."""
     highest: Tensor
-    """`[B]` USD at the highest of them."""
+    """`[B]` USD: largest of `closes`."""
     books: Books
-    """Books at the last of them."""
+    """Books at the last close."""
     changes: list[Change]
     """Changes of an interval in their order."""
 
@@ -165,8 +165,8 @@ class Record(NamedTuple):
     fill_bar: Tensor
     """`[B]`: the bar in which they filled."""
     ordered: Tensor
-    """`[B, N]`, signed shares of the fill bar. The part that did not fill was cancelled: nothing
-    traded, the order exceeded its share of the volume, or the money did not suffice."""
+    """`[B, N]` shares, signed, after the fill bar's splits. The unfilled part was cancelled:
+    nothing traded, the order exceeded its share of the volume, or cash ran out."""
     fill_shares: Tensor
     """`[B, N]`, signed: bought > 0."""
     fill_price: Tensor
@@ -212,7 +212,7 @@ def advance(
     record: bool,
     move_prices: MovePrices | None = None,
 ) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
-    """Carry out one decision of each account, and wait for the next.
+    """Carry each account from one decision to its next one.
 
     `action` `[B, N]`; `move_prices` lets the orders change the fill prices before anything fills.
     Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record.
@@ -258,7 +258,7 @@ def place_orders(
     """Turn actions `[B, N]` into holdings to reach in the bar of the fill."""
     at_close = settings.fill == "close"
     bar = account.bar if at_close else torch.minimum(account.bar + 1, account.end_bar)
-    # The sizes are those of the decision: its prices, its equity, its shares.
+    # Orders are sized with the prices, equity and shares at the decision.
     mark = view.mark.index_select(0, account.bar)
     desired = desired_shares(action, account.shares, account.equity, mark, settings)
     if settings.turbulence:
@@ -298,7 +298,7 @@ def desired_shares(
         near = (gap.abs() * price <= band) & (target != 0)
         order = torch.where(near, 0.0, order)
     else:
-        # In float32, as actions are: 0.29 * 100 is 29, which its float64 product is not.
+        # In float32, where 0.29 * 100 is 29, as intended; in float64 it truncates to 28.
         size = action * settings.max_shares
         size = torch.where(action.abs() > settings.band, size, 0.0)
         order = round_to_zero(size.to(torch.float64), settings)
@@ -307,7 +307,7 @@ def desired_shares(
 
 
 def clip_weights(action: Tensor, settings: EnvSettings) -> Tensor:
-    """Round actions `[B, N]` to the grid of weights, and to 0 where they are short of it."""
+    """Round actions `[B, N]` to the grid of weights; without shorts, negative ones to 0."""
     weights = to_grid(action.to(torch.float64), WEIGHT_GRID)
     return weights if settings.short else torch.relu(weights)
 
@@ -325,8 +325,7 @@ def target_shares(action: Tensor, equity: Tensor, price: Tensor, settings: EnvSe
 
 
 def step_towards(gap: Tensor, settings: EnvSettings) -> Tensor:
-    """Take the part `trade_rate` of the gap to the target `[B, N]` shares; of whole shares at least
-    one."""
+    """Scale the gap `[B, N]` to the target by `trade_rate`; whole shares move by one or more."""
     step = gap if settings.trade_rate == 1.0 else settings.trade_rate * gap
     if settings.fractional:
         return step
@@ -349,7 +348,7 @@ def apply_events(
     income `[B]` USD.
 
     `mark` `[B, N]` is the close before, `split` (new shares for an old one) and `dividend` (USD an
-    old share) `[B, N]`. Where only whole shares trade, the rest of one is paid in cash, at that
+    old share) `[B, N]`. Where only whole shares trade, fractions are paid in cash, at that
     close.
     """
     after = split_shares(shares, split, settings)
@@ -360,7 +359,7 @@ def apply_events(
 
 
 def split_shares(shares: Tensor, split: Tensor, settings: EnvSettings) -> Tensor:
-    """Multiply shares `[B, N]` by `split`; whole shares stay whole, rounded to zero."""
+    """Multiply shares `[B, N]` by `split`; unless `fractional`, truncate them."""
     product = shares * split
     if settings.fractional:
         return product
@@ -381,7 +380,7 @@ def fill_orders(orders: Orders, quote: Quote, settings: EnvSettings) -> Fills:
     # Limit each order to its share of the bar's volume.
     desired = torch.clamp(orders.desired, shares - limit, shares + limit)
 
-    # Sales bring holdings nearer to zero, and bring cash.
+    # Sales bring holdings, also short ones, nearer to 0.
     kept = sell(shares, desired, quote)
     sold = shares - kept
     received = in_usd(sold, quote.price)
@@ -389,7 +388,7 @@ def fill_orders(orders: Orders, quote: Quote, settings: EnvSettings) -> Fills:
     sales_cost = total_cost(sold, sales, quote, settings, closing=True)
     cash = orders.cash + (received.sum(1) - sales_cost)
 
-    # Purchases take holdings further from zero, all of them scaled by one factor to what there is.
+    # Purchases take holdings further from zero, all scaled by one factor to fit the budget.
     budget = purchase_budget(cash, kept, orders.mark, quote, settings)
     filled = buy(kept, desired, budget, quote, settings)
     bought = filled - kept
@@ -398,7 +397,7 @@ def fill_orders(orders: Orders, quote: Quote, settings: EnvSettings) -> Fills:
     purchases_cost = total_cost(bought, purchases, quote, settings, closing=False)
     cash = cash - (paid.sum(1) + purchases_cost)
     if not settings.short:
-        # Rounding of an exactly exhausted budget, far below a unit of money.
+        # Spending all cash may leave a rounding error, far below a unit.
         cash = torch.relu(cash)
     turnover = (sales + purchases).sum(1)
     return Fills(cash, filled, sold, bought, sales_cost + purchases_cost, turnover)
@@ -424,9 +423,9 @@ def buy(
 def purchase_budget(
     cash: Tensor, kept: Tensor, mark: Tensor, quote: Quote, settings: EnvSettings
 ) -> Tensor:
-    """USD `[B]` that purchases may take: the cash, or with shorts the room L V - G of the leverage
-    limit L, with equity V and gross exposure G after the sales. `mark` values holdings that cannot
-    trade."""
+    """USD `[B]` for purchases: the cash, or with shorts the room L V - G of the leverage limit L,
+    with equity V and gross exposure G after the sales. Holdings that cannot trade count at
+    `mark`."""
     if not settings.short:
         return cash
     value = in_usd(kept, torch.where(quote.price > 0, quote.price, mark))
@@ -436,7 +435,7 @@ def purchase_budget(
 def purchase_scale(addition: Tensor, budget: Tensor, quote: Quote, settings: EnvSettings) -> Tensor:
     """Scale `[B]` in [0, 1] of all purchases, so that they fit the budget; 1 if they fit.
 
-    With X = sum x, c the orders' variable costs and a least commission m for each of n orders,
+    With X = sum x, variable costs c of the orders and minimum commission m of each of n,
     long-only cash covers
 
         s X + s sum c(x) + n m <= cash
@@ -465,8 +464,7 @@ def purchase_scale(addition: Tensor, budget: Tensor, quote: Quote, settings: Env
 def total_cost(
     shares: Tensor, notional: Tensor, quote: Quote, settings: EnvSettings, *, closing: bool
 ) -> Tensor:
-    """USD `[B]`: cost of all orders of an account. Proportional costs are taken of the sum, which
-    is exact."""
+    """USD `[B]`: cost of all orders of an account. Proportional costs use the exact sum."""
     if settings.costs_are_proportional:
         return (settings.fee_rate + settings.spread_rate) * notional.sum(1)
     return (closing_cost if closing else trade_cost)(shares, notional, quote, settings).sum(1)
@@ -494,7 +492,7 @@ def variable_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvS
     cost = (settings.fee_rate + quote.spread) * notional
     if settings.impact_rate == 0.0:
         return cost
-    # Both branches of a `where` are differentiated, and the square root has no slope at 0.
+    # `where` differentiates both branches, and the root's slope at 0 is infinite.
     root = torch.sqrt(torch.where(shares == 0, 1.0, shares.abs()))
     share = torch.clamp(root * quote.inverse_root_volume.to(torch.float64), max=1.0)
     return torch.minimum(cost + settings.impact_rate * (notional * share), notional)
@@ -526,7 +524,7 @@ def mark_to_market(
     for change in changes:
         stage = stage + (ahead - account.bar.unsqueeze(1) > change.number.unsqueeze(1))
     if interval > 1 and books.cash.requires_grad:
-        # Only the last and the highest close get gradients: a graph of all costs k times more.
+        # Only the last and highest close get gradients: a graph of each costs k times more.
         with torch.no_grad():
             closes = mark_bars(view, stages, stage, bars)
         two = torch.stack((closes.argmax(1), torch.full_like(account.bar, interval - 1)), 1)
@@ -594,9 +592,9 @@ def change_books(
 ) -> Change:
     """Carry books through the bar at `place` `[B]` of `bars` `[B, k]`, if there is one: events,
     interest, ends of symbols, a margin call."""
-    last = bars.shape[1]
-    happens = place < last
-    bar = bars.gather(1, place.clamp(max=last - 1).unsqueeze(1)).squeeze(1)
+    interval = bars.shape[1]
+    happens = place < interval
+    bar = bars.gather(1, place.clamp(max=interval - 1).unsqueeze(1)).squeeze(1)
     mark = view.mark.index_select(0, bar)
     before = view.mark.index_select(0, torch.clamp(bar - 1, min=0))
     cash = books.cash

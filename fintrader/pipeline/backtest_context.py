@@ -25,13 +25,13 @@ class Repeat:
     """A backtest of stored policies, made again."""
 
     command: str
-    """The command line that gives it."""
+    """The command line to repeat it."""
     trained: EnvSettings
     """Environment that the policies were trained in."""
 
 
 def settings_hash(config: RunConfig, window: str) -> str:
-    """SHA-256 of everything a window's backtest is made with besides the run itself."""
+    """SHA-256 of the settings that a window's backtest of a given run depends on."""
     made_with = {
         "env": config.trading.model_dump(mode="json"),
         "window": window,
@@ -106,7 +106,7 @@ def add_data(
         "cells_with_a_trade": (
             f"{traded / cells:.2%} (the others carry the last price, and nothing trades there)"
         ),
-        "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
+        "cells_without_a_price": f"{1 - listed / cells:.2%} (not yet or no longer listed)",
     }
     market = first.provenance
     signal = market.planted_signal
@@ -147,5 +147,5 @@ def caveats(config: RunConfig, context: BacktestContext) -> list[str]:
     if context.data.get("survivorship"):
         found.append("a universe of survivors")
     if context.data.get("planted_signal"):
-        found.append("a made-up signal that knows the future among the features")
+        found.append("a planted feature that knows the future")
     return found

@@ -72,7 +72,7 @@ class BacktestSettings(Settings):
     """Repeat the whole search on features that hold no information (doubles the time; tells luck
     from skill)."""
     sensitivity: bool = True
-    """Also trade at other costs, fills, delays and starts, and without each stock."""
+    """Also vary costs, fills, delays and starts, and leave out each stock in turn."""
     tear_sheet: Literal["auto", "png", "pdf", "none"] = "auto"
     """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is
     installed (the extra `report`) and the window is a month or longer."""
@@ -89,14 +89,14 @@ class BacktestSettings(Settings):
 
 
 class RunConfig(DataConfig):
-    """Everything a run is made from. Runs with equal settings and bars have equal results, as far
-    as `reproducible`."""
+    """Everything a run is made from. Equal settings and bars give equal results, on the machines of
+    `reproducible`."""
 
     seed: int = Field(0, ge=0)
     """Root of all randomness of agents and tournament (a synthetic market has a seed of its
     own)."""
     device: str = Field("auto", json_schema_extra={"examples": ["auto", "cpu", "cuda"]})
-    """`auto` (CUDA where there is one; the CPU `across_machines`), `cpu`, `cuda` or `cuda:1`."""
+    """`auto` (CUDA if present; the CPU if `across_machines`), `cpu`, `cuda` or `cuda:1`."""
     env: Annotated[TradingSettings | GymnasiumSettings, Field(discriminator="kind")] = (
         TradingSettings()
     )
@@ -116,7 +116,7 @@ class RunConfig(DataConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _trading_unless_said(cls, values: Any) -> Any:
+    def _default_to_trading(cls, values: Any) -> Any:
         """The trading environment is the default kind."""
         env = values.get("env") if isinstance(values, dict) else None
         return {**values, "env": {"kind": "trading", **env}} if isinstance(env, dict) else values
@@ -151,8 +151,7 @@ class RunConfig(DataConfig):
                     device != "auto" and set(device.split("/")) != {"cpu"} for device in devices
                 ):
                     raise ValueError(
-                        f"{name}: reproducible: across_machines holds for processors only; set it"
-                        " to cpu"
+                        f"{name}: reproducible: across_machines needs the CPU; set {name} to cpu"
                     )
         return self
 
@@ -220,15 +219,13 @@ CHOICES: Choices = {
     "agent.algo": union_choices(RunConfig.model_fields["agent"].annotation, "algo"),
     **DATA_CHOICES,
 }
-"""Options that choose which model stands in a place. Switching one keeps the settings both models
-share."""
+"""Options that choose one of several settings models. Switching keeps the settings both share."""
 RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "operations")
 """Settings that change no result: where things lie, where pods run, and how a run is operated."""
 
 
 def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (before, now) of every setting in which two configurations differ, places left
-    out."""
+    """Dotted name -> (before, now) of every setting that differs and is not `RESULT_NEUTRAL`."""
     found = compare_values(before.model_dump(mode="json"), now.model_dump(mode="json"))
     return {
         field: values
@@ -238,9 +235,9 @@ def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, A
 
 
 def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> RunConfig:
-    """A configuration file, or a shipped one by its name, as settings.
+    """Load a configuration file, or a shipped one by its name.
 
-    `chosen` union members (see CHOICES) are put in place first.
+    `chosen`: option -> member, of CHOICES, to switch to first.
 
     Raises ConfigError, one line, naming the file and the field.
     """

@@ -56,15 +56,15 @@ class Estimate:
 
     tournament_seconds: float
     null_seconds: float
-    """Seconds of the null model, those of the tournament again; 0 where it is left out."""
+    """Seconds of the null model, which repeats the tournament; 0 if it is left out."""
     other_seconds: float
     memory_bytes: int | None
     """Peak memory on this machine; None while the size of the market is unknown."""
     sure: Sure
     why: str
     """Evidence for the estimate."""
-    short_of: int | None = None
-    """Bytes that are free, where that is less than `memory_bytes`."""
+    free_bytes: int | None = None
+    """Free memory, where it is less than `memory_bytes`."""
 
     @property
     def seconds(self) -> float:
@@ -83,11 +83,11 @@ def record_of(
     """Describe an earlier run; None if its tournament has not finished, or if this version cannot
     read its configuration."""
     took = {
-        stage: float(said["seconds"])
-        for stage, said in stages.items()
-        if isinstance(said, Mapping)
-        and said.get("done")
-        and isinstance(said.get("seconds"), int | float)
+        stage: float(entry["seconds"])
+        for stage, entry in stages.items()
+        if isinstance(entry, Mapping)
+        and entry.get("done")
+        and isinstance(entry.get("seconds"), int | float)
     }
     races = [took[stage] for stage in ("tournament", "null_model") if took.get(stage, 0.0) > 0]
     if "tournament" not in took or not races:
@@ -103,8 +103,7 @@ def record_of(
 
 
 def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
-    """Estimate a run of these settings from the earlier run that is most like
-    it."""
+    """Estimate a run of these settings from the most similar earlier run."""
     likely = next((one for one in records if _differs_in_length_only(one.config, config)), None)
     like = likely or next((one for one in records if _comparable(one.config, config)), None)
     settings = config.tournament
@@ -127,7 +126,7 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     sure: Sure
     if likely is not None:
         sure = "likely"
-        why = f"the run {likely.name} took so long, and differs in length alone"
+        why = f"scaled from the run {likely.name}, which differs in length only"
     elif like is not None:
         sure = "rough"
         why = (
@@ -136,7 +135,7 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
         )
     else:
         sure = "a guess"
-        why = "no run of this kind has finished here; from another machine's speed"
+        why = "no such run has finished here; assumes another machine's speed"
     return Estimate(
         race + compiling,
         race if config.backtest.null_model else 0.0,
@@ -180,7 +179,7 @@ def _work(settings: TournamentSettings) -> float:
 
 
 def _shape(config: RunConfig) -> tuple[int | None, int | None]:
-    """Bars and symbols, where the settings alone say so."""
+    """Bars and symbols, None if settings do not tell."""
     source = config.data.effective().source
     if isinstance(source, SyntheticSettings):
         return source.num_sessions * max(1, 390 // config.data.bar_minutes), source.num_symbols

@@ -65,8 +65,7 @@ class Page:
         figure = chart.draw()
         text = str(figure.layout.title.text or "")
         height = int(figure.layout.height or 380) - 40
-        # Plain values from here on: a copy as a figure would have every one of them validated
-        # again.
+        # Plain values from here on: plotly would validate every value of a copied figure again.
         drawn = json.loads(figure.to_json())
         drawn["layout"].pop("title", None)
         drawn["layout"]["height"] = height
@@ -99,7 +98,7 @@ class Page:
 
 
 def pack(text: str) -> str:
-    """Compress and base64-code; no time of writing in it, so equal text gives equal bytes."""
+    """Compress and base64-encode, without a timestamp: equal text gives equal bytes."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
@@ -142,5 +141,5 @@ def render_notes(notes: Iterable[str]) -> str:
 
 
 def _render_words(element: str, words: str) -> str:
-    """Put words, escaped, into the braces of an element; without words nothing."""
+    """Put escaped words into the braces of an element; empty without words."""
     return element.format(html.escape(words)) if words else ""

@@ -13,7 +13,7 @@ from fintrader.results.history import round_trips
 from fintrader.results.periods import find_months
 
 OTHER = "dividends and interest"
-"""Payments without a trade, whose symbol the trade list does not name."""
+"""Payments that are no trades, so that no symbol is known for them."""
 
 
 def symbol_pnl(stored: StoredBacktest, strategy: str) -> pd.DataFrame:
@@ -79,8 +79,8 @@ def summarise_trips(trades: pd.DataFrame) -> pd.DataFrame:
     """Summarise the closed lots (first in, first out) of `trades`: all of them, those with a gain,
     and those without; empty where none was closed.
 
-    Columns: `lots`, then of their profit in USD `sum`, `mean`, `median`, `max` and `min`, and
-    `minutes`, the mean time they were held; NaN for a group without lots.
+    Columns: `lots`; `sum`, `mean`, `median`, `max` and `min` of their profit in USD; `minutes`, the
+    mean holding time. NaN for a group without lots.
     """
     closed = round_trips(trades)
     if closed.empty:

@@ -125,8 +125,8 @@ def count(value: Any) -> str:
 
 
 def look_words(verdict: Verdict | None) -> str:
-    """Return the number of a verdict's look at its window, or `not counted`; a dash without a
-    verdict."""
+    """Write how often the window was looked at up to a verdict, or `not counted`; a dash without
+    one."""
     if verdict is None:
         return DASH
     look = verdict.evidence.look
@@ -145,7 +145,7 @@ def short_count(value: Any) -> str:
 
 
 def statistic(key: str, value: Any, *, signed: bool = False) -> str:
-    """A number of the catalogue in its own unit, which stands beside it unless it has none."""
+    """Write a metric's value with the unit that the catalogue gives, if it gives one."""
     known = BY_KEY.get(key)
     unit = known.unit if known else ""
     if number(value) is None:
@@ -288,7 +288,7 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
     if changed:
         return Opening("No verdict", changed)
     if verdict is None:
-        again = "`fintrader backtest` on the run writes what can be said of luck."
+        again = "`fintrader backtest` on the run writes an assessment."
         return Opening(
             "Not assessed", "This backtest was written without an assessment.", "", again
         )
@@ -331,7 +331,7 @@ def main_strategy(names: Sequence[str]) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sort strategies for tables: results of the search, baselines, then the rest as given."""
+    """Sort strategies for tables: results first, each group by `_ORDER`, then as given."""
     rank = {name: place for place, name in enumerate(_ORDER)}
     return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))
 
@@ -352,7 +352,7 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
     if not is_result(name) or returned is None or portfolio is None:
         return ""
     rivals = {f"its benchmark portfolio, {portfolio.replace('_', ' ')}": metrics.get(portfolio)}
-    if portfolio == "cash":  # which has no row of its own everywhere
+    if portfolio == "cash":  # some backtests have no row for it
         rivals = {"its benchmark portfolio, cash": StrategyMetrics.of({"cumulative_return": 0.0})}
     sides = []
     for rival, values in {"ridge": metrics.get("ridge"), **rivals}.items():

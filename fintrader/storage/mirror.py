@@ -1,4 +1,4 @@
-"""The working copy of a run: its folder on the local disk mirrors the run in a store, which counts.
+"""The working copy of a run: a folder on the local disk that mirrors the original in a store.
 
     <store>/<run>/
       lease/<token>.json                    who drives the run (see `lease`)
@@ -11,7 +11,7 @@
     <store>/.markets/<hash>.json, objects/<sha256>   built markets, by their content and by their inputs
 
 Each object is named by its hash or carries it, so that truncation and changes are detected. The
-newest index describes all files of the run together: after a kill between two files the one before
+newest index describes all files of the run together: after a kill midway, the previous index
 counts. Pieces and indices carry the token of the lease under which they were written, and readers
 take the highest, so that a holder that lost the run changes nothing.
 """
@@ -116,7 +116,7 @@ class Mirror:
         return self.objects.get_file(f"objects/{digest}", path, digest)
 
     def has(self, digest: str) -> bool:
-        """Check whether the store holds content, by the last listing first."""
+        """Check the last listing, then the store, for content."""
         held = leases.find_lease(self.objects)
         name = f"objects/{digest}"
         if digest in self._sent or (
@@ -336,8 +336,8 @@ class Mirror:
 
 
 def attach(home: Path, url: str) -> Mirror:
-    """Make `home` the working copy of the run at `url`. Raises RunError when it is the copy of
-    another run, StorageError."""
+    """Make `home` the working copy of the run `url`. Raises RunError for another run's copy,
+    StorageError without access."""
     url = check_url(url)
     marker = home / MARKER
     if marker.exists():
@@ -435,8 +435,8 @@ class Markets:
         """Copy a market's files into `folder`, the market itself last; False when the store lacks
         the key.
 
-        A damaged or missing file removes the record, so that a process with the bars stores the
-        market again.
+        Removes the record if a file is damaged or missing, so that a process with the bars stores
+        it anew.
         """
         files = self.objects.read_sealed(f"{key}.json")
         if files is None:

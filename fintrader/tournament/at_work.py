@@ -1,4 +1,4 @@
-"""The lock and the life sign of a pod's folder: the process that trains the pod.
+"""Lock and sign of life, in a pod's folder, of the process that trains the pod.
 
     pods/<id>/.lock     held by the one process that trains or evaluates the pod
     pods/<id>/.sign     the last sign of life of that process
@@ -40,10 +40,9 @@ from fintrader.tournament.state_sync import save_all
 LOCK = ".lock"
 SIGN = ".sign"
 LOOK_SECONDS = 0.2
-"""Seconds between two looks: at a lock that is waited for, and by an orphan for a new
-orchestrator."""
+"""Seconds between two checks of an awaited lock, or by an orphan for a new orchestrator."""
 SIGN_SECONDS = 1.0
-"""Least seconds between two signs of life."""
+"""Minimum time between two signs of life."""
 FENCE_SECONDS = 5.0
 """Seconds between an orphan's checks that the run has not moved to another machine."""
 CHECKPOINT_SECONDS = 60.0
@@ -67,7 +66,7 @@ class Sign:
 def lock_pod(
     spec: PodSpec, context: PodContext, reason_of: Callable[[BaseException], Reason]
 ) -> Iterator[None]:
-    """Hold the pod's lock for the block; before, wait for it and forward the holder's reports.
+    """Wait for the pod's lock, forwarding its holder's reports; then hold it for the block.
 
     `reason_of` classifies an error for the orchestrator. Raises OrphanLost when the earlier holder
     failed.
@@ -136,18 +135,17 @@ def list_at_work(run: RunFolder) -> dict[str, Sign]:
     return {pod: sign for pod, sign in sorted(found.items()) if sign is not None}
 
 
-def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
-    """Send a signal to the process at work in a pod's folder, if it runs on this machine and is not
-    `but`."""
+def end(folder: Path, signal_number: signal.Signals, *, spared_pid: int = 0) -> None:
+    """Send a signal to the process at work in a pod's folder, if it runs here and is not spared."""
     sign = read_holder(folder)
     if (
         sign is None
         or sign.lost
         or not sign.process.is_here
-        or sign.process.pid in (os.getpid(), but)
+        or sign.process.pid in (os.getpid(), spared_pid)
     ):
         return
-    signal_process(sign.process.pid, sign.process.born, number)
+    signal_process(sign.process.pid, sign.process.born, signal_number)
 
 
 def wait_for_takeover(pod: str, context: PodContext) -> None:
@@ -178,16 +176,16 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
 def wait_for_checkpoint(folder: Path) -> None:
     """Wait until the pod of that folder has stored its training state once more, in the run's store
     too."""
-    before = _find_newest_state(folder)
+    before = _find_last_write(folder)
     until = time.monotonic() + CHECKPOINT_SECONDS
-    while _find_newest_state(folder) == before and time.monotonic() < until and folder.is_dir():
+    while _find_last_write(folder) == before and time.monotonic() < until and folder.is_dir():
         time.sleep(LOOK_SECONDS)
     storing = threading.Thread(target=save_all, daemon=True, name="storing")
     storing.start()
-    storing.join(CHECKPOINT_SECONDS)  # the store may be away; what is on this disk goes there later
+    storing.join(CHECKPOINT_SECONDS)  # the store may be away; it gets this disk's files later
 
 
-def _find_newest_state(folder: Path) -> int:
+def _find_last_write(folder: Path) -> int:
     """Find the time at which a training state was last written in a pod's folder."""
     times = [0]
     for path in folder.rglob("*.safetensors"):

@@ -1,9 +1,8 @@
-"""Retention: training states are deleted once a result stands, and with `tournament.keep` also
-snapshot, policy and learning curve of pods that no other can start from.
+"""Retention: delete snapshot, policy and learning curve of the pods that `tournament.keep` drops.
 
 Specs, results and the log always stay, so that every trial counts and every number can be
-recomputed. A pod that leaves the kept set never comes back, so a pod that the log calls dropped may
-be deleted at any time and repeatedly.
+recomputed. A dropped pod is needed again only as the parent of a pod that must be retrained;
+otherwise deleting it is safe, also twice.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ EVERY = 64
 
 
 class Retention:
-    """Decisions and deletions of one holder of the lease."""
+    """Drops surplus pods on behalf of the lease's holder."""
 
     def __init__(self, settings: TournamentSettings, store: RunStore, log: EventLog) -> None:
         self.settings = settings
@@ -36,65 +35,67 @@ class Retention:
     def drop_surplus(
         self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False
     ) -> None:
-        """Drop surplus pods, every `EVERY` results or `now`. Call it when the results are on the
-        log."""
+        """Drop surplus pods, each `EVERY` results or `now`. Call it when the results are logged."""
         if self.settings.keep == "all" or (len(board.applied) - self._asked < EVERY and not now):
             return
         self._asked = len(board.applied)
-        over = {entry.spec.pod: entry for entry in board.applied}
-        kept = self._choose_kept(board, specs, over)
-        gone = [pod for pod in over if pod not in kept and pod not in self.dropped]
-        if gone:
-            self.log.append(DropEvent(pods=tuple(gone)))  # durable before anything is deleted
-            self.dropped |= set(gone)
-            self._delete(gone, kept, over)
+        finished = {entry.spec.pod: entry for entry in board.applied}
+        kept = self._choose_kept(board, specs, finished)
+        surplus = [pod for pod in finished if pod not in kept and pod not in self.dropped]
+        if surplus:
+            self.log.append(DropEvent(pods=tuple(surplus)))  # durable before anything is deleted
+            self.dropped |= set(surplus)
+            self._delete(surplus, kept, finished)
 
     def resume(self, board: Leaderboard, specs: Sequence[PodSpec]) -> None:
         """Delete the remains of pods that were dropped before a kill, except those needed again."""
         if self.dropped:
-            over = {entry.spec.pod: entry for entry in board.applied}
-            gone = self.dropped - self._choose_kept(board, specs, over)
-            still = [
-                pod for pod in over if pod in gone and self.store.has_leftovers(over[pod].result)
+            finished = {entry.spec.pod: entry for entry in board.applied}
+            surplus = self.dropped - self._choose_kept(board, specs, finished)
+            leftovers = [
+                pod
+                for pod, entry in finished.items()
+                if pod in surplus and self.store.has_leftovers(entry.result)
             ]
-            self._delete(still, over.keys() - gone, over)
+            self._delete(leftovers, finished.keys() - surplus, finished)
 
     def _delete(
-        self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, FinishedPod]
+        self, pods: Iterable[str], kept: Collection[str], finished: Mapping[str, FinishedPod]
     ) -> None:
-        """Delete all but spec and result of these pods, and no content that a kept pod shares."""
-        whole = [over[pod].result for pod in kept if pod in over]
-        shared = {str(digest) for one in whole for digest in (one.snapshot, one.policy)}
+        """Delete these pods, except spec, result and content that a kept pod shares."""
+        results = [finished[pod].result for pod in kept if pod in finished]
+        shared = {str(digest) for result in results for digest in (result.snapshot, result.policy)}
         for pod in pods:
             try:
-                self.store.drop(over[pod].result, shared)
+                self.store.drop(finished[pod].result, shared)
             except (OSError, StorageError):  # no loss: the next start deletes it
                 return
 
     def _choose_kept(
-        self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, FinishedPod]
+        self, board: Leaderboard, specs: Sequence[PodSpec], finished: dict[str, FinishedPod]
     ) -> set[str]:
         """Choose the pods to keep: rows, elites, unfinished pods and their parents, failed pods,
         the newest two generations (`order: generations`), and with `keep: lineage` all
         ancestors."""
-        waiting = [spec for spec in specs if spec.pod not in over]
+        waiting = [spec for spec in specs if spec.pod not in finished]
         kept = {row.spec.pod for row in (*board.rows, *board.elites)} | {
             spec.pod for spec in waiting
         }
         if self.settings.order == "generations":
             kept |= {spec.pod for spec in specs[-2 * self.settings.pool_size :]}
         parents = [spec.parent_here for spec in waiting]
-        if self.settings.keep == "lineage":
-            parents += [over[pod].spec.parent_here for pod in kept if pod in over]
+        is_lineage = self.settings.keep == "lineage"
+        if is_lineage:
+            parents += [finished[pod].spec.parent_here for pod in kept if pod in finished]
         for parent in parents:
             while parent is not None and parent not in kept:
                 kept.add(parent)
-                parent = over[parent].spec.parent_here if self.settings.keep == "lineage" else None
-        return kept | {pod for pod, entry in over.items() if entry.result.status == "failed"}
+                parent = finished[parent].spec.parent_here if is_lineage else None
+        return kept | {pod for pod, entry in finished.items() if entry.result.status == "failed"}
 
 
 def list_needed(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
-    """List the parents of pods without a result, which must be whole even if they were dropped."""
+    """List the parents of pods without a result: needed in full, even if they were dropped."""
     return {
         spec.parent_here
         for spec in specs

@@ -30,7 +30,7 @@ from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 
 MARK = ".fintrader-export"
-"""A file that says that a folder is one of ours, hence may be replaced."""
+"""File that marks a folder as an export, which may be replaced."""
 COUNTERS = ("update", "env_steps", "seconds")
 Scalar = tuple[str, float, int, float | None]
 """Name, value, step, Unix time."""

@@ -155,9 +155,9 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
             " luck alone would have made. Without it (Backtest, Null model) the run is that much"
             " shorter, and the report lacks that row."
         )
-    if found.short_of is not None:
+    if found.free_bytes is not None:
         st.warning(
-            f"Only {found.short_of / 2**30:.1f} GiB of memory are free here: fewer workers"
+            f"Only {found.free_bytes / 2**30:.1f} GiB of memory are free here: fewer workers"
             " (Tournament) need less.",
             icon=":material/memory_alt:",
         )

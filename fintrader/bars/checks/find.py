@@ -1,7 +1,6 @@
 """All faults of bars in memory, for the report on their quality. The bars stay as they are.
 
-A price that jumps and comes back is reported and kept too: to drop it one would have to know the
-next bar.
+A price that jumps and comes back is reported, but no build drops it: that would take the next bar.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ def find_faults(
     bars = bars.take(mask_valid_rows(bars, now)).sorted()
     bars = bars.take(~bars.repeats())
     gate = Gate(grid, (), actions)
-    for one in bars.by_symbol().values():
-        gate.see(one)
-    certain = gate.faults(bars.symbols)
-    shifted = {(fault.symbol, fault.day) for fault in certain if fault.kind == "shifted_day"}
-    found += certain
+    for rows in bars.by_symbol().values():
+        gate.see(rows)
+    gate_faults = gate.faults(bars.symbols)
+    shifted = {(fault.symbol, fault.day) for fault in gate_faults if fault.kind == "shifted_day"}
+    found += gate_faults
     days = exchange_days(grid.calendar, bars.ts)
     found += find_placement_faults(bars, grid, days, shifted)
     bars = bars.take(grid.locate(bars.ts) >= 0)

@@ -340,7 +340,7 @@ def fill_orders(
     first: int, last: int, work: Workspace, state: State, prices: Prices, rules: Rules
 ) -> None:
     """Fill orders in their bar: sales first, then purchases."""
-    # Sales bring holdings nearer to zero, and bring cash.
+    # Sales bring holdings, also short ones, nearer to 0.
     for b in range(first, last):
         i = b - first
         bar = work.fill_bar[i]

@@ -4,7 +4,7 @@ Minute series are drawn with at most a few thousand points. In each bucket of ne
 the first, the lowest, the highest and the last are kept (the M4 aggregation of Jugel et al., VLDB
 2014), so that no spike, no drawdown and no gap is lost or invented: every drawn point is a stored
 one. That holds only for lines over an ordered axis. Point clouds keep an even sample, whose size
-the figure states; of loose segments, an even sample is kept whole.
+the figure states. Loose segments are sampled evenly, none is cut.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
     returns it.
 
     Where points of a cloud are left out, `figure.layout.meta["shown"]` says how many of how many
-    are drawn. Bars, heat maps and candles are built small by who builds them; `charts.show` leaves
-    out what is still too heavy.
+    are drawn. Bars, heat maps and candles must be small from the start; `charts.show` leaves out
+    figures above the limit.
     """
     scatters = [
         (trace, _columns(trace))
@@ -138,10 +138,10 @@ def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indi
         return np.arange(size)
     if not _has_lines(trace):
         return sample(y, size, points)
-    # All of a stack keep the same places: a missing one would be taken for zero.
+    # All traces of a stack keep the same points: a missing one would count as 0.
     if trace.stackgroup is not None:
         return sample(None, size, points)
-    # A missing axis counts the points.
+    # Without x, points are numbered.
     if "x" not in columns or pd.Index(columns["x"]).is_monotonic_increasing:
         return keep(y, points)
     if size % 3 == 0 and np.isnan(y[2::3]).all() and not np.isnan(y[0::3]).any():

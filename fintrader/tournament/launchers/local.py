@@ -231,7 +231,7 @@ class LocalLauncher(Launcher):
             return
         worker.lost_by = worker.lost_by or ("drained", detail)
         worker.leaves = worker.leaves or time.monotonic() + LEAVE_SECONDS
-        end(self.access.run.pod(worker.spec.pod), self._farewell, but=worker.process.pid)
+        end(self.access.run.pod(worker.spec.pod), self._farewell, spared_pid=worker.process.pid)
         with suppress(ProcessLookupError):
             worker.process.terminate()
 
