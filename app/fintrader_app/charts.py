@@ -25,7 +25,7 @@ CONFIG = {
     "scrollZoom": False,
 }
 DRESS_BYTES = 4_000
-"""Room for what dressing adds."""
+"""Bytes that styling may add."""
 GAIN = "#2a9d8f"
 LOSS = "#b42318"
 _BARE = ("paper_bgcolor", "plot_bgcolor", "template", "title")
@@ -54,7 +54,7 @@ def show(
     if weight > decimation.MAX_CHART_BYTES:
         st.info(
             f"This chart would weigh {count(weight / 1000)} KB, more than the "
-            f"{count(decimation.MAX_CHART_BYTES / 1000)} KB a page may send; it is left out.",
+            f"{count(decimation.MAX_CHART_BYTES / 1000)} KB allowed; it is left out.",
             icon=":material/hide_image:",
         )
         return
@@ -74,14 +74,14 @@ def show(
 def _build(
     key: str, version: Hashable, dark: bool, height: int | None, _figure: Callable[[], go.Figure]
 ) -> tuple[go.Figure, int]:
-    """A dressed figure and its bytes. It is shared between sessions: nobody changes it any more."""
+    """Build a styled figure and count its bytes. Sessions share it: never change it."""
     drawn = apply_style(_figure(), dark=dark, height=height)
     return drawn, decimation.figure_bytes(drawn)
 
 
 def apply_style(figure: go.Figure, *, dark: bool, height: int | None = None) -> go.Figure:
-    """A figure without colours of its own for paper, grid and text, its lines in tones that suit
-    the background."""
+    """Drop a figure's colours of paper, grid and text, and pick line colours for the
+    background."""
     decimation.fit(figure, decimation.MAX_CHART_BYTES - DRESS_BYTES)
     _spread_ticks(figure.layout.xaxis)
     plain_figure = figure.to_plotly_json()
@@ -108,16 +108,15 @@ def apply_style(figure: go.Figure, *, dark: bool, height: int | None = None) -> 
 
 
 def _spread_ticks(axis: Any) -> None:
-    """Drop labels of given ticks that stand closer than an eighth of the axis: a phone has no room
-    for them."""
+    """Drop labels of ticks closer than a seventh of the axis: a phone has no room for them."""
     if not axis.ticktext:
         return
     ticks = list(zip(map(float, axis.tickvals), axis.ticktext, strict=True))
-    kept = ticks[:1]
+    labels = ticks[:1]
     for place, text in ticks[1:]:
-        if place - kept[-1][0] >= (ticks[-1][0] - ticks[0][0]) / 7:
-            kept.append((place, text))
-    axis.tickvals, axis.ticktext = zip(*kept, strict=True)
+        if place - labels[-1][0] >= (ticks[-1][0] - ticks[0][0]) / 7:
+            labels.append((place, text))
+    axis.tickvals, axis.ticktext = zip(*labels, strict=True)
 
 
 def _replace_colour(value: Any) -> Any:
@@ -180,7 +179,7 @@ def framed(
     height: int = 320,
     hover: str = "closest",
 ) -> go.Figure:
-    """Axes, legend and hover as all charts here have them."""
+    """Set axes, legend and hover as in all charts here."""
     figure.update_layout(
         height=height,
         hovermode=hover,
@@ -192,7 +191,7 @@ def framed(
 
 
 def scale_logs(values: ArrayLike) -> dict[str, object]:
-    """Divide a logarithmic axis of positive numbers; over few powers of ten, more finely."""
+    """Set the ticks of a logarithmic axis: finer ones over few powers of ten."""
     decades = np.log10(np.max(values) / np.min(values))
     return {"type": "log", "tickformat": "~g", "dtick": "D2" if decades < 2.5 else 1}
 

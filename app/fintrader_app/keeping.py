@@ -1,5 +1,5 @@
-"""What a reader says of a run, and how a run goes: the only parts of the app that write into the
-runs folder itself."""
+"""Notes on a run, and its deletion: the only parts of the app that write into the runs folder
+itself."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from fintrader_app.shell import guarded, plain, remember
 
 
 def show_done(message: str, *, gone: bool = False) -> None:
-    """Draw the page anew with a word about what was done; `gone`: the run is not in the list any
-    more."""
+    """Redraw the page with a message; `gone`: the run is no longer in the list."""
     st.session_state["runs_message"] = message
     if gone:
         remember("run", None)
@@ -34,7 +33,7 @@ def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
     folder = runs.run(run.name)
     check_writable(folder)
     with guarded():
-        read_notes(folder)  # says so where they are damaged
+        read_notes(folder)  # reports damaged notes
     with st.form(f"notes:{run.name}:{hash(run.notes)}", border=False):
         note = st.text_area(
             "Note", run.notes.note, max_chars=MOST_CHARACTERS, placeholder="What is there to know?"
@@ -59,7 +58,7 @@ def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
 
 
 def draw_deletion(runs: RunsFolder, run: Summary) -> None:
-    """What deleting the run would lose and, once its name is typed, the button that does it."""
+    """Draw the losses of a deletion and, once the run's name is typed, its button."""
     if not st.toggle("Delete this run …", key=f"delete:{run.name}"):
         return
     lost = loss_of(runs, run.name)

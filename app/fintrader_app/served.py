@@ -1,7 +1,7 @@
-"""What the server runs: the app behind its guard, with headers against frames of other sites.
+"""The app behind its guard, with headers that forbid other sites to frame it.
 
-It has imported what pages draw with when it first answers, and reads the runs while the browser
-fetches its scripts.
+It imports the drawing modules before it answers, and reads the runs while the browser fetches
+scripts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
 )
-"""A page in somebody else's frame could be clicked unseen: it starts runs and writes files."""
+"""In a frame of another site, a hidden click could start runs and write files."""
 
 
 class Unframed:
@@ -55,7 +55,7 @@ class Unframed:
 async def prepare(_: st.App) -> AsyncIterator[None]:
     from fintrader_app import artifacts, charts, shell, tables  # noqa: F401
 
-    def read() -> None:  # what is wrong with the runs the page itself will say
+    def read() -> None:  # the page itself reports errors in the runs
         with contextlib.suppress(FintraderError, OSError):
             artifacts.load_summaries(shell.find_runs_folder())
 

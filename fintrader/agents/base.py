@@ -49,7 +49,7 @@ class BaseAgent(Resumable):
         self.device = torch.device(device)
         self.seed = seed
         self.head = ActionHead(layout, settings.head)
-        judged = self.head.latents if self.is_squashed else 0
+        inputs = self.head.latents if self.is_squashed else 0
         squash = self.is_squashed or (self.is_bounded and self.head.targets_weights)
         self.rewards = RewardScaler(settings.gamma)
         with torch.random.fork_rng(devices=[]):
@@ -63,7 +63,7 @@ class BaseAgent(Resumable):
                 rewards=self.rewards,
             )
             self.critic = make_critic(
-                layout, self.policy.network, latents=judged, members=self.members
+                layout, self.policy.network, latents=inputs, members=self.members
             )
         self.actor = self.policy.actor
         self.normaliser = self.policy.normaliser
@@ -79,7 +79,7 @@ class BaseAgent(Resumable):
         self.last_noise: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""
         self.table: Tensor | None = None
-        """`[T, L*W]`: the rows of the market that clocks of observations point to."""
+        """`[T, L*W]`: the market rows that the last column of `obs` points to."""
         self.decision_interval = 1
         """Bars from one decision to the next."""
         self.add_parts()
@@ -157,14 +157,14 @@ class BaseAgent(Resumable):
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             torch.autograd.backward(part, inputs=inputs)
         grads = [weight.grad for weight in inputs if weight.grad is not None]
-        # As nn.utils.clip_grad_norm_, which sorts them by device first; here all are on one.
+        # Like nn.utils.clip_grad_norm_ without its sorting by device: all are on one.
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._foreach_mul_(grads, (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimiser.step()
         return norm
 
     def anneal(self, fraction: float) -> None:
-        """Scale step sizes by 1 - `fraction`, the share of the budget used, if settings anneal."""
+        """With `anneal`, scale step sizes by 1 - `fraction`, the share of the budget used."""
         if not self.settings.anneal:
             return
         for optimiser in self.optimisers.values():

@@ -14,11 +14,11 @@ POOL = 1009
 
 
 class Perturbation:
-    """Standardised rows of the market with whole features hidden and noise on the others.
+    """Transform of standardised market rows: hides whole features, adds noise to others.
 
-    The hidden features and the noise of each bar are drawn anew after every update and stay until
-    then: acting and learning see the same. Features are hidden for all assets and bars, and the
-    others enlarged to make up for them (https://jmlr.org/papers/v15/srivastava14a.html).
+    The hidden features and the noise of each bar change only after an update: acting and learning
+    see the same. Features are hidden for all assets and bars, and the others enlarged to make up
+    for them (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Perturbation:
         return torch.cat([features, shown[..., width:]], dim=-1).flatten(1)
 
     def _draw_pool(self, rows: Tensor) -> Tensor:
-        """Get the noise `[POOL, N*F]`: the same for every seed; only its order is drawn."""
+        """Get the noise `[POOL, N*F]`: equal for all seeds; `drawn` has offset and sign."""
         if self._pool is None:
             stream = torch.Generator().manual_seed(0)
             width = self.layout.num_assets * self.layout.num_features

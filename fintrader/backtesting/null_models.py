@@ -75,16 +75,16 @@ class RandomPortfolios:
 
     def compare(self, returned: float | None, sharpe: float | None) -> RandomDraws:
         """Summarise the outcomes in quantiles, and compute the share that beats a strategy."""
-        shares = (5.0, 25.0, 50.0, 75.0, 95.0)
+        levels = (5.0, 25.0, 50.0, 75.0, 95.0)
         drawn = self.sharpe[np.isfinite(self.sharpe)]
         higher = None if returned is None else float((self.cumulative_return > returned).mean())
         better = None if sharpe is None or not drawn.size else float((drawn > sharpe).mean())
         counts, edges = np.histogram(self.cumulative_return, bins=40)
         return RandomDraws(
             count=len(self.cumulative_return),
-            quantiles=shares,
-            cumulative_return=tuple(np.percentile(self.cumulative_return, shares).tolist()),
-            sharpe=tuple(np.percentile(drawn, shares).tolist()) if drawn.size else None,
+            quantiles=levels,
+            cumulative_return=tuple(np.percentile(self.cumulative_return, levels).tolist()),
+            sharpe=tuple(np.percentile(drawn, levels).tolist()) if drawn.size else None,
             share_above=ShareAbove(higher, better),
             histogram=Histogram(tuple(counts.tolist()), tuple(edges.tolist())),
         )
@@ -145,7 +145,7 @@ def _simulate_static(
     names = np.flatnonzero(can & (np.nan_to_num(entry) > 0))
     if not names.size:
         raise BacktestError(
-            "no member trades in the window's first two bars; start the window at another bar"
+            "no member trades in both of the first two bars; start the window elsewhere"
         )
     ends = m.find_session_ends(market.to_numpy("session"))
     closes = np.nan_to_num(carry_forward(market.to_numpy("adjusted_close")))

@@ -38,7 +38,7 @@ _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have di
 
 @runtime_checkable
 class Bindable(Protocol):
-    """A policy that can be bound to one window's market rows, such as those of `load_policy`."""
+    """A policy, as of `load_policy`, that can be bound to one window's market rows."""
 
     def bind(self, rows: NDArray[np.float32], /) -> Bound | None:
         """Bind the policy to the rows `[T, W]`; None if impossible."""
@@ -184,8 +184,8 @@ def simulate(
 ) -> BacktestResult:
     """Trade the whole of `market`, usually a window, with `policy` under `settings`.
 
-    The account is to the last bit the one that `TradingEnv` would step. The policy is bound to the
-    window's rows if possible, and its actions agree to float32 rounding. A model of
+    The account equals `TradingEnv`'s to the last bit. The policy is bound to the window's rows if
+    possible; its actions then equal unbound ones to float32 rounding. A model of
     Stable-Baselines3 is asked deterministically, on observations normalised by its VecNormalize if
     it holds one. Without a `note` the result describes its policy (`describe_origin`). `watch` sees
     the account at each decision. Raises BacktestError for a window of fewer than two bars and for
@@ -223,7 +223,7 @@ def _list_environment_spans(model: Any) -> list[BarSpan]:
     if not callable(getattr(env, "has_attr", None)):
         return []
     try:
-        # Check first, because a missing attribute would end the process of an account.
+        # Check first: a missing attribute would end a vectorised env's worker.
         known = env.has_attr("market_span")
         return list(dict.fromkeys(env.get_attr("market_span"))) if known else []
     except (AttributeError, OSError, EOFError):  # its processes have ended
@@ -264,8 +264,8 @@ def ask(policy: Policy | Predictor, account: BacktestAccount, name: str) -> Deci
         if not isinstance(action, Tensor) or action.shape != (1, account.layout.num_assets):
             shape = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
             raise BacktestError(
-                f"{name}: the policy gave {shape} for an account of {account.layout.num_assets}"
-                " assets"
+                f"{name}: the policy gave {shape} for {account.layout.num_assets} assets,"
+                " not [1, N]"
             )
         if not bool(action.isfinite().all()):
             raise BacktestError(_DIVERGED.format(name))
@@ -304,8 +304,8 @@ def trade(
     progress: Progress = SILENT,
     note: str = "",
 ) -> BacktestResult:
-    """Run an account to the end of its window, asking `decide` at every interval, or with `due` at
-    bar 0 and the bars that it returns."""
+    """Run an account to the end of its window, asking `decide` at every interval or, given `due`,
+    at bar 0 and the bars it returns."""
     last = account.market.num_bars - 1
     with (
         torch.no_grad(),

@@ -72,7 +72,7 @@ class TradeLog:
         """The trade list; its costs and turnover are in the log already."""
 
     def ruin(self, bar: int) -> None:
-        """Close a ruined account at its last mark, with costs; its equity stays at the rest."""
+        """Close a ruined account at its last mark, with costs; its equity is then constant."""
         cost = self.closing_costs(bar)
         sold = TradeRows.of("ruin", bar, bar, -self.shares[bar], self.mark[bar], cost)
         self.fills.append(sold)

@@ -42,8 +42,7 @@ class Bars:
     origin: str = "bars"
     """The source's name in messages, usually that of a file."""
     files: tuple[tuple[int, str], ...] = ()
-    """The number of each file's first row, in order, and the file's name, where `row` counts on
-    from file to file."""
+    """First row and name of each file, in order, if `row` counts on across files."""
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -68,7 +67,7 @@ class Bars:
         return self if self.is_sorted() else self.take(np.lexsort((self.ts, self.symbol)))
 
     def by_symbol(self) -> dict[str, Bars]:
-        """Symbol -> its rows, of sorted bars, for each symbol that has any."""
+        """Split sorted bars by symbol, without symbols that have no row."""
         edges = np.searchsorted(self.symbol, np.arange(len(self.symbols) + 1)).tolist()
         parts = map(self.take, itertools.starmap(slice, itertools.pairwise(edges)))
         return {
@@ -96,18 +95,18 @@ class Bars:
         return differs
 
     def is_distinct(self) -> bool:
-        """True of rows of one symbol, each later than the one before."""
+        """True if all rows are of one symbol, and ascend in time."""
         return bool((self.symbol == self.symbol[:1]).all() and (self.ts[1:] > self.ts[:-1]).all())
 
     def is_sorted(self) -> bool:
-        """True where rows stand by symbol, then time."""
+        """True if rows ascend by symbol, then time."""
         step = np.diff(self.ts)
         change = np.diff(self.symbol)
         return bool(np.all((change > 0) | ((change == 0) & (step >= 0))))
 
     def where(self, index: int, *, zoned: bool = True) -> str:
-        """`FILE, row R (SYMBOL at TIME)` for a message; without `zoned` the time carries no UTC, as
-        it was read from text without a zone."""
+        """`FILE, row R (SYMBOL at TIME)` for a message; `zoned=False` omits UTC, for a time read
+        from text without a zone."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
         origin = self.origin
         row = int(self.row[index]) if self.row is not None else index
@@ -123,11 +122,11 @@ class Bars:
 
 
 def wrap_columns(
-    symbol: str, ts: Array, columns: Mapping[str, Array], origin: str, **others: Any
+    symbol: str, ts: Array, columns: Mapping[str, Array], origin: str, **fields: Any
 ) -> Bars:
     """Wrap one symbol's columns, by the names in `COLUMNS`, as bars."""
     code = np.zeros(len(ts), dtype=np.int32)
-    values: Any = {**columns, **others}
+    values: Any = {**columns, **fields}
     return Bars(ts=ts, symbol=code, symbols=(symbol,), origin=origin, **values)
 
 
@@ -171,8 +170,8 @@ def concat(parts: Sequence[Bars]) -> Bars:
 
 
 def bar_length(bars: Bars, default: int = 1) -> int:
-    """Minutes from most bars of sorted `bars` to the next one of their symbol; `default` where no
-    symbol has two bars within a day."""
+    """Most frequent step between a symbol's bars (sorted), in minutes; `default` where no symbol
+    has two bars within a day."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
     return int(np.bincount(steps).argmax()) if len(steps) else default

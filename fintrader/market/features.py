@@ -1,6 +1,6 @@
 """The features of a market: names like `return_30`, a kind and its window in bars.
 
-Every value at bar t is made of bars up to t, and bit-equal on every prefix. Most kinds read one
+Every value at bar t is made of bars up to t; later bars change no bit. Most kinds read one
 symbol's bars, adjusted forward; `beta` reads all closes at once.
 """
 
@@ -38,8 +38,8 @@ SLOW_FEATURES = (
     *("return_30", "return_390", "return_1950", "return_7800", "intraday", "gap", "gap_5"),
     *("volatility_390", "volatility_7800", "beta_7800", "relative_volume_390"),
 )
-"""For minute bars and decisions once or twice a day: half an hour to twenty sessions, horizons that
-can pay a trade."""
+"""For minute bars and decisions once or twice a day: half an hour to twenty sessions, long
+enough to repay a trade."""
 DAILY_FEATURES = (
     *("return_1", "return_5", "return_21", "return_63", "gap_5", "intraday_5"),
     *("volatility_21", "beta_63", "relative_volume_1"),
@@ -85,13 +85,13 @@ class FeatureSettings(Settings):
     it; `turbulence`: 60)."""
     daily: Mapping[str, PathText] = Field(default_factory=dict)
     """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix:
-    vix.csv}: each bar sees the close of the last finished day, as its logarithm."""
+    vix.csv}: each bar sees the logarithm of the last finished day's close."""
     clip: float = Field(10.0, gt=0)
-    """Scaled features are cut off at so many standard deviations."""
+    """Clip scaled features at this many standard deviations."""
     normalisation: PathText | None = None
-    """Scale by the statistics of an earlier market instead of the training window's: its file, its
-    build.json, or JSON of them. A policy trained on that market can then trade later bars, scaled
-    as in its training."""
+    """Scale by an earlier market's statistics, not the training window's: its file, its build.json,
+    or a JSON of statistics. A policy trained on that market can then trade later bars, scaled as in
+    its training."""
 
     @property
     def cross_sectional(self) -> Literal["none", "zscore", "rank"]:
@@ -137,17 +137,17 @@ def log_return(bars: SymbolBars, window: int) -> Array:
 
 
 def gap(bars: SymbolBars, window: int) -> Array:
-    """ln(open / close before) of a session's night, summed over the last `window` sessions. The
-    open is that of the session's first trade, known once that bar has closed; 0 before it."""
+    """ln(open / previous close) of a session, summed over the last `window` sessions. The open is
+    that of the session's first trade, known once that bar has closed; 0 before it."""
     sessions = _Sessions(bars)
     return sessions.summed(sessions.night, window)
 
 
 def intraday(bars: SymbolBars, window: int) -> Array:
-    """ln(close[t] / open of the session), and what the `window - 1` sessions before it made from
-    open to close."""
+    """ln(close[t] / open of the session), plus ln(close / open) of the `window - 1` sessions
+    before."""
     sessions = _Sessions(bars)
-    return sessions.summed(np.log(bars.close / sessions.opened), window)
+    return sessions.summed(np.log(bars.close / sessions.open), window)
 
 
 class _Sessions:
@@ -161,14 +161,14 @@ class _Sessions:
         self._last = np.append(starts[1:], len(bars)) - 1
         first = np.minimum.reduceat(np.where(bars.tradable, rows, len(bars)), starts)[self._number]
         traded = first <= rows
-        self.opened = np.where(traded, bars.open[np.minimum(first, len(bars) - 1)], bars.close)
-        """`[L]`: the carried close while the session had no trade."""
+        self.open = np.where(traded, bars.open[np.minimum(first, len(bars) - 1)], bars.close)
+        """`[L]`: the open; before any trade the carried close."""
         before = np.concatenate([[np.nan], bars.close[starts[1:] - 1]])[self._number]
-        self.night = np.log(self.opened / before)
+        self.night = np.log(self.open / before)
 
     def summed(self, values: Array, window: int) -> Array:
-        """`values` at each bar and at the ends of the `window - 1` sessions before; NaN with fewer
-        of them."""
+        """Sum `values` at each bar and the ends of the `window - 1` sessions before; NaN with
+        fewer."""
         if window == 1:
             return values
         before = np.full(len(self._last), np.nan)
@@ -297,7 +297,7 @@ def member_return(close: Array | Sheet, member: Array | Sheet) -> Array:
     close: `[T, N]` float32 adjusted forward, NaN where unlisted; member: `[T, N]` bool.
     """
     mean = np.zeros(len(close))
-    for start in range(1, len(close), 4096):  # as float64 the whole may not fit twice
+    for start in range(1, len(close), 4096):  # two float64 copies may not fit memory
         rows = slice(start, min(start + 4096, len(close)))
         steps = np.diff(np.log(close[rows.start - 1 : rows.stop].astype(np.float64)), axis=0)
         counts = member[rows] & np.isfinite(steps)
@@ -324,8 +324,7 @@ _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
 _MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = {
     "beta": (beta, 390)
 }
-"""Kinds that read all symbols at once: of a symbol's close and what the members earn on average,
-both `[T]`."""
+"""Kinds that read all symbols at once: functions of a close and of `member_return`, both `[T]`."""
 TURBULENCE_DAYS = 60
 """Days that the column `turbulence` looks back on: a quarter."""
 FEWEST_TURBULENCE_DAYS = 5
@@ -352,8 +351,8 @@ _REACH: dict[str, float] = {
     "relative_volume": 20.0,
     "macd": 520.0,
 }
-"""Number of windows of bars that a kind's value depends on; for exponential means, the number after
-which earlier bars are lost to rounding."""
+"""Bars that a kind's value depends on, in windows; for exponential means, until earlier bars are
+lost to rounding."""
 _SESSIONS = frozenset({"gap", "intraday"})
 """Kinds whose windows are sessions."""
 
@@ -365,7 +364,7 @@ def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
     sessions = 0
     for name in names:
         if ":" in name:
-            raise ConfigError(f"how far {name} looks back is not known; say so in sessions")
+            raise ConfigError(f"{name} looks back an unknown number of bars")
         kind, window = _parse(name)
         if kind in _SESSIONS:
             sessions = max(sessions, window)
@@ -379,13 +378,13 @@ def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
 
 
 def market_wide(names: Sequence[str]) -> list[str]:
-    """Those of the names that `market_feature` makes of all symbols at once."""
+    """Select the names that `market_feature` makes of all symbols."""
     return [name for name in names if re.sub(r"_\d+$", "", name) in _MARKET_FEATURES]
 
 
 def market_feature(name: str, close: Array, market: Array) -> Array:
-    """`[T]` float32 of one symbol's closes adjusted forward (NaN where unlisted) and
-    `member_return`, NaN while undefined."""
+    """Compute `[T]` float32 from a symbol's adjusted closes (NaN where unlisted) and
+    `member_return`; NaN while undefined."""
     kind, window = _parse(name)
     return _MARKET_FEATURES[kind][0](close, market, window)
 
@@ -430,11 +429,10 @@ def context_features(
     day_close: Array,
     member: Array,
 ) -> Array:
-    """`[T, M]` float64, NaN while undefined.
+    """Context columns `[T, M]` float64, NaN while undefined.
 
-    session `[T]`, its number, from 0; benchmark `[T]`; day_close `[S, N]`, each symbol's close of
-    each session (NaN where unlisted), of which bar t only sees sessions before its own; member `[S,
-    N]` bool, of the day.
+    session `[T]`: number from 0; benchmark `[T]`; day_close `[S, N]`: closes by session (NaN where
+    unlisted), of which bar t sees those before its own; member `[S, N]` bool, by session.
     """
     length = np.bincount(session)
     # the bar's number in its session
@@ -465,11 +463,10 @@ def turbulence_days(name: str) -> int | None:
 
 
 def turbulence(day_close: Array, member: Array, days: int) -> Array:
-    """`[S]`: Mahalanobis distance of each day's returns from the `days` before it, divided by their
-    number.
+    """`[S]`: squared Mahalanobis distance of each day's returns from the `days` before, per symbol.
 
-    day_close: `[S, N]`, NaN where unlisted; member: `[S, N]` bool, of which each day counts its
-    own. d[s] = (y[s] − μ)ᵀ Σ⁻¹ (y[s] − μ) / n, with μ and Σ of days s − days … s − 1 (Kritzman & Li
+    day_close: `[S, N]`, NaN where unlisted; member: `[S, N]` bool, on the day itself.
+    d[s] = (y[s] − μ)ᵀ Σ⁻¹ (y[s] − μ) / n, with μ and Σ of days s − days … s − 1 (Kritzman & Li
     2010, doi: 10.2469/faj.v66.n5.3). Σ is shrunk half-way to its diagonal, because there are often
     more symbols than days. Only members with a price on all these days count. NaN while fewer than
     `days` are finished.

@@ -26,10 +26,10 @@ def run_recipe(
     `own`: the configuration that the policies were trained with; `config` is what they are
     backtested with.
     """
-    found = {"verb": "walkforward" if rolling else "run", "window": window, "config": portable(own)}
+    plain = {"verb": "walkforward" if rolling else "run", "window": window, "config": portable(own)}
     if changed_results(own, config):
-        found["backtest"] = portable(config)
-    return found | made_by(manifest.values)
+        plain["backtest"] = portable(config)
+    return plain | made_by(manifest.values)
 
 
 def portable(config: RunConfig) -> dict[str, Any]:
@@ -43,18 +43,18 @@ def portable(config: RunConfig) -> dict[str, Any]:
 
 
 def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> RunConfig:
-    """Settings out of a report, with `places` (name, runs_dir, cache) over them, checked as those
-    of a file are.
+    """Read settings from a report and check them like a file's; `places` (name, runs_dir, cache)
+    override them.
 
-    Raises ReportError where they name code that would be imported and that is not allowed,
-    ConfigError for anything but a configuration of this version.
+    Raises ReportError if they are damaged, or import code without `allow_code`, ConfigError for a
+    configuration of another version.
     """
     if not isinstance(values, Mapping):
         raise ReportError(f"{where}: its configuration is damaged; ask for the file again")
     unknown = sorted(set(values) & {*RESULT_NEUTRAL} - {"name"})
     if unknown:
         raise ReportError(
-            f"{where}: a report says nothing of {', '.join(unknown)}; ask for the file again"
+            f"{where}: a report must not set {', '.join(unknown)}; ask for the file again"
         )
     named = sorted({text for text in _texts(values) if _CODE.fullmatch(text)})
     if named and not allow_code:

@@ -1,5 +1,5 @@
-"""Deleting a run: out of every list at once, by one rename, then from the disk; its looks go on
-counting.
+"""Deletion of a run: a rename hides it from every list, then its files go; its looks still
+count.
 
     runs/.deleted-<name>-<ns>     a run that is being deleted
 
@@ -39,22 +39,22 @@ class Loss:
     """Bytes."""
     pods: int
     looks: int
-    """Lines of the ledger with a result of this run's name, which stay."""
+    """Lines of the ledger on results of this run; they stay."""
 
     @property
     def sentence(self) -> str:
-        told = f"{count(self.files)} files ({self.size / 1e6:,.1f} MB) go for good"
-        told += (
+        text = f"{count(self.files)} files ({self.size / 1e6:,.1f} MB) go for good"
+        text += (
             f", the networks, curves and results of {count(self.pods)} pods among them"
             if self.pods
             else ""
         )
-        stays = (
-            f"its {count(self.looks)} looks on the ledger, which go on counting,"
+        looks = (
+            f"its {count(self.looks)} looks on the ledger, which still count,"
             if self.looks
             else "the ledger of looks,"
         )
-        return f"{told}. What stays: {stays} built markets, and deployments that were made from it."
+        return f"{text}. These stay: {looks} built markets, and deployments that were made from it."
 
 
 def loss_of(runs: RunsFolder, name: str) -> Loss:
@@ -64,9 +64,9 @@ def loss_of(runs: RunsFolder, name: str) -> Loss:
     files = size = 0
     for above, _, names in os.walk(folder.root):
         files += len(names)
-        for one in names:
+        for file in names:
             with suppress(OSError):
-                size += os.lstat(os.path.join(above, one)).st_size
+                size += os.lstat(os.path.join(above, file)).st_size
     looks = [line for line in Ledger(runs.root).looks() if line.look.run == name]
     return Loss(files, size, len(folder.folders("pods")), len(looks))
 
@@ -75,8 +75,7 @@ def delete_run(runs: RunsFolder, name: str) -> None:
     """Delete a run for good, and what earlier deletions left behind.
 
     Raises UnsafePathError for a name that leads out of the runs folder or to a link, and RunError
-    for what is no run, is at work, is a copy of a run in a store or may not be changed, and while
-    the ledger of looks is broken.
+    if it is no run, at work, a copy of a run in a store, or read-only, or if the ledger is broken.
     """
     sweep(runs)
     folder = _deletable(runs, name)
@@ -94,17 +93,17 @@ def delete_run(runs: RunsFolder, name: str) -> None:
 
 
 def sweep(runs: RunsFolder) -> None:
-    """Remove what killed deletions left."""
+    """Finish deletions that were killed."""
     for name in runs.folders():
         if name.startswith(TOMBSTONE):
             _remove(runs.path(name))
 
 
 def _remove(grave: Path) -> None:
-    shutil.rmtree(grave, ignore_errors=True)  # another deletion may be at it
+    shutil.rmtree(grave, ignore_errors=True)  # another deletion may run too
     if grave.exists():
         raise RunError(
-            f"the run is in no list any more, but {grave} could not be removed whole; remove it by"
+            f"the run is no longer listed, but {grave} could not be fully removed; remove it by"
             " hand"
         )
 
@@ -112,7 +111,7 @@ def _remove(grave: Path) -> None:
 def _deletable(runs: RunsFolder, name: str) -> Folder:
     folder = runs.run(name)
     if any(_has_manifest(Folder(above)) for above in (runs.root, *runs.root.parents[:2])):
-        raise RunError(f"{folder.root} is a part of a run, which goes as a whole or not at all")
+        raise RunError(f"{folder.root} is part of a run; delete the whole run instead")
     if not _is_run(folder):
         raise RunError(
             f"{folder.root} does not look like a run's folder; remove it by hand if it is to go"
@@ -125,8 +124,8 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     ]
     if orphans:
         raise RunError(
-            f"{name} was killed and {', '.join(orphans)} still trains; run its command again and"
-            " stop it (Ctrl-C), or wait for `operations.patience_seconds`"
+            f"{name} was killed, and pods still train: {', '.join(orphans)}; run its command again"
+            " and stop it (Ctrl-C), or wait for `operations.patience_seconds`"
         )
     return folder
 
@@ -147,8 +146,7 @@ def _has_manifest(folder: Folder) -> bool:
 
 
 def _keep_looks(folder: Folder, ledger: Ledger) -> None:
-    """See that the ledger has the look of every stored result. Raises LedgerError for a broken
-    one."""
+    """Record missing looks at the stored results. Raises LedgerError for a broken ledger."""
     ledger.lines()
     for inside in ((), ("validation",), ("train",)):
         try:
@@ -158,4 +156,4 @@ def _keep_looks(folder: Folder, ledger: Ledger) -> None:
         except LedgerError:
             raise
         except RunError:
-            continue  # a damaged result decides nothing
+            continue  # a damaged result is no look

@@ -1,12 +1,12 @@
-"""The evaluator: a policy's score on the validation window or blocks of it, and on nothing else.
+"""The evaluator: a policy's score on the validation window or held-out blocks, on nothing else.
 
 It uses the backtest's `simulate`, so selection and final report share one function. The daily
 returns are cut into equal parts; the score is
 
     mean over parts of metric(part)  -  spread_penalty x standard deviation over parts
 
-The benchmark portfolio (`env.benchmark`) is traded over the same sessions at the same costs, once a
-process. The difference is the policy's active return; the benchmark's own score stands on the
+The benchmark portfolio (`env.benchmark`) trades the same sessions at the same costs, once per
+process. The difference is the policy's active return; the benchmark's own score is on the
 leaderboard.
 """
 
@@ -68,7 +68,7 @@ def evaluate(
     *,
     progress: Progress = SILENT,
 ) -> Evaluation:
-    """Trade each part once, one account in float64, and score the days of all parts together.
+    """Trade each part once, in one float64 account, and score the days of all parts together.
 
     Raises ConfigError when the parts are too short, EnvError for a benchmark that the market cannot
     make.
@@ -122,8 +122,8 @@ class ValidationCurve:
     """Scores of a pod while it trains, for display only: `validation.jsonl` in its folder.
 
     Each line has the `share` of the budget, `env_steps`, `fold` (of K-fold validation, None for the
-    whole), `score` and `return` of the validation window. Scoring takes at most `TIME` of the pod's
-    time, so there may be fewer than `POINTS` lines.
+    whole), `score` and `return` of the validation window. Scoring takes at most a share `TIME` of
+    the time, so there may be fewer than `POINTS`.
     """
 
     POINTS = 8
@@ -137,8 +137,8 @@ class ValidationCurve:
         terms: EvaluationTerms,
         alive: Callable[[float, int], Progress],
     ) -> None:
-        """`terms`: those of the pod's score; `alive(share, env_steps)` makes the progress that
-        gives signs of life.
+        """`terms`: those of the pod's score; `alive(share, env_steps)` makes a `Progress` that
+        sends heartbeats.
 
         Scores of earlier attempts at the pod are kept.
         """
@@ -164,38 +164,37 @@ class ValidationCurve:
             return
         began = time.monotonic()
         try:
-            found = evaluate(
+            point = evaluate(
                 [(copy_to_cpu(part[0]), part[1])],
                 self.env,
                 self.terms,
                 progress=self.alive(share, env_steps),
             )
-        except ConfigError:  # one fold is too short for the metric: only all of them are scored
+        except ConfigError:  # one fold is too short for the metric: score only all together
             self.next = math.inf
             return
-        self.add(found, mark, env_steps, fold)
+        self.add(point, mark, env_steps, fold)
         ended = time.monotonic()
         self.next = ended + (ended - began) * (1 / self.TIME - 1)
 
-    def add(self, found: Evaluation, share: float, env_steps: int, fold: int | None = None) -> None:
+    def add(self, point: Evaluation, share: float, env_steps: int, fold: int | None = None) -> None:
         """Append a score."""
         if (str(fold), str(share)) in self.seen:
             return
         self.seen.add((str(fold), str(share)))
-        returned = found.metrics.get("cumulative_return")
+        returned = point.metrics.get("cumulative_return")
         record = {
             "share": share,
             "env_steps": env_steps,
             "fold": fold,
-            "score": found.score,
+            "score": point.score,
             "return": returned,
         }
         append_jsonl(self.path, record)
 
 
 def _join_blocks(results: Sequence[BacktestResult]) -> BacktestResult:
-    """Join the results of blocks in time; positions are sold between them, the benchmark's as
-    well."""
+    """Join the results of consecutive blocks. All positions are sold between them."""
     return results[0] if len(results) == 1 else stitch(results)
 
 
@@ -216,11 +215,12 @@ def check_windows(
         min_sessions(sessions_a_year) if is_too_short(metric, 0) else 1 if metric == "return" else 2
     )
     if sessions < least * windows:
+        weaker = "sharpe" if least > 2 else "return"
+        other = f", or set tournament.metric to {weaker}" if least > 1 else ""
         raise ConfigError(
             f"tournament.validation_windows: {windows} part(s) of {least} sessions"
             f" (tournament.metric {metric}) do not fit the validation window's {sessions}"
-            " session(s); lower it, lengthen the window, or set tournament.metric to"
-            f" {'sharpe' if least > 2 else 'return'}"
+            f" session(s); lower it or lengthen the window{other}"
         )
 
 
@@ -234,8 +234,8 @@ def score(
     """Score one part, from daily returns `[S]` and the benchmark's; None if the metric is
     undefined.
 
-    An idle policy scores 0. So does one that equals the benchmark, under `information_ratio` (`mean
-    / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised) and `active_utility` (their
+    An idle policy scores 0; under two metrics the benchmark does: `information_ratio` (`mean /
+    max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised) and `active_utility` (their
     `mean - risk_aversion x variance / 2`, annualised). `utility` is the latter of the returns
     themselves, with a risk aversion of 1.
     """

@@ -31,12 +31,12 @@ from fintrader.tournament.spec import EvaluationTerms, Origin, PodSpec, Settings
 
 Random = np.random.Generator
 MIN_PEERS = 4
-"""Least number of peers of the same age from which a stop rule is made."""
+"""Least number of peers of a generation from which a stop rule is made."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """Inputs of all specs that stay the same during a tournament."""
+    """Maker of specs, from inputs that a tournament never alters."""
 
     settings: TournamentSettings
     agents: tuple[Settings, ...]
@@ -58,9 +58,9 @@ class Generator:
         values = self.agents[index % len(self.agents)].model_dump(mode="json")
         if index >= len(self.agents):
             random = create_numpy_generator(self.seed, "fresh", index)
-            there = select_values(values, self.settings.search)
+            base = select_values(values, self.settings.search)
             drawn = {
-                name: draw(self.settings.search[name], like, random) for name, like in there.items()
+                name: draw(self.settings.search[name], like, random) for name, like in base.items()
             }
             if self.settings.proposals == "tpe":
                 tried = [
@@ -69,7 +69,7 @@ class Generator:
                     if one.spec.origin == "fresh" and one.spec.agent.get("algo") == values["algo"]
                 ]
                 seed = derive(self.seed, "tpe", index)
-                drawn |= propose(self.settings.search, there, tried, seed)
+                drawn |= propose(self.settings.search, base, tried, seed)
             for name, value in drawn.items():
                 set_value(values, name, value)
         return self._build_spec(index, leaderboard, values, origin="fresh", generation=generation)
@@ -134,9 +134,8 @@ class Generator:
         """Draw a new value with probability `resample`, else move `value` one step up or down; at
         an end of the range, move it the other way."""
         again, up = random.random(2)
-        fresh = draw(
-            space, value, random
-        )  # always drawn, so that one field's coin does not move the next field's
+        # Always drawn, so that the next field's draws stay the same.
+        fresh = draw(space, value, random)
         if again < self.settings.resample:
             return fresh
         step = 1 if up < 0.5 else -1
@@ -244,7 +243,7 @@ def draw(space: Space, like: Any, random: Random) -> Any:
 
 
 STRUCTURAL = "network."
-"""Fields that shape an agent's weights: a child, which begins with its parent's, keeps them."""
+"""Prefix of fields that shape the weights: a child keeps its parent's values."""
 PERTURB = 1.25
 """Factor by which a child's hyper-parameter is multiplied or divided."""
 
@@ -284,7 +283,7 @@ def check_search(search: Mapping[str, Space], agents: Sequence[Settings]) -> Non
             if isinstance(space, Range):
                 if not isinstance(like, int | float) or isinstance(like, bool):
                     raise ConfigError(
-                        f"tournament.search.{name}: low and high need a number; give a list"
+                        f"tournament.search.{name}: the setting is no number; give a list"
                     )
                 options = (_round_like(like, space.low), _round_like(like, space.high))
             else:
@@ -302,12 +301,12 @@ def check_search(search: Mapping[str, Space], agents: Sequence[Settings]) -> Non
 
 
 def select_values(values: SettingsValues, names: Iterable[str]) -> dict[str, Any]:
-    """Select the values at those of the dotted names that lead to one."""
-    found = {}
+    """Select the values at dotted names; skip names without a value."""
+    items = {}
     for name in names:
         with contextlib.suppress(KeyError, TypeError):
-            found[name] = reduce(getitem, name.split("."), cast(Any, values))
-    return found
+            items[name] = reduce(getitem, name.split("."), cast(Any, values))
+    return items
 
 
 def set_value(values: SettingsValues, name: str, value: Any) -> None:

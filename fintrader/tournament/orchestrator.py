@@ -1,8 +1,8 @@
 """The orchestrator: a loop that collects results, applies those that are due, makes specs, and
 starts and stops pods.
 
-Its state can be derived from the store (`recover`), so it may be killed anywhere. Time is real,
-unless a simulation of a cluster brings a `MonotonicClock`.
+Its state follows from the store (`recover`), so it may be killed at any time. Time is real,
+unless a simulation of a cluster brings its own clock.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MonotonicClock:
 
 
 FAILURES_ALLOWED = 3
-"""Pods that may fail before any succeeds, beyond those under way at once."""
+"""Pods that may fail before any succeeds, beyond those run in parallel."""
 FROM_OUTSIDE = ("killed", "node")
 """Reasons that are not a pod's fault: it is retried without limit."""
 LAUNCHES = 32
@@ -142,7 +142,7 @@ class Orchestrator:
             self._events.append(IndexDamageEvent())
 
     def recover(self) -> None:
-        """Derive the state from the store. The database is made again in any case."""
+        """Derive the state from the store, and always rebuild the index."""
         self.store.sweep()
         self.log.check_owner(self.store.read_identity_digest())
         self.specs = self.store.read_unbroken_specs()
@@ -153,9 +153,8 @@ class Orchestrator:
             self.pending.add(results[pod])
         self.orphans = self.launcher.list_orphans()
         waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
-        self.waiting = sorted(
-            waiting, key=lambda spec: spec.pod not in self.orphans
-        )  # those at work first
+        # Orphans first.
+        self.waiting = sorted(waiting, key=lambda spec: spec.pod not in self.orphans)
         self._announced = set(list_applied(self.log.records))
         known = {
             event.pod
@@ -193,20 +192,20 @@ class Orchestrator:
         """
         whole = dict[str, PodResult]()
         found = [spec for spec in self.specs if self.store.has_result(spec.pod)]
-        again = list_needed(self.specs, {spec.pod for spec in found})
+        needed = list_needed(self.specs, {spec.pod for spec in found})
         for spec in reversed(found):  # a pod before its parent, which it may need again
             try:
                 result = whole[spec.pod] = self.store.read_result(spec.pod)
                 if result.spec != self.store.read_spec_digest(spec.pod):
                     raise TournamentError("belongs to another spec")
-                if spec.pod in self.retention.dropped and spec.pod not in again:
+                if spec.pod in self.retention.dropped and spec.pod not in needed:
                     continue
                 damage = self.store.find_damage(result)
                 if damage:
                     raise TournamentError(damage)
             except TournamentError as error:
                 whole.pop(spec.pod, None)
-                again.add(spec.parent_here or "")
+                needed.add(spec.parent_here or "")
                 self.store.set_aside(spec.pod)
                 self._events.append(DamageEvent(pod=spec.pod, detail=str(error)))
         return whole
@@ -227,7 +226,7 @@ class Orchestrator:
         self.recover()
         if not (self.finished or self._has_room()):
             raise TournamentError(
-                "no capacity: none of tournament.devices is here; name another, or `cpu`"
+                "no capacity: tournament.devices are all absent; name others, or `cpu`"
             )
         for event in self.log.records[reported:]:
             progress.event(to_json(event), "")
@@ -268,7 +267,7 @@ class Orchestrator:
         self._check_hopeless()
 
     def _wait(self, seconds: float) -> None:
-        """Sleep until a pod ends, at most `seconds`; not at all while there are pods to start."""
+        """Sleep until a pod ends, at most `seconds`; PACE_SECONDS if pods are to start."""
         if self.finished:
             return
         ended = self.clock.wait(self._inbox, 0.001 if self._more_to_start else seconds)
@@ -320,10 +319,10 @@ class Orchestrator:
             and spec.snapshot
             and not self.store.has_snapshot(spec.snapshot)
         ):
-            mended = "takes it over" if spec.parent_here is None else f"trains {spec.parent}"
+            remedy = "copies it" if spec.parent_here is None else f"trains {spec.parent}"
             raise TournamentError(
                 f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command"
-                f" again, which {mended} anew"
+                f" again, which {remedy} anew"
             )
         self._count(pod, failure.reason)
         lost = self.lost[pod]
@@ -368,9 +367,8 @@ class Orchestrator:
             entry = FinishedPod(self.specs[int(result.pod[1:])], result)
             number = len(self.leaderboard.applied)
             placement = submit(self.leaderboard, entry)
-            if (
-                placement.new and entry.spec.pod not in self._announced
-            ):  # a restart applies all again, but logs it once
+            # A restart logs no result twice.
+            if placement.new and entry.spec.pod not in self._announced:
                 self._announced.add(entry.spec.pod)
                 self._events.append(build_result_event(entry, number, placement))
             self._make_due()
@@ -389,17 +387,17 @@ class Orchestrator:
         self._made.append(spec)
 
     def _settle(self) -> None:
-        """Store the new specs. A spec of that pod by an earlier orchestrator takes precedence."""
+        """Store the new specs. An earlier orchestrator's spec of a pod takes precedence."""
         made = self._made
         self._made = []
-        for mine, spec in zip(made, self.store.write_specs(made), strict=True):
+        for draft, spec in zip(made, self.store.write_specs(made), strict=True):
             self.specs[spec.index] = spec
             self.waiting.append(spec)
-            kind = ProposalEvent if spec == mine else AdoptionEvent
+            kind = ProposalEvent if spec == draft else AdoptionEvent
             self._events.append(_build_spec_event(kind, spec))
 
     def _start_pods(self) -> None:
-        """Start pods while there is room. In arrival order a spec is made only now, from the newest
+        """Start pods if there is room. `order: arrival` makes specs only now, from the newest
         leaderboard."""
         self._settle()
         self.launcher.request(len(self.running) + len(self.waiting) + self._count_unmade())
@@ -424,7 +422,7 @@ class Orchestrator:
         self._more_to_start = vacant > LAUNCHES and len(ready) == LAUNCHES
 
     def _count_unmade(self) -> int:
-        """Count the specs that could be made at once."""
+        """Count the specs that could be made now."""
         index = len(self.specs)
         return (
             max(0, self.settings.pods - index) if self.scheduler.count_needed(index) is None else 0
@@ -457,7 +455,7 @@ class Orchestrator:
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} (see"
-                f" {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try"
+                f" {self.store.run.root / 'logs'}); fix it and delete {self.store.run.root} to try"
                 " again"
             )
         if self.running or self.finished or self._has_room():

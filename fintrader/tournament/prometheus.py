@@ -48,13 +48,13 @@ CATALOGUE: dict[str, MetricFamily] = {
         ("run", "state"),
     ),
     "fintrader_pods_wanted": MetricFamily("gauge", "Pods the tournament is to train in all"),
-    "fintrader_capacity_pods": MetricFamily("gauge", "Pods that can work at once, at this moment"),
+    "fintrader_capacity_pods": MetricFamily("gauge", "Pods that can run in parallel now"),
     "fintrader_launches": MetricFamily("counter", "Pods started, restarts included"),
     "fintrader_submissions": MetricFamily(
         "counter", "Results applied to the leaderboard", ("run", "status")
     ),
     "fintrader_pod_losses": MetricFamily(
-        "counter", "Attempts that came to nothing, by reason", ("run", "reason")
+        "counter", "Failed attempts of pods, by reason", ("run", "reason")
     ),
     "fintrader_drained": MetricFamily(
         "counter", "Pods stopped to make room or because their node went away"
@@ -95,7 +95,7 @@ turn."""
 
 
 class Watch:
-    """Numbers of one race. The reconcile loop updates them after each turn; the endpoint's threads
+    """Numbers of one run. The reconcile loop updates them after each turn; the endpoint's threads
     read them."""
 
     def __init__(
@@ -109,8 +109,8 @@ class Watch:
         self.last_turn = 0.0
         """Unix time; 0 before the first."""
         self._samples: list[tuple[str, tuple[str, ...], float]] = []
-        """Family, labels beside `run`, value: replaced whole, so that a scrape sees the numbers of
-        one turn."""
+        """Family, labels without `run`, value: replaced whole, so a scrape sees the numbers of one
+        turn."""
         self._events: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
         self._results: Counter[str] = Counter()
@@ -190,8 +190,7 @@ class Watch:
         return (self.env_steps - steps) / elapsed if elapsed > 0 else 0.0
 
     def list_samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """List family, labels and value of all of this race's numbers, without the turns'
-        histogram."""
+        """List family, labels and value of this run's numbers, without the histogram of turns."""
         yield "fintrader_env_steps_per_second", (self.run,), self.rate()
         for name, labels, value in self._samples:
             yield name, (self.run, *labels), value
@@ -298,7 +297,7 @@ class Endpoint:
 def read_gpu_memory() -> list[tuple[str, int, int]]:
     """Read index, used bytes and total bytes of each GPU of this machine.
 
-    It runs `nvidia-smi`, which creates no CUDA context in this process; empty without it.
+    It asks `nvidia-smi`, which makes no CUDA context here; without it the list is empty.
     """
     query = [
         "nvidia-smi",
@@ -309,9 +308,9 @@ def read_gpu_memory() -> list[tuple[str, int, int]]:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    found = []
+    rows = []
     for line in answer.splitlines():
         with contextlib.suppress(ValueError):
             index, used, total = (part.strip() for part in line.split(","))
-            found.append((index, int(used) * 2**20, int(total) * 2**20))
-    return found
+            rows.append((index, int(used) * 2**20, int(total) * 2**20))
+    return rows

@@ -1,4 +1,4 @@
-"""One tournament from its settings to its ensemble, restartable anywhere.
+"""One tournament from its settings to its ensemble, restartable any time.
 
 `run_tournament` takes the lease, checks that the folder belongs to this tournament, races the pods
 in the reconcile loop (`orchestrator.py`), and builds the ensemble. A repeated call resumes,
@@ -87,8 +87,8 @@ def run_tournament(
     resume or extend. Returns the event that the log ends with.
 
     `operations` are the waits and retries of pods. `agents` gives the base settings of each
-    algorithm that takes part. `device` narrows `settings.devices` when that is `auto`. `body` and
-    `launcher` set the work of a pod and its place (a `launcher` instance, such as Ray's, brings a
+    algorithm that takes part. `device` narrows `settings.devices` when that is `auto`. `body` is a
+    pod's work, `launcher` its place (a `launcher` instance, such as Ray's, brings its own
     body). `watch` is called at every reconcile. `clock` is real time, or that of a simulated
     cluster. `inherit` copies pods of an earlier run into the store, as the first parents (see
     `warm_start.inherit`). `title` names the search in its progress.
@@ -155,7 +155,7 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Finis
     lost = [pod for pod, result in results.items() if result.status == "failed"]
     if lost:
         raise TournamentError(
-            f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed"
+            f"{source.root}: {', '.join(lost)} failed; replay a run without failed pods"
         )
     adopted = {event.pod for event in select_events(events, AdoptionEvent)}
     given = {spec.index: spec for spec in specs if spec.pod in adopted}
@@ -170,7 +170,7 @@ def _check_market(
     settings: TournamentSettings, path: Path, env: EnvSettings, agents: Sequence[Settings]
 ) -> None:
     """Raise ConfigError before training when the market is too short for the folds, or an agent
-    without tilts should be shrunk."""
+    to be shrunk has no tilts."""
     folds = settings.validation_folds
     shrinks = settings.ensemble_shrinkage != "none"
     if not (folds or shrinks):

@@ -1,4 +1,4 @@
-"""Records of a pod: its spec, its result, and the reasons by which it may fail."""
+"""Records of a pod: its spec, its result, and the reasons why it may fail."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fintrader.files import find_seal, read_bytes, seal, unseal
 from fintrader.records import JsonValue, RecordError
 from fintrader.tournament.settings import Metric
 
-_Lost = Literal["killed", "rank", "node", "drained", "hung", "oom"]
-_Raised = Literal["nan", "disk_full", "storage", "snapshot", "error", "fenced"]
-Reason = Literal["", "stopped_early", _Lost, _Raised]
+_Loss = Literal["killed", "rank", "node", "drained", "hung", "oom"]
+_Error = Literal["nan", "disk_full", "storage", "snapshot", "error", "fenced"]
+Reason = Literal["", "stopped_early", _Loss, _Error]
 Origin = Literal["fresh", "exploit", "survivor"]
 SettingsValues: TypeAlias = Mapping[str, JsonValue]
 """Complete settings as plain values, validated by their model where they are used."""
@@ -31,8 +31,8 @@ class _SealedRecord:
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Read a file. Raises TournamentError when it is missing, not as it was written, or of
-        another version."""
+        """Read a file. Raises TournamentError when it is missing, damaged, or of another
+        version."""
         mend = cls._describe_remedy(path)
         try:
             values = unseal(read_bytes(path), TournamentError(f"{path} is damaged: {mend}"))
@@ -47,15 +47,15 @@ class _SealedRecord:
     @staticmethod
     def _describe_remedy(path: Path) -> str:
         return (
-            f"`fintrader verify {path.parents[2]} --repair` makes it again where it can, and else"
-            " sets it aside"
+            f"`fintrader verify {path.parents[2]} --repair` rebuilds it if possible, else sets it"
+            " aside"
         )
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """At `share` of the budget, stop when the score lies below `score` (what the peers had at that
-    age)."""
+    """At `share` of the budget, stop when the score is below `score` (a quantile of the peers'
+    scores)."""
 
     share: float
     score: float
@@ -82,8 +82,7 @@ class PodSpec(_SealedRecord):
     seed: int
     origin: Origin
     parent: str | None = None
-    """Pod whose networks and optimiser it starts from; `run:pod` where that is one of an earlier
-    run."""
+    """Pod whose networks and optimiser it starts from; `run:pod` for one of an earlier run."""
     snapshot: str | None = None
     """SHA-256 of that parent's snapshot."""
     seen: int = 0
@@ -97,15 +96,15 @@ class PodSpec(_SealedRecord):
     budget: Budget
     evaluation: EvaluationTerms = EvaluationTerms()
     stops: tuple[StopRule, ...] = ()
-    """Successive halving; empty unless asked for."""
+    """Rules of successive halving, if asked for."""
     rungs: tuple[float, ...] = ()
-    """Shares of the budget at which the pod is scored on its way."""
+    """Shares of the budget at which halving scores the pod."""
     looks: tuple[float, ...] = ()
     """Further shares at which the pod is scored; it publishes the state with the best score. Empty:
     it publishes the last state."""
     folds: int = 0
-    """Learners of K-fold validation, each scored on a block it has not seen; 0: one learner, the
-    validation window."""
+    """Learners of K-fold validation, each scored on an unseen block; 0: one, on the validation
+    window."""
     replicas: int = 1
     """Learners that are fused (learner fusion); one is plain training."""
     fusions: int = 8
@@ -119,18 +118,18 @@ class PodSpec(_SealedRecord):
 
     @property
     def digest(self) -> str:
-        """The seal of the record: a result names the spec it belongs to."""
+        """The seal of the record, by which a result names its spec."""
         return find_seal(self.to_json().encode())
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodResult(_SealedRecord):
-    """Outcome of a pod. The body fills in the results of training, the shell (`pod`) the rest. Written
-    once, last."""
+    """Outcome of a pod, written last. The body fills in the results of training, and `pod` the
+    rest."""
 
     pod: str
     epoch: int = 0
-    """Number of a pod's submissions; the updater identifies a result by (pod, epoch)."""
+    """Index of a submission, from 0; the updater identifies a result by (pod, epoch)."""
     status: Literal["done", "stopped", "failed"]
     reason: Reason = ""
     detail: str = ""
@@ -140,17 +139,17 @@ class PodResult(_SealedRecord):
     """Score that the leaderboard sorts by; None ranks last."""
     window_scores: tuple[float | None, ...] = ()
     rung_scores: dict[str, float | None] = field(default_factory=dict)
-    """Score on the way, by share of the budget."""
+    """Scores before the end, by budget share."""
     looks: int = 1
     """Number of evaluations on the validation window that chose the published state."""
     chosen_at: float = 1.0
-    """Share of the budget after which the published state was learned."""
+    """Share of the budget that the published state was trained for."""
     metrics: dict[str, float | None] = field(default_factory=dict)
     """All of the validation window's metrics."""
     returns: tuple[float, ...] = ()
     """Daily returns on the validation window, or out of fold."""
     active_returns: tuple[float, ...] = ()
-    """Those returns less the ones of the benchmark portfolio (`env.benchmark`), at costs."""
+    """Daily returns less those of the benchmark portfolio (`env.benchmark`), at costs."""
     benchmark_score: float | None = None
     """Score of the benchmark portfolio on the same sessions."""
     snapshot: str | None = None
@@ -162,8 +161,8 @@ class PodResult(_SealedRecord):
     started: float = 0.0
     finished: float = 0.0
     seconds: float = 0.0
-    """Training and evaluation, resumed parts included where the body knows them; 0: let the shell
-    take the time."""
+    """Training and evaluation, resumed parts included where the body knows them; 0: `pod`
+    measures it."""
     device: str = ""
     location: str = ""
     """Machine and device that trained it (`process.describe_location`)."""
@@ -208,8 +207,8 @@ class TournamentIdentity(_SealedRecord):
     @staticmethod
     def _describe_remedy(path: Path) -> str:
         return (
-            "run the command in its manifest again, which makes it anew where the pods follow from"
-            " its settings"
+            "run the command in its manifest again, which rebuilds it if the pods match its"
+            " settings"
         )
 
 
@@ -228,8 +227,8 @@ class WorkLost(TournamentError):
 
 
 class RankLost(WorkLost):
-    """One process of a pod that spans devices came to nothing."""
+    """One process of a pod that spans devices failed."""
 
 
 class OrphanLost(WorkLost):
-    """A pod came to nothing while no orchestrator listened; the one that took it over reports it."""
+    """A pod failed while no orchestrator listened; its next orchestrator reports it."""

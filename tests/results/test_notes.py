@@ -141,7 +141,9 @@ def test_a_running_run_is_not_deleted(runs):
 def test_a_killed_run_whose_pods_train_on_is_not_deleted(runs):
     with (runs.root / "demo" / "pods" / "p0001" / ".lock").open("a") as file:
         assert try_lock(file)
-        with pytest.raises(RunError, match="p0001 still trains; run its command again and stop it"):
+        with pytest.raises(
+            RunError, match="pods still train: p0001; run its command again and stop it"
+        ):
             delete_run(runs, "demo")
     assert (runs.root / "demo" / "manifest.json").is_file()
     delete_run(runs, "demo")

@@ -190,7 +190,7 @@ def test_only_scored_pods_with_a_snapshot_become_parents():
         ({"learning_rte": {"low": 1e-5, "high": 1e-3}}, "no agent here has this setting"),
         ({"learning_rate": {"low": -1.0, "high": 1e-3}}, "impossible"),
         ({"width": (0, 8)}, "0 is impossible"),
-        ({"algo": {"low": 0, "high": 1}}, "need a number"),
+        ({"algo": {"low": 0, "high": 1}}, "is no number"),
     ],
 )
 def test_an_impossible_search_space_is_refused_at_the_door(search, message):

@@ -1,4 +1,4 @@
-"""When and how returns were earned: by month, by weekday and time of day, as a distribution.
+"""Figures of returns: by month, by weekday and time of day, and as a distribution.
 
 Days, months and times of day are those of the market's own time zone (`timezone`, an IANA name).
 All returns are simple: (last equity - first equity) / first equity of a period.
@@ -25,7 +25,7 @@ from fintrader.results.figures.style import INK, colour_of, escape_label, histog
 from fintrader.results.formatting import title_of
 
 SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
-"""Red for losses, white for nothing, blue for gains: readable with red-green blindness."""
+"""Red for losses, white for zero, blue for gains: readable with red-green blindness."""
 
 OVERNIGHT = "overnight"
 MOST_LABELLED = 16
@@ -50,10 +50,10 @@ def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
     table = monthly_returns(daily, timezone)
     rows = [str(year) for year in table.index]
     table.columns = pd.Index(month_abbr[1:])
-    # A single year shows no column but those of its sessions: a phone has room for a few numbers.
+    # A single year shows only its months with sessions: a phone has room for a few numbers.
     if len(table) == 1:
-        there = table.columns[table.notna().any()]
-        table = table.loc[:, there[0] : there[-1]]
+        months = table.columns[table.notna().any()]
+        table = table.loc[:, months[0] : months[-1]]
     figure = _draw_returns(table, rows, "{:+.1%}")
     figure.data[0].colorbar.update(title={"text": "return"}, tickformat=".1%")
     height = 120 + 44 * max(2, len(table))
@@ -70,8 +70,8 @@ def intraday_returns(
     `curve`: equity at each bar's close (index: the bar's start, UTC). A bar belongs to the slot of
     `minutes` in which it starts, named by the slot's first minute (`09:30`). A session's first bar
     is a slot of its own, `overnight`: from the close of the session before to the close of that
-    bar, as nothing is marked in between. A session belongs to the weekday on which it ends. The
-    first bar of all has no return.
+    bar, as only closes are marked. A session belongs to the weekday on which it ends. The very
+    first bar has no return.
     """
     local = pd.DatetimeIndex(curve.index).tz_convert(timezone)
     number = np.asarray(session)
@@ -146,7 +146,7 @@ def heat_map(
 
 
 def _plain(text: str) -> str:
-    """A true minus sign, and no sign before nothing."""
+    """Use a true minus sign, and none before zero."""
     return text.lstrip("+-") if not text.strip("+-0.%") else text.replace("-", "−")
 
 
@@ -155,7 +155,7 @@ def distribution_figure(
 ) -> go.Figure:
     """Histogram of daily returns with the main strategy's value at risk and expected shortfall.
 
-    `daily`: wide daily returns; `benchmark` is drawn behind where it is one of the columns.
+    `daily`: a column of returns for each strategy; `benchmark`, if there, is drawn behind.
     """
     shown = [name for name in dict.fromkeys((main, benchmark)) if name and name in daily.columns]
     spread = daily[shown].to_numpy(dtype=np.float64)

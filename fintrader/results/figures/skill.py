@@ -89,31 +89,31 @@ def random_portfolios_figure(drawn: RandomDraws, returned: float | None) -> go.F
     return figure.update_xaxes(tickformat=".1%")
 
 
-def sharpe_figure(found: SelectedSharpe) -> go.Figure:
+def sharpe_figure(trial: SelectedSharpe) -> go.Figure:
     """Draw the chosen trial's Sharpe ratio in the selection window, and the best one expected from
     luck among as many trials."""
     figure = go.Figure()
-    _point(figure, found.sharpe, "the chosen trial", _OUR_MARK, "Sharpe %{x:.2f}")
+    _point(figure, trial.sharpe, "the chosen trial", _OUR_MARK, "Sharpe %{x:.2f}")
     for label, expected in (
-        ("luck, all trials", found.expected_best),
-        ("luck, effective trials", found.expected_best_effective),
+        ("luck, all trials", trial.expected_best),
+        ("luck, effective trials", trial.expected_best_effective),
     ):
         _point(figure, expected, label, _LUCK_MARK, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line=ZERO_LINE)
-    title = "Sharpe ratio in the selection window, and what luck shows"
+    title = "Sharpe ratio in the selection window, against luck"
     return _lay_out_points(figure, title, 240)
 
 
 def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
-    """Information ratio with beta hedged, its interval, and the least that the window shows;
+    """Information ratio with beta hedged, its interval, and the least with 80 % power;
     `against`: the benchmark portfolio's name."""
     scale = alpha.ratio / alpha.alpha if alpha.alpha else 0.0
     figure = go.Figure()
     ends = alpha.low * scale, alpha.high * scale
     hover = "information ratio %{x:.2f}"
     _point(figure, alpha.ratio, "this result", _OUR_MARK, hover, ends)
-    label = "what this window sees<br>four times in five"
-    hover = "a true ratio of %{x:.2f} is seen four times in five"
+    label = "least ratio seen<br>with 80 % power"
+    hover = "80 % power at a true ratio of %{x:.2f}"
     _point(figure, alpha.visible, label, _LUCK_MARK, hover)
     figure.add_vline(x=0, line=ZERO_LINE)
     title = f"Information ratio against {title_of(against).lower()}, beta hedged, 95 % interval"
@@ -121,8 +121,8 @@ def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
 
 
 def betting_figure(values: Sequence[float], days: pd.DatetimeIndex) -> go.Figure:
-    """Draw the wealth, from 1, of a bettor on alpha, session by session, and the value that is
-    evidence at LEVEL."""
+    """Draw the wealth of a bettor on alpha, who starts with 1, and the threshold of evidence at
+    LEVEL."""
     figure = go.Figure(
         go.Scatter(
             x=days, y=np.maximum(values, 1e-4), mode="lines", line={"color": _OURS, "width": 2}
@@ -132,23 +132,23 @@ def betting_figure(values: Sequence[float], days: pd.DatetimeIndex) -> go.Figure
     figure.add_hline(y=1 / LEVEL, line={"color": _WARN, "width": 1.5, "dash": "dot"})
     figure.add_hline(y=1, line=ZERO_LINE)
     title = f"E-value: above {1 / LEVEL:g} is evidence at {LEVEL:.0%}, whenever one looks"
-    layout(figure, title, "stake, from 1", height=300, showlegend=False)
+    layout(figure, title, "wealth from 1", height=300, showlegend=False)
     decades = np.log10(max(1 / LEVEL, *values) / max(min(1.0, *values), 1e-4))
     return figure.update_yaxes(
         type="log", tickformat=".3~g", dtick="D2" if decades < 3 else None
     )  # D2: at 1, 2 and 5
 
 
-def overfitting_figure(found: OverfittingEstimate) -> go.Figure:
-    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero."""
-    edges = np.array(found.logits.edges)
+def overfitting_figure(risk: OverfittingEstimate) -> go.Figure:
+    """Logits of the in-sample best's out-of-sample rank; below 0: overfitted."""
+    edges = np.array(risk.logits.edges)
     colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
     hover = "logit %{x:.1f}: %{y} splits"
-    bars = histogram(found.logits.counts, edges, hover, colours, marker_opacity=0.8)
+    bars = histogram(risk.logits.counts, edges, hover, colours, marker_opacity=0.8)
     figure = go.Figure(bars)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = (
-        f"Probability of overfitting {found.probability:.0%}: rank of the in-sample best,"
+        f"Probability of overfitting {risk.probability:.0%}: rank of the in-sample best,"
         " out-of-sample"
     )
     x_title = "worse ← logit of relative rank → better"
@@ -156,12 +156,12 @@ def overfitting_figure(found: OverfittingEstimate) -> go.Figure:
 
 
 def excess_figure(
-    found: Mapping[str, Excess], scale: float = 1.0, over: str = "a year"
+    rows: Mapping[str, Excess], scale: float = 1.0, over: str = "a year"
 ) -> go.Figure:
     """Excess over every baseline with its bootstrap interval; `scale`, `over`:
     `formatting.span`."""
     figure = go.Figure()
-    for position, (name, row) in enumerate(found.items()):
+    for position, (name, row) in enumerate(rows.items()):
         marker = {"size": 11, "color": colour_of(name, position)}
         hover = f"excess %{{x:+.1%}} {over}, {p_equals(row.p_value)}"
         ends = scale * row.low, scale * row.high
@@ -169,13 +169,13 @@ def excess_figure(
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Excess return {over} over each baseline, 95 % interval"
     figure.update_xaxes(tickformat="+.0%")
-    return _lay_out_points(figure, title, 130 + 34 * len(found))
+    return _lay_out_points(figure, title, 130 + 34 * len(rows))
 
 
 def trials_figure(scores: pd.Series) -> go.Figure:
     """All trials by their validation score, the best first: where the winner was chosen from.
 
-    `scores`: index the trial's name. More than MOST_BARS are put together in BINS bins.
+    `scores`: by name of the trial. More than MOST_BARS are drawn as a histogram.
     """
     ranked = scores.sort_values(ascending=False, kind="stable")
     figure = go.Figure()
