@@ -39,8 +39,8 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.envs import EnvSettings, ObservationLayout
-from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs import EnvSettings
+from fintrader.envs.benchmark import lay_out
 from fintrader.market.build import make_market
 from fintrader.market.features import SLOW_FEATURES
 from fintrader.market.settings import read_settings
@@ -77,9 +77,7 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
     whole = make_market(settings)
     market = whole.split().test
     chosen = EnvSettings.model_validate({"num_envs": 1, **env})
-    layout = ObservationLayout.of(
-        market, chosen.lookback, benchmark=shows_benchmark(market, chosen)
-    )
+    layout = lay_out(market, chosen)
     torch.manual_seed(0)
     policy = ActorPolicy(layout, NetworkSettings(), ActionHeadSettings())
     for weights in policy.parameters():

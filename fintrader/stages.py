@@ -118,7 +118,8 @@ def read_stages(
     failure = _read_mapping(manifest.get("failure"))
     plan = manifest.get("plan")
     planned = [str(name) for name in plan if name != ""] if isinstance(plan, list) else []
-    names = planned or _guess_stages(manifest, known)
+    # Without a plan, a finished run has no more than the stages recorded.
+    names = planned or [name for name in WHOLE if name in known or not manifest.get("finished")]
     is_done = {name: bool(_read_mapping(known.get(name)).get("done")) for name in names}
     at_work = live.get("stage") if live.get("stage") in names else None
     if alive and at_work is None:
@@ -150,11 +151,6 @@ def _estimate_null_model(before: Sequence[Stage]) -> float | None:
             left = 0.0 if stage.state == "done" else stage.seconds_left
             return None if left is None else stage.seconds + left
     return None
-
-
-def _guess_stages(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """Guess the stages of a run without a plan; a finished run has no more than those recorded."""
-    return [name for name in WHOLE if name in known or not manifest.get("finished")]
 
 
 def _read_live_stage(name: str, live: Mapping[str, Any], state: State) -> Stage:

@@ -1,7 +1,5 @@
 """The app's pages: the server of `served.py` runs this file for those that its guard lets in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import streamlit as st

@@ -1,7 +1,5 @@
 """Experience to policy: the algorithms, their training loop, and policies as files."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from fintrader.seams import import_on_use

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fintrader.config import Settings
 
 MAX_TILT_SCALE = 4.0
 """Largest multiple of a learned tilt: beyond it a portfolio no longer resembles the learned one."""
 
+NoiseDecay = Annotated[float, Field(ge=0, lt=1)] | Literal["learned"]
 ENCODER_WIDTH = 16
 """Width of an encoder's summary of the last bars: half of a hidden layer's, so that they do not
 drown the newest one."""
@@ -32,7 +33,10 @@ class NetworkSettings(Settings):
     """Widths of the hidden layers, at least one."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
     """Non-linearity between layers."""
-    private: tuple[Literal["account", "holdings"], ...] = ()
+    private: Annotated[
+        tuple[Literal["account", "holdings"], ...],
+        AfterValidator(lambda parts: tuple(sorted(set(parts)))),  # equal sets are written alike
+    ] = ()
     """Parts of the account's own observation that the network reads; `mlp` always reads both.
     `account`: cash, growth, drawdown and time left, needed by rewards that depend on them, such as
     a drawdown penalty; otherwise they only invite learning the training window by heart. To be
@@ -45,14 +49,6 @@ class NetworkSettings(Settings):
     encoder: Literal["none", "gru", "attention"] = "none"
     """Summary of the bars that `env.lookback` shows: a gated recurrent unit, attention, or none
     (then they are plain inputs)."""
-
-    @field_validator("private")
-    @classmethod
-    def _sort(
-        cls, parts: tuple[Literal["account", "holdings"], ...]
-    ) -> tuple[Literal["account", "holdings"], ...]:
-        """Write equal sets of parts alike."""
-        return tuple(sorted(set(parts)))
 
     @property
     def reads_account(self) -> bool:
@@ -161,7 +157,7 @@ class OnPolicySettings(BaseSettings):
     Under trading costs a deviation that lasts is cheaper and tells more than one that is taken back
     at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
     heads `aim` and `tilt`, else 0."""
-    noise_decay: Annotated[float, Field(ge=0, lt=1)] | Literal["learned"] = 0.0
+    noise_decay: NoiseDecay = 0.0
     """Share of the noise's deviation that goes with every update, down to 0.2. Much noise finds the
     profitable actions soon. But it costs: the account holds cash to pay less, the longer the more
     assets there are. `learned`: the noise moves by gradient. Under market noise a fixed rule learns
@@ -180,7 +176,7 @@ class PPO(OnPolicySettings):
     """Steps of every account between updates."""
     noise: float = Field(default=1.0, gt=0)
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
-    noise_decay: Annotated[float, Field(ge=0, lt=1)] | Literal["learned"] = 0.02
+    noise_decay: NoiseDecay = 0.02
     """Share of the noise's deviation that goes with every update, down to 0.2; `learned`: the noise
     moves by gradient."""
     update_epochs: int = Field(default=3, ge=1)

@@ -1,7 +1,5 @@
 """Backtests: simulate a policy and its baselines over a window, measure them, write the files."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from fintrader.seams import import_on_use

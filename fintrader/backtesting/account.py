@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fintrader.backtesting.trade_log import TradeLog, TradeRows
-from fintrader.envs import EnvSettings, ObservationLayout
-from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs import EnvSettings
+from fintrader.envs.benchmark import lay_out
 from fintrader.envs.fast import single_account as kernel
 from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, State
 from fintrader.envs.market_view import build_market_view
@@ -57,9 +57,7 @@ class BacktestAccount:
         view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market = market
         self.settings = settings
-        self.layout = ObservationLayout.of(
-            market, settings.lookback, benchmark=shows_benchmark(market, settings)
-        )
+        self.layout = lay_out(market, settings)
         self.view = view
         self.trade_log = log = TradeLog(market, settings, view)
         self._rows = view.rows

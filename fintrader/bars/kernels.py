@@ -13,11 +13,13 @@ from numba import njit
 
 _LANES = 256
 """Bars that are worked on together: this many stay in the processor's nearest cache."""
+_njit = njit(error_model="numpy", cache=True)
+"""Divide as numpy does, without a check for zero."""
 
 
 # A window is the head of one block and the tail of the block before, and both sums are known:
 # constant work a bar, and rounding errors do not accumulate.
-@njit(error_model="numpy", cache=True)
+@_njit
 def moving_sum(values: Any, window: int) -> Any:
     """Sum over the last `window` values, `[L]` float64; NaN for the first window - 1.
 
@@ -44,7 +46,7 @@ def moving_sum(values: Any, window: int) -> Any:
 
 
 # The lags are the outer loop and neighbouring bars the inner one, which vectorises.
-@njit(error_model="numpy", cache=True)
+@_njit
 def moving_deviation(values: Any, mean: Any, window: int) -> Any:
     """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
     length = len(values)
@@ -64,7 +66,7 @@ def moving_deviation(values: Any, mean: Any, window: int) -> Any:
 
 
 # One pass instead of two exponential means: sums and weights decay together at each bar.
-@njit(error_model="numpy", cache=True)
+@_njit
 def rsi(close: Any, alpha: float) -> Any:
     """100 · up / (up + down) of the exponential means of rises and falls, 50 if there is no move,
     `[L]`.
@@ -90,7 +92,7 @@ def rsi(close: Any, alpha: float) -> Any:
 
 
 # As `rsi`; the larger of the two movements counts at a bar, the other one as 0.
-@njit(error_model="numpy", cache=True)
+@_njit
 def dx(high: Any, low: Any, alpha: float) -> Any:
     """100 · |+DI − −DI| / (+DI + −DI) of the exponential means of the movements, 0 if there is
     none, `[L]`."""
@@ -114,7 +116,7 @@ def dx(high: Any, low: Any, alpha: float) -> Any:
 
 
 # As `rsi`, with one decay for each of the two means.
-@njit(error_model="numpy", cache=True)
+@_njit
 def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
     """(fast exponential mean − slow one) / close, `[L]`."""
     result = np.empty(len(close))
@@ -131,7 +133,7 @@ def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
 
 
 # `row` points at the next row to place; a bar without a row repeats the close before it.
-@njit(error_model="numpy", cache=True)
+@_njit
 def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any) -> Any:
     """Place rows of the grid's bars `at` on `length` bars that begin with the first row's.
 
@@ -158,7 +160,7 @@ def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, v
     return opens, highs, lows, closes, volumes, traded
 
 
-@njit(error_model="numpy", cache=True)
+@_njit
 def mark_steps(open_: Any, close: Any, factor: float) -> Any:
     """Mark the bars, `[L]`, whose open or close differs from the close before by a ratio above
     `factor`."""
@@ -172,7 +174,7 @@ def mark_steps(open_: Any, close: Any, factor: float) -> Any:
 
 # In a series that runs forward an open lies near the close before it; in one that runs backward a
 # close lies near the open before it.
-@njit(error_model="numpy", cache=True)
+@_njit
 def backward_votes(open_: Any, close: Any, first: Any) -> Any:
     """Votes for a day that runs backward, less those for a day that runs forward, and the number of
     votes cast, `[D]` each. Days begin at rows `first` `[D]`."""
@@ -188,7 +190,7 @@ def backward_votes(open_: Any, close: Any, first: Any) -> Any:
     return votes, cast
 
 
-@njit(error_model="numpy", cache=True)
+@_njit
 def add_rows(values: Any, total: Any, count: Any) -> None:
     """Add the finite values of `[R, F]` to `total` `[F]`, row after row, and their number to
     `count` `[F]`."""
@@ -200,7 +202,7 @@ def add_rows(values: Any, total: Any, count: Any) -> None:
             count[f] += 1.0 if finite else 0.0
 
 
-@njit(error_model="numpy", cache=True)
+@_njit
 def add_squares(values: Any, mean: Any, total: Any) -> None:
     """Add the squared distances of the finite values of `[R, F]` from `mean` `[F]` to `total`
     `[F]`, row after row."""
@@ -210,7 +212,7 @@ def add_squares(values: Any, mean: Any, total: Any) -> None:
             total[f] += distance * distance if np.isfinite(distance) else 0.0
 
 
-@njit(error_model="numpy", cache=True)
+@_njit
 def apply_scale(values: Any, mean: Any, spread: Any, low: Any, high: Any, clip: float) -> None:
     """In place: (x − mean) / spread of `[R, F]`, between `low` and `high` `[F]`; 0 where undefined,
     ±clip where still infinite."""
@@ -223,7 +225,7 @@ def apply_scale(values: Any, mean: Any, spread: Any, low: Any, high: Any, clip: 
                 values[row, f] = 0.0 if np.isnan(value) else (clip if value > 0 else -clip)
 
 
-@njit(error_model="numpy", cache=True)
+@_njit
 def by_row(table: Any, rows: Any) -> None:
     """Copy `[L, F]`, stored column by column, to `[L, F]`, stored row by row."""
     length, width = table.shape

@@ -4,8 +4,6 @@
 account, numpy) and `gymnasium.make_vec` (`TradingEnv`).
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from fintrader.seams import import_on_use

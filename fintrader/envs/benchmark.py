@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
@@ -41,9 +42,11 @@ def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     return weights
 
 
-def shows_benchmark(market: MarketTensors, settings: EnvSettings) -> bool:
-    """Check whether observations of this market contain membership and the benchmark's weights."""
-    return benchmark_kind(market, settings.benchmark) != "cash"
+def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
+    """Lay out the observations of a market; with a benchmark other than cash they contain
+    membership and the benchmark's weights."""
+    is_shown = benchmark_kind(market, settings.benchmark) != "cash"
+    return ObservationLayout.of(market, settings.lookback, benchmark=is_shown)
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

@@ -12,7 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from fintrader.config import Settings
 from fintrader.results.context import TradingTerms
 
+Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 HalfSpread = Annotated[float, Field(ge=0.0, lt=5000.0)]
@@ -41,7 +43,7 @@ class RandomiseSettings(Settings):
     """Differences between the markets of accounts while an agent trains (`envs/randomised.py`), so
     that it learns from all of them (https://arxiv.org/abs/1703.06907)."""
 
-    variants: Annotated[int, Field(ge=1)] = 4
+    variants: Count = 4
     """V: markets that the accounts are shared out among; a divisor of their number."""
     costs: tuple[Positive, Positive] = (1.0, 1.0)
     """Least and most factor on the fees, spread and impact of a variant; its logarithm is uniform
@@ -50,7 +52,7 @@ class RandomiseSettings(Settings):
     delay_bars: Annotated[int, Field(ge=0)] = 0
     """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
     delay."""
-    block_sessions: Annotated[int, Field(ge=1)] | None = None
+    block_sessions: Count | None = None
     """Length of the blocks of consecutive sessions that each variant draws with replacement (a
     block bootstrap); none: the window unchanged."""
 
@@ -73,9 +75,9 @@ class TradingSettings(Settings):
 
     kind: Literal["trading"] = "trading"
     """`trading`; a configuration may have `gymnasium` here instead (see `GymnasiumSettings`)."""
-    num_envs: Annotated[int, Field(ge=1)] = 256
+    num_envs: Count = 256
     """B: accounts stepping at once."""
-    start_groups: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    start_groups: Count | Literal["auto"] = "auto"
     """G: groups of accounts; those of a group begin their episodes on the same bar, so that the
     market's row is read, and embedded, once for all of them. A divisor of the number of accounts;
     auto: 16, or as many as there are accounts if they are fewer. An account that is ruined leaves
@@ -95,14 +97,14 @@ class TradingSettings(Settings):
     """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
     target is left alone (exits always trade); `trade`: actions of at most this size order nothing.
     None: 0 for `target`, 0.1 for `trade`."""
-    trade_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    trade_rate: PositiveFraction = 1.0
     """`target` only: part of the way to its target that a decision trades, a share at least: under
     costs, the best step towards a target that moves (Gârleanu and Pedersen, 2013)."""
-    decision_interval: Annotated[int, Field(ge=1)] = 1
+    decision_interval: Count = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 
     # --- volume -----------------------------------------------------------------------------------
-    participation: Annotated[float, Field(gt=0.0, le=1.0)] | Literal["none"] = 0.1
+    participation: PositiveFraction | Literal["none"] = 0.1
     """Most of a bar's volume that an order takes; the rest of the order is cancelled. none: orders
     of any size fill, as in the papers."""
 
@@ -160,7 +162,7 @@ class TradingSettings(Settings):
     of the depth of the drawdown) (drawdown)."""
 
     # --- episodes ---------------------------------------------------------------------------------
-    episode_bars: Annotated[int, Field(ge=1)] | None = None
+    episode_bars: Count | None = None
     """Bars of an episode; none: to the window's end."""
     random_start: bool = True
     """Draw the first bar of each group's episode uniformly; otherwise it is the window's first."""
@@ -169,7 +171,7 @@ class TradingSettings(Settings):
     clock: Literal["episode", "session", "none"] = "episode"
     """Meaning of the account's column `time_left`: the share of the episode still ahead, which is
     meaningless to a deployment; the share of the session's bars still ahead; or nothing (0)."""
-    lookback: Annotated[int, Field(ge=1)] = 1
+    lookback: Count = 1
     """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a
     window's start its first bar is repeated). Memory for stored observations grows with it; see
     `agent.network.encoder`."""
@@ -291,9 +293,9 @@ others belong to the policy: its observations, its outputs, its training."""
 class TraderSettings(Settings):
     """Traders that share a market, and their rewards."""
 
-    num_traders: Annotated[int, Field(ge=1)] = 2
+    num_traders: Count = 2
     """K: traders in one market."""
-    impact_bps_per_million_usd: Annotated[float, Field(ge=0.0)] = 10.0
+    impact_bps_per_million_usd: NonNegative = 10.0
     """kappa: basis points that the price moves per million USD of all traders' net orders."""
     impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Largest move of the price, as a share of it."""

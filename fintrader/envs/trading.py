@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.envs.account import Account, advance, may_hold
-from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs.benchmark import lay_out
 from fintrader.envs.episodes import (
     account_keys,
     begin,
@@ -33,7 +33,6 @@ from fintrader.envs.fast.buffers import Generation, StepResult
 from fintrader.envs.fast.step import FusedStep
 from fintrader.envs.market_view import MarketView, build_market_view
 from fintrader.envs.observation import (
-    ObservationLayout,
     ResetReturn,
     StepReturn,
     observation_space,
@@ -192,9 +191,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
         self.render_mode = render_mode
         self.record = record
-        self.layout = ObservationLayout.of(
-            market, settings.lookback, benchmark=shows_benchmark(market, settings)
-        )
+        self.layout = lay_out(market, settings)
         self._obs_dtype: torch.dtype = getattr(torch, settings.observation_dtype)
         self.reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width

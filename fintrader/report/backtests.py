@@ -22,7 +22,7 @@ from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
 from fintrader.backtesting.writer import tabulate
-from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
@@ -83,9 +83,7 @@ def backtest(
         raise BacktestError(
             f"name={name!r} is what a baseline is called; choose another name for the policy"
         )
-    layout = ObservationLayout.of(
-        market, settings.lookback, benchmark=shows_benchmark(market, settings)
-    )
+    layout = lay_out(market, settings)
     _check_width(policy, layout, name)
     traded = policy
     if not isinstance(policy, Bindable) and not is_predictor(policy):

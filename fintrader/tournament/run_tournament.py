@@ -20,8 +20,7 @@ from fintrader.agents.heads import ActionHead
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.config import Settings
 from fintrader.envs import EnvSettings
-from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.benchmark import lay_out
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
@@ -178,7 +177,7 @@ def _check_market(
     market = MarketTensors.load(path)
     if folds is not None:
         make_blocks(market, folds, env)
-    layout = ObservationLayout.of(market, env.lookback, benchmark=shows_benchmark(market, env))
+    layout = lay_out(market, env)
     for agent in agents:
         head = getattr(agent, "head", None)
         if shrinks and isinstance(head, ActionHeadSettings):

@@ -26,8 +26,8 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.envs import EnvSettings, ObservationLayout
-from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs import EnvSettings
+from fintrader.envs.benchmark import lay_out
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings, read_settings
 from fintrader.market.tensors import MarketTensors
@@ -74,9 +74,7 @@ def frozen(
     whole = make_market(data)
     market = whole.split().test
     chosen = EnvSettings(**{"num_envs": 1, "decision_interval": 5, "trade_rate": 0.5, **env})
-    layout = ObservationLayout.of(
-        market, chosen.lookback, benchmark=shows_benchmark(market, chosen)
-    )
+    layout = lay_out(market, chosen)
     torch.manual_seed(seed)
     policy = ActorPolicy(
         layout, NetworkSettings(private=private), ActionHeadSettings(cash_logit=-3.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.lookahead.views import Mode
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
-from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs.benchmark import lay_out
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_generator
 
@@ -185,7 +185,7 @@ def column_name(layout: ObservationLayout, market: MarketTensors, column: int) -
 
 def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
     """A fixed random function of every column: if anything it sees changes, so do its trades."""
-    layout = ObservationLayout.of(market, env.lookback, benchmark=shows_benchmark(market, env))
+    layout = lay_out(market, env)
     draw = create_generator(seed, "lookahead-policy")
     weight = torch.randn(layout.width, layout.num_assets, generator=draw) / layout.width**0.5
 

@@ -5,8 +5,6 @@ references to arrays, which costs atomic operations for each row: only functions
 return arrays need it.
 """
 
-from __future__ import annotations
-
 from numba import njit
 
 njit_entry = njit(nogil=True, error_model="numpy", cache=True)

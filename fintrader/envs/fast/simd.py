@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import types
@@ -16,6 +17,18 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> 
     """Compute the address `offset` bytes into an array."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.gep(builder.bitcast(data, cgutils.voidptr_t), [offset])
+
+
+def _between_arrays(copy: Callable[..., None]) -> Any:
+    """Generate the code of `copy(builder, target, source, bytes)` between two arrays."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = _pointer(context, builder, sig.args[0], args[0], args[1])
+        origin = _pointer(context, builder, sig.args[2], args[2], args[3])
+        copy(builder, to, origin, args[4])
+        return context.get_dummy_value()
+
+    return generate
 
 
 @intrinsic
@@ -42,13 +55,10 @@ def copy_bytes(
 ) -> Any:
     """Copy bytes between two arrays."""
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to = _pointer(context, builder, sig.args[0], args[0], args[1])
-        origin = _pointer(context, builder, sig.args[2], args[2], args[3])
-        cgutils.raw_memcpy(builder, to, origin, args[4], 1)
-        return context.get_dummy_value()
+    def copy(builder: Any, to: Any, origin: Any, count: Any) -> None:
+        cgutils.raw_memcpy(builder, to, origin, count, 1)
 
-    return types.void(target, target_offset, source, source_offset, size), generate
+    return types.void(target, target_offset, source, source_offset, size), _between_arrays(copy)
 
 
 @intrinsic
@@ -59,14 +69,10 @@ def stream_bytes(
     line before it writes it that way, which is half of the cost of writing to a target larger than
     the caches."""
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to = _pointer(context, builder, sig.args[0], args[0], args[1])
-        origin = _pointer(context, builder, sig.args[2], args[2], args[3])
-        function = _stream_function(builder.module)
-        builder.call(function, [to, origin, args[4]])
-        return context.get_dummy_value()
+    def copy(builder: Any, *places: Any) -> None:
+        builder.call(_stream_function(builder.module), places)
 
-    return types.void(target, target_offset, source, source_offset, size), generate
+    return types.void(target, target_offset, source, source_offset, size), _between_arrays(copy)
 
 
 def _stream_function(module: Any) -> Any:

@@ -4,8 +4,6 @@ The report, the app and the notebooks call these; what the app adds (its dark th
 changes no number.
 """
 
-from __future__ import annotations
-
 from fintrader.results.figures.curves import (
     FEWEST_TO_ROLL,
     deepest_drawdowns,
