@@ -113,6 +113,7 @@ def test_a_union_is_named_as_it_is_written(tmp_path):
             "agent: [{algo: ppo}, {algo: sac, alfa: 1}]",
             "agent.1.alfa: unknown setting; did you mean 'alpha'?",
         ),
+        ("env: {half_spread_bps: {AAPL: x}}", "env.half_spread_bps.AAPL: expected a number"),
         ("agent: []", "agent:"),
         ("agent: {algo: nosuch}", "agent:"),
         ("cost_bps: 3", "cost_bps: unknown setting; did you mean 'env.cost_bps'?"),

@@ -82,12 +82,15 @@ class History:
         """Return the bars that begin in `[first, stop)`; a close carried into the first comes as a
         bar without volume there."""
         parts = self._parts[symbol]
-        # As in a binary counter a part joins one no longer than itself, so that a bar is copied a
-        # logarithmic number of times while the history grows.
-        while len(parts) > 1 and len(parts[-2]) <= len(parts[-1]):
-            parts[-2:] = [join_bars(parts[-2:])]
-        near = [_take_near(part, first, stop) for part in parts]
-        bars = join_bars(near) if any(map(len, near)) or not near else near[-1]
+        # As in a binary counter a part is joined by all later ones once they are as long, so that a
+        # bar is copied a logarithmic number of times while the history grows.
+        cut = len(parts)
+        size = 0
+        while cut and (not size or len(parts[cut - 1]) <= size):
+            cut -= 1
+            size += len(parts[cut])
+        parts[cut:] = [join_bars(parts[cut:])] if size else []
+        bars = join_bars([_take_near(part, first, stop) for part in parts])
         start = int(np.searchsorted(bars.ts, first))
         found = bars.take(slice(start, None))
         if start > 0 and first not in found.ts[:1]:

@@ -206,20 +206,21 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
                 " rename some"
             )
     names = column_names(source)
-    wanted = {role: _word(role) for role in names} | {name: name for name in source.extra}
-    known = {role: columns[0] for role, columns in roles.items()}
-    known |= {name: name for name in source.extra if name in frame.columns}
-    for role, word in wanted.items():
-        if role not in known:
+    # An extra column may be called like one that plays a role.
+    wanted = {name: _word(role) for role, name in names.items()}
+    wanted |= {name: name for name in source.extra if name not in wanted}
+    known = {name: name for name in source.extra if name in frame.columns}
+    known |= {names[role]: columns[0] for role, columns in roles.items() if role in names}
+    for name, word in wanted.items():
+        if name not in known:
             one = "; a table of one symbol goes into a dict, like {'AAPL': table}"
             added = source.columns["symbol"] if where else None
             found = [column for column in frame.columns if column != added]
             raise BarError(
                 f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}"
-                f"{one if role == 'symbol' else ''}"
+                f"{one if word == 'symbol' else ''}"
             )
-    chosen = frame[[known[role] for role in wanted]]
-    return chosen.set_axis([*dict.fromkeys([*names.values(), *source.extra])], axis=1)
+    return frame[[known[name] for name in wanted]].set_axis([*wanted], axis=1)
 
 
 def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:

@@ -194,7 +194,6 @@ class Ledger:
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
-        self.looks()  # raises before a line is written
         *before, own = self._append(to_json(look))
         number = look_number(_select_looks(before), look.bars, look.result)
         ledger = before[0] if before else own
@@ -240,6 +239,7 @@ class Ledger:
                     data = file.read()
                     whole = data.rfind(b"\n") + 1
                     lines = _checked(self.path, data[:whole])
+                    _select_looks(lines)  # raises before a line is written
                     if whole < len(data):  # its writer was killed before the number was shown
                         file.truncate(whole)
                     head = {
@@ -303,7 +303,7 @@ def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
             except RecordError as error:
                 raise LedgerError(
                     f"line {line['n']} of the ledger of looks was written by another version"
-                    f" ({error})"
+                    f" ({error}); read it with that version, or move the ledger away"
                 ) from None
             found.append(Line(line["n"], line["sha256"], line["time"], look))
     return found

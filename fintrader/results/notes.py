@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 from fintrader.errors import RunError
 from fintrader.files import write_json
+from fintrader.records import RecordError, from_json
 from fintrader.results.folders import COPY, DamagedFileError, Folder, NotThereError
 
 FILE = "notes.json"
@@ -34,17 +35,12 @@ class Notes:
 def read_notes(folder: Folder) -> Notes:
     """Read the notes of a run. Raises DamagedFileError."""
     try:
-        values = folder.json(FILE)
+        notes = from_json(Notes, folder.json(FILE))
     except NotThereError:
         return Notes()
-    note = values.get("note", "")
-    tags = values.get("tags", [])
-    archived = values.get("archived", False)
-    if not isinstance(note, str) or not isinstance(tags, list) or not isinstance(archived, bool):
-        raise DamagedFileError(
-            f"{FILE} holds no note, tags and archived; save it anew, or delete it"
-        )
-    return Notes(note[:MOST_CHARACTERS], _plain(map(str, tags)), archived)
+    except RecordError as error:
+        raise DamagedFileError(f"{FILE}: {error}; save the note anew, or delete it") from None
+    return Notes(notes.note[:MOST_CHARACTERS], _plain(notes.tags), notes.archived)
 
 
 def write_notes(folder: Folder, notes: Notes) -> Notes:

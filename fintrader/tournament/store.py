@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from fintrader.config import compare_values
 from fintrader.errors import CheckpointError, TournamentError
@@ -149,7 +148,11 @@ class RunStore:
                 move_aside(self.identity_path)
             write_bytes(self.identity_path, identity.to_json().encode())
             return
-        odd = compare_values(*(_number_agents(one) for one in (known, identity)))
+        sides = (
+            vars(one) | {"agents": dict(enumerate(one.agents)), "inherited": one.inherited or None}
+            for one in (known, identity)
+        )
+        odd = compare_values(*sides)
         listed = [
             f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items()
         ]
@@ -392,9 +395,3 @@ def move_aside(path: Path) -> Path:
     target = path.with_name(f"{before}damaged-{number}{after}")
     move(path, target)
     return target
-
-
-def _number_agents(identity: TournamentIdentity) -> dict[str, Any]:
-    """List an identity's values with its agents by number, to be compared name by name."""
-    agents = {str(number): dict(values) for number, values in enumerate(identity.agents)}
-    return {**vars(identity), "agents": agents, "inherited": identity.inherited or None}

@@ -19,6 +19,7 @@ from fintrader.agents import (
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.policy import FORMAT, export_onnx
 from fintrader.envs import ObservationLayout
+from fintrader.envs.observation import FlatLayout
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
 from tests.engines.tiny import mostly_slow
@@ -192,6 +193,16 @@ def test_what_is_not_stored_is_not_built(tmp_path, name):
     change(header["policy"])
     write_tensors(path, tensors, header)
     with pytest.raises(CheckpointError, match=problem):
+        load_policy(path)
+
+
+def test_a_network_that_cannot_read_its_layout_is_refused(tmp_path):
+    path = tmp_path / "p"
+    save_policy(path, random_policy(FlatLayout(3, 1)))
+    tensors, header = read_tensors(path, FORMAT)
+    header["policy"]["network"]["kind"] = "market_once"
+    write_tensors(path, tensors, header)
+    with pytest.raises(CheckpointError, match=r"reads a market's assets.*train again"):
         load_policy(path)
 
 

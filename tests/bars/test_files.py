@@ -40,6 +40,7 @@ def spoil(folder, row, column, value):
         ("ticker", "", r"row 19, column 'ticker': the cell is empty"),
         ("volume", -1, r"column 'volume': -1.0 is no volume"),
         ("ts", "2199-01-04 09:47:00", r"row 19 .*lies in the future"),
+        ("ts", "2300-01-04 09:47:00", "outside of the years 1678 to 2261; correct them"),
     ],
 )
 def test_a_bad_cell_is_named(tmp_path, column, value, message):
@@ -119,6 +120,13 @@ def test_no_file_wrong_file_and_truncated_file(tmp_path):
     numbers.to_parquet(tmp_path / "numbers.parquet")
     with pytest.raises(BarError, match="not a time"):
         read(tmp_path / "numbers.parquet")
+    numbers.assign(ts=9e12).to_parquet(tmp_path / "late.parquet")  # the year 2255
+    with pytest.raises(BarError, match=r"no time in ms since 1970; correct it, or set"):
+        read(tmp_path / "late.parquet", time_format="ms")
+    late = numbers.assign(ts=pd.Timestamp("2300-01-04", tz="UTC").as_unit("us"))
+    late.to_parquet(tmp_path / "late.parquet")
+    with pytest.raises(BarError, match="outside of the years"):
+        read(tmp_path / "late.parquet")
 
 
 def test_folders_patterns_archives_and_one_file_per_symbol(tmp_path):

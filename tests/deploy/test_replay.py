@@ -9,10 +9,13 @@ from numpy.random import default_rng
 from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
+from fintrader.bars.bars import concat
+from fintrader.deploy import rows
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.entries import BarDecision, Mark
 from fintrader.deploy.journal import Journal
-from tests.engines.deployments import equities, frozen, replayed, settings
+from tests.bars.tables import as_bars, minute_table
+from tests.engines.deployments import MINUTE, equities, frozen, replayed, settings
 
 
 def same(journal, market, equity):
@@ -89,6 +92,33 @@ def test_limits_bind_the_replay_and_its_twin_alike(tmp_path):
     same(journal, market, expected.equity)
     assert {"weight", "order"} <= set(noted.counts)
     assert (expected.equity != simulate(bundle.policy, market, bundle.env).equity).any()
+
+
+def test_a_history_gives_the_rows_of_one_table_and_copies_few_of_them(monkeypatch):
+    bars = as_bars(minute_table(1, 2))
+    copied = []
+    monkeypatch.setattr(
+        rows, "concat", lambda parts: copied.append(sum(map(len, parts))) or concat(parts)
+    )
+    history = rows.History(["AAA"], [])
+    assert len(history.between("AAA", 0, MINUTE)) == 0
+    rng = default_rng(0)
+    start = 0
+    while start < len(bars):
+        stop = start + int(rng.integers(1, 4))
+        history.add(bars.take(slice(start, stop)))
+        first = int(bars.ts[max(start - int(rng.integers(9)), 0)]) + int(rng.choice([0, 1]))
+        end = first + int(rng.integers(1, 12)) * MINUTE
+        inside = np.flatnonzero(
+            (bars.ts >= first) & (bars.ts < end) & (bars.ts <= bars.ts[:stop].max())
+        )
+        found = history.between("AAA", first, end)
+        carried = bars.ts[0] < first not in bars.ts
+        assert found.ts.tolist() == [first] * carried + bars.ts[inside].tolist()
+        close = bars.close[np.searchsorted(bars.ts, found.ts, side="right") - 1]
+        assert found.close.tolist() == close.tolist()
+        start = stop
+    assert sum(copied) < 60 * len(bars)
 
 
 class _Killed(Exception):

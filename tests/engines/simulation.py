@@ -290,6 +290,12 @@ class _Pods(Launcher):
     def measure_capacity(self) -> int:
         return self.slots
 
+    def resize(self, workers: int | None) -> None:
+        """Keep the slots: the world decides."""
+
+    def close(self) -> None:
+        """Leave the pods to the world."""
+
     def check_pods(self) -> None:
         self.world.pause()
 

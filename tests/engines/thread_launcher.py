@@ -72,5 +72,8 @@ class ThreadLauncher(Launcher):
     def report_progress(self) -> dict[str, PodProgress]:
         return dict(self._progress)
 
+    def check_pods(self) -> None:
+        """Find nothing: a thread does not die alone."""
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

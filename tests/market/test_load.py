@@ -145,6 +145,20 @@ def test_extra_columns_become_features(long):
 
 
 @pytest.mark.parametrize(
+    ("extra", "columns"),
+    [("volume", {}), ("Close", {}), ("px", {"close": "px"}), ("Close", {"close": "px"})],
+)
+def test_an_extra_column_may_be_called_like_a_price(extra, columns, long):
+    market = load_market(
+        long.rename(columns={"Volume": "volume"}).assign(px=long["Close"]),
+        windows=SETTINGS["windows"],
+        source={"columns": columns},
+        features={"names": ["return_1"], "extra": [extra], "context": []},
+    )
+    assert market.feature_names == ("return_1", extra)
+
+
+@pytest.mark.parametrize(
     ("form", "settings", "message"),
     [
         (

@@ -153,6 +153,17 @@ def test_a_changed_ledger_is_told_by_the_line(cheat, said, tmp_path):
     assert ledger.path.read_bytes() == b"".join(lines), "nothing is added to it"
 
 
+def test_a_look_of_another_version_lets_no_other_be_added(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.record(look())
+    body = json.loads(ledger.path.read_bytes()) | {"trials": "many"}
+    del body["sha256"]
+    ledger.path.write_bytes(seal(body))
+    with pytest.raises(LedgerError, match=r"line 1 .* another version"):
+        ledger.record(look("b"))
+    assert ledger.path.read_bytes() == seal(body)
+
+
 def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path):
     ledger = Ledger(tmp_path)
     for name, result in (("one", "a"), ("two", "b")):

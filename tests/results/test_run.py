@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from fintrader.errors import RunError
@@ -66,3 +68,12 @@ def test_folds_are_runs_with_leaderboards_of_their_own(demo):
         assert run.leaderboard is None
     assert len(run.folds[0].leaderboard) == 8  # seven pods and the benchmark
     assert "demo/folds/00" in repr(run.folds[0])
+
+
+def test_a_damaged_manifest_makes_no_more_than_its_own_run_broken(demo):
+    path = demo / "manifest.json"
+    values = json.loads(path.read_text()) | {"finished": None}
+    path.write_text(json.dumps(values | {"failure": {"stage": "data"}}))
+    assert Run(demo).summary.status == "interrupted"
+    path.write_text(json.dumps(values | {"seed": "one"}))
+    assert Run(demo).summary.problem.endswith("; restore it, or delete the run")

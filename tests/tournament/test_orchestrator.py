@@ -1,6 +1,6 @@
 import pytest
 
-from fintrader.errors import TournamentError
+from fintrader.errors import ConfigError, TournamentError
 from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.results.tournament_events import LossEvent
 from fintrader.runs import RunFolder
@@ -61,6 +61,16 @@ def test_other_settings_do_not_get_into_the_same_folder(race):
         TournamentError, match=r"another .* \(settings.temperature: 1.0 there, 9.0 here\)"
     ):
         race(pods=3, temperature=9.0)
+    agents = (stubs.StubAgent(width=9), stubs.OtherAgent())
+    with pytest.raises(
+        TournamentError, match=r"agents.0.width: 8 there, 9 here; agents.1.algo: None there, other"
+    ):
+        race(pods=3, how={"agents": agents})
+
+
+def test_a_launcher_that_is_none_is_refused(race):
+    with pytest.raises(ConfigError, match=r"object is no subclass of .*Launcher"):
+        race(how={"launcher": lambda settings, access: object()})
 
 
 def test_other_devices_may_go_on_with_the_same_number_of_learners(race):

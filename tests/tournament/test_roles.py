@@ -243,6 +243,15 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest():
     assert scheduler.make(4, lost, breeder()).origin == "fresh"
 
 
+def test_the_best_are_chosen_once_for_a_generation_of_a_board():
+    scheduler = Generational(pool_size=2, survivors=1)
+    for board in (board_of(0.1, 0.9, 0.8, 0.2), board_of(0.9, 0.1, 0.2, 0.8)):
+        for index in (2, 3, 4, 5, 2):
+            fresh = Generational(2, 1).make(index, board, breeder())
+            assert scheduler.make(index, board, breeder()) == fresh
+        assert scheduler._choose_best(board, 0) is scheduler._choose_best(board, 0)
+
+
 def test_scores_are_the_metrics_of_the_backtest():
     returns = np.array([0.01, -0.02, 0.03, 0.0, 0.01])
     index = np.array([0.0, -0.03, 0.03, 0.01, 0.0])

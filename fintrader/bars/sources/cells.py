@@ -196,7 +196,10 @@ def _count_times(
         counts = np.round(_numbers(column, settings)).astype(np.int64)
     if days is None:
         if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
-            raise column.unfit(f"holds {counts[0]}, no time in {settings.time_format} since 1970")
+            raise column.unfit(
+                f"holds {counts[0]}, no time in {settings.time_format} since 1970; correct it, or"
+                " set data.source.time_format to its unit"
+            )
         return np.asarray(counts * unit)
     dates = [days] * len(counts) if isinstance(days, str) else days.to_pylist()
     known = {text: np.datetime64(pd.Timestamp(text), "ns") for text in set(dates)}
