@@ -126,7 +126,7 @@ def test_it_holds_for_processors_only():
         {"device": "cuda"},
         {"device": "cpu", "tournament": {"devices": ["cpu", "cuda:0"]}},
     ):
-        with pytest.raises(ConfigError, match="for processors only"):
+        with pytest.raises(ConfigError, match="needs the CPU"):
             RunConfig(**wrong, reproducible="across_machines")
 
 

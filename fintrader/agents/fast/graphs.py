@@ -53,7 +53,8 @@ class ReplayedStep:
         self.function = function
         self.find_branch = find_branch
         self.generator = generator
-        self.stream = torch.cuda.Stream(generator.device)  # type: ignore[no-untyped-call, unused-ignore]
+        device = generator.device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         self.can_record = True
         self.forget()
 
