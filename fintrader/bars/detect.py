@@ -35,9 +35,12 @@ from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
+from fintrader.errors import BarError
 from fintrader.results.market_description import Fault
 
 Sure = Literal["sure", "likely", "assumed"]
+_HOUR = 60 * MINUTE_NS
+_DAY = 24 * _HOUR
 _FILES = 24
 _ROWS = 1_500_000
 _SYMBOLS = 12
@@ -86,6 +89,8 @@ class Detection:
     extended: bool = False
     whole: bool = True
     """All rows of all files were read."""
+    has_volume: bool = False
+    """Any bar has a volume above 0."""
     waivers: list[str] = field(default_factory=list)
     """Entries of `data.waive` with which these bars would pass."""
 
@@ -118,10 +123,13 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
         layout = _by_layout(found, files)
     bars, span = _sample(found, files, layout.zoned)
     if found.source.get("price_divisor") is None and "preset" not in found.source:
-        bars = _price_unit(found, bars)
+        bars = _price_unit(found, bars, layout.vendor)
+    bars, span = _recognise_days(found, layout, bars, span)
     if layout.whole_days:
-        found.source.pop("timezone", None)
-        found.note("timezone", timezone_of(calendar), "sure", "times are dates")
+        pass
+    elif layout.zone is not None:
+        found.source["timezone"] = layout.zone
+        found.note("timezone", layout.zone, "sure", "the file names it")
     elif layout.zoned:
         _own_zone(found, bars)
     else:
@@ -165,11 +173,11 @@ def _by_layout(found: Detection, files: list[BarFile]) -> Layout:
     if columns:
         found.source["columns"] = columns
     if layout.single:
-        pattern = name_pattern(
-            files, dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned
-        )
+        pattern = name_pattern(files, dated and found.source.get("time_format") in ("s", "ms"))
         said = f"no column holds symbols, files are called like {files[0].stem}"
         found.decide("name_pattern", pattern, "likely", said)
+    elif re.search(r"\.txt(\.gz)?$", files[0].place, re.IGNORECASE):
+        found.source["name_pattern"] = "*"  # else files called .txt are passed over
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
         found.note(
@@ -194,6 +202,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
     found.whole = len(chosen) == len(files)
     for batch in itertools.chain.from_iterable(iterate(file, reading) for file in chosen):
         refuse_bad_values(batch, zoned=zoned)
+        found.has_volume |= bool(batch.volume.any())
         symbols.update(batch.symbols)
         edges += [int(batch.ts.min()), int(batch.ts.max())]
         if rows < _ROWS:
@@ -221,27 +230,66 @@ def _each(bars: Bars) -> list[Bars]:
     return sorted(bars.by_symbol().values(), key=len, reverse=True)[:_SYMBOLS]
 
 
-def _price_unit(found: Detection, bars: Bars) -> Bars:
-    """Whole numbers of 1/10,000 USD or of a billionth: too large for dollars, and most of them full
-    cents."""
+def _price_unit(found: Detection, bars: Bars, vendor: str | None) -> Bars:
+    """Divide prices that a vendor writes as whole numbers."""
     close = bars.close
     whole = bool((close == np.round(close)).all())
     like = f"prices are whole numbers like {close[0]:.0f}"
-    for divisor, tick in ((1_000_000_000, 10_000_000), (10_000, 100)):
-        if whole and float(np.median(close)) > divisor / 2:
-            cents = float(np.mean(close % tick == 0)) > 0.4
-            said = f"{like}{', most full cents' if cents else ''}"
-            sure: Sure = "sure" if cents or divisor > 10_000 else "likely"
-            found.decide("price_divisor", divisor, sure, said)
-            prices = {name: getattr(bars, name) / divisor for name in PRICES}
-            return replace(bars, **prices)
+    divisor = {"lean": 10_000, "databento": 1_000_000_000}.get(vendor or "", 1)
+    if whole and divisor > 1:
+        found.decide("price_divisor", divisor, "sure", f"{like}, as {vendor} writes them")
+        prices = {name: getattr(bars, name) / divisor for name in PRICES}
+        return replace(bars, **prices)
     if whole and float(np.median(close)) > 1000:
-        found.note("price_divisor", 1, "assumed", f"{like}: cents, perhaps")
-    exact = np.float32(close[:5000]).astype(np.float64) == close[:5000]
-    if not whole and exact.all():
-        found.decide("decimals", 4, "likely", "prices are stored as float32")
-        return replace(bars, **{name: np.round(getattr(bars, name), 4) for name in PRICES})
+        found.note("price_divisor", 1, "assumed", f"{like}; --price-divisor divides them")
     return bars
+
+
+def _recognise_days(
+    found: Detection, layout: Layout, bars: Bars, span: tuple[int, int]
+) -> tuple[Bars, tuple[int, int]]:
+    """Recognise bars of days by their steps, whatever their clock, and move their times to
+    midnight. Raises BarError for longer bars."""
+    steps = np.concatenate([np.diff(np.unique(one.ts)) for one in _each(bars)])
+    usual = float(np.median(steps)) / _DAY if len(steps) else 0.0
+    if usual > 5:
+        raise BarError(
+            f"{found.path}: bars stand {usual:.0f} days apart, and bars longer than a day cannot be"
+            " built; get bars of days or shorter ones"
+        )
+    if not layout.whole_days:
+        if not len(steps) or np.quantile(steps, 0.05) < _DAY - 4 * _HOUR:
+            return bars, span
+        layout.whole_days = True
+    zones = ["UTC"]
+    if layout.zoned:
+        zones += dict.fromkeys((timezone_of(found.calendar), *_ZONES))
+    for zone in zones:
+        local = _to_wall(bars.ts, zone)
+        if not (local % _DAY).any():
+            break
+    else:
+        zone = timezone_of(found.calendar) if layout.zoned else "UTC"
+        clock = np.datetime64(int(_to_wall(bars.ts[:1], zone)[0]), "ns").astype("datetime64[s]")
+        raise BarError(
+            f"{found.path}: bars of days are stamped at {clock.item().time()}, which is neither a"
+            " date nor midnight in any zone; write dates"
+        )
+    found.source.pop("timezone", None)
+    if layout.zoned:
+        if zone != FilesSettings().timezone:
+            found.source["timezone"] = zone
+        found.note("timezone", zone, "sure", "every bar is stamped at midnight there")
+    else:
+        found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
+    low, high = _to_wall(np.array(span), zone).tolist()
+    return replace(bars, ts=local), (low, high)
+
+
+def _to_wall(ts: Array, zone: str) -> Array:
+    """Times in UTC as the clock of a zone showed them."""
+    wall = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC").tz_convert(zone)
+    return np.asarray(wall.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
 
 
 def _moved(ts: Array, zone: str) -> Array:
@@ -361,6 +409,10 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
 
 def _label(found: Detection, looked: list[BarsByDay]) -> None:
     votes = sum(map(label_votes, looked), Votes())
+    if found.session_minutes >= _DAY // MINUTE_NS:
+        said = "nothing tells a bar's start from its end where trading never stops; --label end"
+        found.note("label", "start", "assumed", said)
+        return
     if votes.displaced() != "end":
         sure: Sure = "sure" if votes.start and votes.start >= 0.8 * votes.days else "assumed"
         found.note("label", "start", sure, f"{votes.start} of {votes.days} days begin and end so")

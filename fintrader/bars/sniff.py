@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,23 +20,29 @@ from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.bars.sources.bar_files import csv_head, readable
 from fintrader.bars.sources.cells import carries_zone
 from fintrader.bars.sources.listing import BarFile
-from fintrader.bars.sources.presets import CLOCK_SPELLINGS, DATE_SPELLINGS, SPELLINGS, plain
+from fintrader.bars.sources.presets import (
+    CLOCK_SPELLINGS,
+    DATE_SPELLINGS,
+    IN_UTC,
+    SPELLINGS,
+    plain,
+)
 from fintrader.errors import BarError
 
 _HEAD_BYTES = 1 << 17
 _ROWS = 2000
+_MOST_ABOVE = 12
+"""Lines that may stand above a table."""
 _DATES = (
-    "%Y-%m-%d",
-    "%m/%d/%Y",
-    "%d.%m.%Y",
-    "%d/%m/%Y",
-    "%Y%m%d",
-    "%Y.%m.%d",
-    "%Y/%m/%d",
-    "%m/%d/%y",
-    "%d-%b-%Y",
+    *("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d"),
+    *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
+    *("%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
 )
-_CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p")
+_CLOCKS = (
+    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p"),
+    *("%H:%M UTC", "%H:%M:%S UTC", "%H:%M:%S.%f UTC", "%H:%M:%S.%f GMT%z", "%H:%M:%S GMT%z"),
+)
+_NUMBER = re.compile(r"[-+]?[$€£¥]?\d[\d.,]*([eE][+-]?\d+)?[%KMB]?")
 
 
 @dataclass
@@ -50,10 +57,14 @@ class Layout:
     """Setting -> why; those that were guessed begin with `guess:`."""
     zoned: bool = False
     """Times carry their zone, or count from 1970."""
+    zone: str | None = None
+    """Zone that the file names for times without an offset."""
     whole_days: bool = False
     """Times are dates."""
     single: bool = False
     """No column holds the symbol."""
+    vendor: str | None = None
+    """`lean` or `databento`, whose prices are whole numbers."""
 
     def note(self, setting: str, value: object, why: str) -> None:
         """Set a setting, and say why."""
@@ -69,15 +80,19 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
     columns = _wide_roles(table, layout) or _roles(table, layout)
-    if "header" in layout.values:
-        named = {column: role for role, column in columns.items()}
+    if "header" in layout.values and "wide" not in layout.values:
+        named = {column: role for role, column in columns.items() if column is not None}
         layout.values["header"] = [
             named.get(column, f"column_{number}") for number, column in enumerate(table.columns)
         ]
-        columns = {role: role for role in columns}
+        columns = {role: column if column is None else role for role, column in columns.items()}
         table = table.set_axis(layout.values["header"], axis=1)
     layout.single = "symbol" not in columns and "wide" not in layout.values
-    layout.values["columns"] = {role: str(column) for role, column in columns.items()}
+    layout.values["columns"] = {
+        role: column if column is None else str(column) for role, column in columns.items()
+    }
+    if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
+        layout.vendor = "databento"
     _times(table, columns, layout, date_in_name)
     return layout
 
@@ -85,7 +100,11 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
 def _parquet_head(file: BarFile) -> pd.DataFrame:
     with readable(file), pq.ParquetFile(file.open()) as parquet:
         batch = next(parquet.iter_batches(_ROWS), None)
-    return pd.DataFrame() if batch is None else pa.Table.from_batches([batch]).to_pandas()
+    if batch is None:
+        return pd.DataFrame()
+    # A reader sees the index that pandas stored as a column.
+    table: pd.DataFrame = pa.Table.from_batches([batch]).to_pandas(ignore_metadata=True)
+    return table
 
 
 def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
@@ -98,36 +117,65 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if delimiter != ",":
         layout.note("delimiter", delimiter, "stands as often in every line")
     rows = list(csv.reader(lines, delimiter=delimiter))
+    width = Counter(map(len, rows[-50:])).most_common(1)[0][0]
+    above = next((number for number, row in enumerate(rows) if len(row) == width), 0)
+    if 0 < above <= _MOST_ABOVE:
+        layout.note("skip_rows", above, f"the table begins below {lines[0][:40]!r}")
+        rows = rows[above:]
     body = [cell for row in rows[1:50] for cell in row]
     if (
         delimiter != ","
-        and sum(bool(re.fullmatch(r"-?\d+,\d+", cell)) for cell in body) > len(body) / 4
+        and sum(bool(re.fullmatch(r"-?[\d.]*\d,\d+", cell)) for cell in body) > len(body) / 4
     ):
         layout.note("decimal", ",", "numbers are written like 12,5")
-    if (
-        len(rows) > 3 and rows[0][0].strip() == "Price" and rows[1][0].strip() == "Ticker"
-    ):  # yfinance's three lines
-        header = [
-            rows[2][0],
-            *(f"{one}_{ticker}" for one, ticker in zip(rows[0][1:], rows[1][1:], strict=True)),
-        ]
-        layout.values |= {"header": header, "skip_rows": 3}
-        layout.notes["header"] = "three lines of names, as yfinance writes them"
-        return pd.DataFrame(rows[3:], columns=header)
-    number = r"-?\d+([.,]\d+)?([eE][+-]?\d+)?"
-    is_named = not any(re.fullmatch(number, cell.strip()) for cell in rows[0])
-    if not is_named:
+    names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row)), 0)
+    whole = [row for row in rows[names:] if len(row) == width]
+    if names > 1:
+        header = _join_lines(rows[:names])
+        layout.values |= {"header": header, "skip_rows": max(above, 0) + names}
+        layout.notes["header"] = f"{names} lines of names"
+        return pd.DataFrame(whole, columns=header)
+    if not names:
         layout.note("header", [], "the first line holds numbers and no names")
-    whole = [row for row in rows[is_named:] if len(row) == len(rows[0])]
-    return pd.DataFrame(whole, columns=rows[0] if is_named else None)
+        return pd.DataFrame(whole)
+    return pd.DataFrame(whole, columns=rows[0])
+
+
+def _holds_numbers(row: Sequence[str]) -> bool:
+    """Report whether most of a line's cells, without the first, are numbers: it is one of data."""
+    cells = [cell.strip() for cell in row[1:] if cell.strip()]
+    return 2 * sum(bool(_NUMBER.fullmatch(cell)) for cell in cells) > len(cells)
+
+
+def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Join the lines of names that pandas writes for columns of several levels: `Open_AAPL`.
+
+    One line names fields, another tickers, and the last perhaps the index alone.
+    """
+    filled = []
+    for line in lines:
+        cells: list[str] = []
+        for cell in map(str.strip, line[1:]):  # a level may stand once for all its columns
+            cells.append(cell or (cells[-1] if cells else ""))
+        filled.append(cells)
+    filled = [cells for cells in filled if any(cells)]
+    known = {word for role in COLUMNS for word in SPELLINGS[role]}
+    filled.sort(key=lambda cells: -sum(plain(cell) in known for cell in cells))
+    first = next((line[0].strip() for line in reversed(lines) if line[0].strip()), "") or "ts"
+    return [
+        first,
+        *("_".join(part for part in parts if part) for parts in zip(*filled, strict=True)),
+    ]
 
 
 def _delimiter(lines: Sequence[str]) -> str:
+    """Find the mark that stands as often in nearly every line."""
+    best = (1, ",")
     for mark in ("\t", ";", "|", ","):
-        counts = {line.count(mark) for line in lines[:50]}
-        if min(counts) >= 4 and (len(counts) == 1 or mark != ","):
-            return mark
-    return ","
+        count, lines_alike = Counter(line.count(mark) for line in lines[:200]).most_common(1)[0]
+        if count > best[0] and lines_alike >= 0.9 * min(len(lines), 200) - _MOST_ABOVE:
+            best = (count, mark) if mark != "," or best[1] == "," else best
+    return best[1]
 
 
 def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
@@ -142,19 +190,36 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
             )
             if role:
                 found.setdefault(symbol, {})[role] = word
-        whole = [words for words in found.values() if len(words) == len(COLUMNS)]
-        if whole and all(words == whole[0] for words in whole):
+        needed = max(map(len, found.values()), default=0)
+        whole = [words for words in found.values() if len(words) == needed]
+        if needed >= len(PRICES) and all(words == whole[0] for words in whole):
             layout.note(
                 "wide",
                 (f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"),
-                f"five columns for each of {len(whole)} symbols",
+                f"{needed} columns for each of {len(whole)} symbols",
             )
             if "header" in layout.values:  # its names are used as they are
                 layout.values["header"] = list(map(str, table.columns))
             others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
             names = {"ts": others[0] if others else table.columns[0]}
-            return names | whole[0]
-    return {}
+            return names | {role: whole[0].get(role) for role in COLUMNS}
+    return _closes(table, layout)
+
+
+def _closes(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
+    """Roles of a table with a column of closes for each symbol; empty for another one."""
+    symbols = [str(column) for column in table.columns[1:]]
+    spelt = {
+        role for column in table.columns for role in COLUMNS if plain(column) in SPELLINGS[role]
+    }
+    tickers = [re.fullmatch(r"[\^A-Z0-9][A-Z0-9.=/^-]{0,14}", symbol) for symbol in symbols]
+    if spelt or "header" in layout.values or not all(tickers) or len(symbols) < 2:
+        return {}
+    numbers = table.iloc[:, 1:].replace("", None).apply(pd.to_numeric, errors="coerce")
+    if not (numbers > 0).any().all() or (numbers <= 0).any(axis=None):
+        return {}
+    layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
+    return {"ts": table.columns[0], "volume": None}
 
 
 def _roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
@@ -166,20 +231,54 @@ def _roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
         spelt = [column for word in words for column in table.columns if plain(column) == word]
         if spelt:
             found[role] = spelt[0]
-    dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
-    clocks = [column for column in table.columns if plain(column) in CLOCK_SPELLINGS]
-    if dates and clocks:
-        found |= {"date": dates[0], "ts": clocks[0]}
-    elif dates and "ts" not in found:
-        found["ts"] = dates[0]
-    missing = [role for role in ("ts", *COLUMNS) if role not in found]
+    found["volume"] = _find_volume(table, found.get("volume"), layout)
+    found |= _find_named_times(table, found)
+    if "close" in found and not {"open", "high", "low"} & set(found):
+        found |= dict.fromkeys(("open", "high", "low"), found["close"])
+        layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
+    missing = [role for role in ("ts", *PRICES) if role not in found]
     if missing:
         raise BarError(
             f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It"
-            f" has {', '.join(map(str, table.columns))}; name it under data.source.columns"
+            f" has {', '.join(map(str, table.columns))}; name it (--{missing[0]} COLUMN)"
         )
-    layout.notes["columns"] = "by their names"
+    if plain(found["ts"]) in IN_UTC:
+        layout.zone = "UTC"
+    layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _find_volume(table: pd.DataFrame, spelt: Any, layout: Layout) -> Any:
+    """Find the column of volumes: the one that is `spelt` so, that of the first currency, or ticks
+    where the volume is 0; None without one."""
+    found = spelt
+    if found is None:
+        names = (column for column in table.columns if re.match("vol(ume)?_", plain(column)))
+        return next(names, None)
+    if set(_clean(table[found])) <= {"0", "0.0"}:
+        for column in table.columns:
+            if plain(column) in ("tickvol", "tick_volume"):
+                layout.notes["columns"] = "by their names; the other volume is 0"
+                return column
+    return found
+
+
+def _find_named_times(table: pd.DataFrame, found: dict[str, Any]) -> dict[str, Any]:
+    """Find columns of date and time of day, or else of times."""
+    dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
+    clocks = [column for column in table.columns if plain(column) in CLOCK_SPELLINGS]
+    if dates and clocks:
+        return {"date": dates[0], "ts": clocks[0]}
+    nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # as pandas writes an index
+    indices = [one for one in table.columns if re.fullmatch(nameless, str(one).strip().lower())]
+    others = [] if "ts" in found else [*dates, *indices]
+    return {"ts": others[0]} if others else {}
+
+
+def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
+    """The cells of a column as text, without those that hold nothing."""
+    cells = column.astype(str).str.strip()
+    return cells[~cells.isin(["", "nan", "None", "NaT", "null"])]
 
 
 def _roles_of_content(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
@@ -196,10 +295,8 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
         )
     found = _order_prices(prices, numbers[prices].to_numpy().T, layout)
     after = [column for column in numbers if column > prices[-1]]
-    if not after:
-        raise BarError(f"{layout.name}: no column of numbers after the prices could be the volume")
-    found["volume"] = after[0]
-    others = text.drop(columns=[*found.values()])
+    found["volume"] = after[0] if after else None
+    others = text.drop(columns=[column for column in found.values() if column is not None])
     found |= _find_times_and_symbols(others, numbers, table.columns[0])
     if "ts" not in found:
         raise BarError(
@@ -227,7 +324,10 @@ def _find_times_and_symbols(
     for column, cells in text.items():
         if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
             found.setdefault("ts", column)
-        elif cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}").all() or column in numeric:
+        elif (
+            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8} \d{4}").all()
+            or column in numeric
+        ):
             found.setdefault("date", column)
         elif not cells.str.contains(r"^\d").any():
             found.setdefault("symbol", column)
@@ -258,7 +358,7 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout) -> dict[str, 
 def _times(
     table: pd.DataFrame, columns: dict[str, Any], layout: Layout, date_in_name: bool
 ) -> None:
-    """Set `time_format`, `zoned` and `whole_days`."""
+    """Set `time_format`, `zoned`, `zone` and `whole_days`."""
     column = table[columns["ts"]]
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         layout.zoned = True
@@ -266,59 +366,81 @@ def _times(
     if pd.api.types.is_datetime64_any_dtype(column):
         layout.whole_days = "date" not in columns and bool((column.dt.normalize() == column).all())
         return
-    cells = column.astype(str).str.strip()
-    cells = cells[~cells.isin(["", "nan", "None"])]
-    second: pd.Series[Any] | None = cells
+    if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
+        column = column.dropna().astype("int64")  # as text a float has a fraction or an exponent
+    cells = _clean(column)
     if "date" in columns:
-        first = table[columns["date"]].astype(str).str.strip()[cells.index]
+        _set_formats(table[columns["date"]].astype(str).str.strip()[cells.index], cells, layout)
     elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
-        return
+    elif cells.str.fullmatch(r"\d{9,}\.\d+").all():
+        _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(":").all():
         layout.zoned = True
-        return
+    elif _fitting(cells, _DATES):
+        _set_formats(cells, None, layout)
     else:
-        parts = cells.str.extract(r"^(\S+?)(?:[ T](.*))?$")
-        first = parts[0]
-        second = None if parts[1].isna().any() else parts[1]
-    _set_formats(first, second, layout, cells)
+        parts = cells.str.extract(r"^(.+?)[ T]+(\d{1,2}:\d\d.*|\d{4,6})$")
+        first, second = (parts[0], parts[1]) if parts.notna().all(axis=None) else (cells, None)
+        _set_formats(first, second, layout, "T" if "T" in cells.iloc[0] else " ")
 
 
 def _set_formats(
-    first: pd.Series[Any], second: pd.Series[Any] | None, layout: Layout, cells: pd.Series[Any]
+    dates: pd.Series[Any], clocks: pd.Series[Any] | None, layout: Layout, joint: str = " "
 ) -> None:
-    """Set `time_format` and `whole_days` by the dates (`first`) and the times of day (`second`) in
-    the `cells` of the times."""
-    example = cells.iloc[0]
-    date_format, sure = _fitting(first, _DATES)
-    clock_format = None if second is None else _fitting(second, _CLOCKS)[0]
-    if date_format is None or (second is not None and clock_format is None):
+    """Set `time_format`, `whole_days` and the zone by the dates and the times of day."""
+    example = joint.join(filter(None, (dates.iloc[0], "" if clocks is None else clocks.iloc[0])))
+    fits = _fitting(dates, _DATES)
+    clock_format = None if clocks is None else next(iter(_fitting(clocks, _CLOCKS)), None)
+    if not fits or (clocks is not None and clock_format is None):
         raise BarError(
             f"{layout.name}: times like {example!r} are unknown; say how they are written"
-            " (source.time_format)"
+            " (--time-format, like '%d.%m.%Y %H:%M')"
         )
-    layout.whole_days = second is None
+    layout.whole_days = clocks is None
+    date_format, why = _choose_date_format(dates, fits)
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
     if not iso:
-        joint = "T" if second is not cells and "T" in example else " "
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
-        guess = "" if sure else "guess: month before day, "
-        layout.note("time_format", written, f"{guess}like {example}")
+        layout.note("time_format", written, f"{why}like {example}")
+    if clock_format is not None and clock_format.endswith("UTC"):
+        layout.zone = "UTC"
+    layout.zoned = clock_format is not None and clock_format.endswith("%z")
 
 
-def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> tuple[str | None, bool]:
-    """The first format that all cells have, and whether no other one does; of two, the one with
-    fewer weekends."""
-    weekends: dict[str, int] = {}
+def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> list[str]:
+    """List the formats that all cells have."""
     distinct = pd.Series(cells.unique())
+    found = []
     for written in formats:
-        parsed = pd.to_datetime(distinct, format=written, errors="coerce")
-        is_clock = written in _CLOCKS
-        if parsed.notna().all() and (is_clock or parsed.dt.year.between(1970, 2100).all()):
-            weekends[written] = 0 if is_clock else int((parsed.dt.day_of_week >= 5).sum())
-    best = min(weekends, key=lambda written: weekends[written], default=None)
-    alike = [count for count in weekends.values() if count == weekends.get(best or "")]
-    return best, len(alike) <= 1
+        parsed = pd.to_datetime(distinct, format=written, errors="coerce", utc="%z" in written)
+        years = parsed.dt.year if written in _DATES else pd.Series([2000])
+        if parsed.notna().all() and years.between(1900, 2100).all():
+            found.append(written)
+    return found
+
+
+def _choose_date_format(cells: pd.Series[Any], fits: list[str]) -> tuple[str, str]:
+    """Choose among the formats that fit, and say why: with the right one dates go one way and
+    reach less far, because day and month are not exchanged."""
+    if len(fits) == 1:
+        return fits[0], ""
+    scores = {}
+    for written in fits:
+        days = pd.to_datetime(cells, format=written).to_numpy().astype("datetime64[D]").astype(int)
+        steps = np.diff(days)
+        ways = int(np.count_nonzero(np.diff(np.sign(steps[steps != 0]))))
+        scores[written] = (ways, int(np.ptp(days)))
+    best, *others = sorted(fits, key=lambda written: scores[written])
+    (ways, reach), (other_ways, other_reach) = scores[best], scores[others[0]]
+    if scores[best] == scores[others[0]] and len({*map(_order_of_date, fits)}) > 1:
+        return best, f"guess: {others[0]} fits as well; --time-format decides; "
+    is_clear = other_ways > 2 * ways + 2 or 2 * reach < other_reach or reach == other_reach
+    return best, "" if is_clear else f"guess: fits better than {others[0]}, "
+
+
+def _order_of_date(written: str) -> str:
+    return "".join(re.findall(r"%([YymdbB])", written))
 
 
 def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
@@ -331,67 +453,109 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
             "s" if most < 86_400 else "ms",
             "counts from midnight; the date stands in the file's name",
         )
+        if "header" in layout.values and most >= 86_400:
+            layout.vendor = "lean"
         return
     dated = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
     written = dated.get(*digits) if len(digits) == 1 else None
     if written is not None and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all():
-        layout.values["time_format"] = written
+        layout.note("time_format", written, f"like {cells.iloc[0]}")
         layout.whole_days = digits == {8}
-        layout.notes["time_format"] = f"like {cells.iloc[0]}"
         return
-    unit = next(
-        (unit for unit, limit in (("s", 10**11), ("ms", 10**14), ("us", 10**17)) if most < limit),
-        "ns",
-    )
-    layout.values["time_format"] = unit
+    _count_epoch(layout)
+
+
+def _count_epoch(layout: Layout) -> None:
+    layout.note("time_format", "epoch", "counts from 1970 in UTC")
     layout.zoned = True
-    layout.notes["time_format"] = "counts from 1970 in UTC"
 
 
-_WORDS = {
-    "minute",
-    "min",
-    "1min",
-    "5min",
-    "trade",
-    "trades",
-    "full",
-    "daily",
-    "day",
-    "unadj",
-    "adj",
-    "bars",
-    "ohlcv",
-}
+_WORDS = re.compile(
+    "adj|adjusted|alpaca|amex|arca|ascii|bar|bars|bats|binance|bitfinex|bitstamp|"
+    "bybit|candle|candles|coinbase|crypto|daily|dat|data|day|days|download|etf|"
+    "etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|"
+    "hourly|intraday|kline|klines|kraken|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|"
+    "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|trade|"
+    "trades|unadj|weekly|yahoo|yahoofinance",
+    re.IGNORECASE,
+)
+"""Words in names of files that are no symbols."""
+_DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
+_NOISE = re.compile(
+    rf"{_DATE}|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"  # a date, a month, a year
+    r"|\d{1,4}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick",
+    re.IGNORECASE,
+)
+"""Dates and lengths of bars in names of files."""
 
 
 def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     """Pattern of the places of symbol and date in files' names; the date only where times are those
-    of a day."""
+    of a day.
+
+    The symbol is the part that differs between the files, dates, lengths of bars and usual words
+    left out; of a single file, or of files that differ in nothing else, the part that is none of
+    these.
+    """
+    folders = [re.search(r"(symbol|ticker)=[^/]+/", file.place) for file in files]
+    if folders[0] and all(folders):
+        return f"{folders[0][1]}={{symbol}}/*"
     stems = [file.stem for file in files]
-    tokens = [
-        re.split(r"[_\s-]", re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1\2\3", stem)) for stem in stems
-    ]
     if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
         return "{symbol}/{date}"
-    if len(tokens[0]) > 1 and all(len(one) == len(tokens[0]) for one in tokens):
-        words = [_token(place, tokens, needs_date) for place in range(len(tokens[0]))]
-        if words.count("{symbol}") == 1:
-            return re.sub(r"(_\*)+$", "_*", "_".join(words))
-    return "{symbol}"
+    # Parts at even places, marks between them at odd ones.
+    split = [_join_dates(re.split(r"([_\s,-]+)", stem)) for stem in stems]
+    if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
+        return "{symbol}"
+    columns = [{parts[place] for parts in split} for place in range(len(split[0]))]
+    first, last = _find_symbol(columns)
+    pattern = ""
+    for place, words in enumerate(columns):
+        if place == first:
+            pattern += "{symbol}"
+        elif not first < place <= last:
+            pattern += _placeholder(words, needs_date)
+    return pattern
 
 
-def _token(place: int, tokens: list[list[str]], needs_date: bool) -> str:
-    """Placeholder for one part of the files' names."""
-    words = {one[place] for one in tokens}
-    if all(re.fullmatch(r"(19|20)\d\d[01]\d[0-3]\d", word) for word in words):
+def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
+    """Find the first and the last part of the symbol; of names without one, all parts."""
+    places = [
+        place
+        for place, words in enumerate(columns)
+        if place % 2 == 0 and not any(map(_is_noise, words))
+    ]
+    differing = [place for place in places if len(columns[place]) > 1]
+    if differing or not places:
+        return (differing[0], differing[-1]) if differing else (0, len(columns) - 1)
+    last = places[0]
+    while last + 2 in places:
+        last += 2
+    return places[0], last
+
+
+def _join_dates(parts: list[str]) -> list[str]:
+    """Join the parts of dates like 2024-01-05 and of months like 2024-01 again."""
+    joined = parts[:1]
+    for mark, part in zip(parts[1::2], parts[2::2], strict=True):
+        if (
+            mark == "-"
+            and re.fullmatch(r"(19|20)\d\d(-\d\d)?", joined[-1])
+            and re.fullmatch(r"\d\d", part)
+        ):
+            joined[-1] += mark + part
+        else:
+            joined += [mark, part]
+    return joined
+
+
+def _is_noise(word: str) -> bool:
+    return bool(_WORDS.fullmatch(word) or _NOISE.fullmatch(word))
+
+
+def _placeholder(words: set[str], needs_date: bool) -> str:
+    """Write one part of the files' names into their pattern."""
+    if all(re.fullmatch(_DATE, word) for word in words):
         return "{date}" if needs_date else "*"
-    plain = {word.lower() for word in words} & _WORDS or any(
-        re.fullmatch(r"\d+\w*", word) for word in words
-    )
-    earlier = any(
-        not ({one[before].lower() for one in tokens} & _WORDS)
-        for before in range(place)
-        if not all(re.fullmatch(r"\d{8}", one[before]) for one in tokens)
-    )
-    return "*" if plain or earlier else "{symbol}"
+    word = next(iter(words))
+    return "*" if len(words) > 1 or re.search(r"\d{4}", word) else word

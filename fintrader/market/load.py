@@ -138,7 +138,7 @@ def _frames_feed(
     table = _long(frames, source)
     if table.empty:
         raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
-    name = source.columns["ts"]
+    name = source.names["ts"]
     daily = _whole_days(table[name])
     if daily:
         table = table.assign(**{name: table[name].dt.tz_localize(None)})
@@ -169,9 +169,13 @@ def _long(frames: Frames, source: FilesSettings) -> pd.DataFrame:
     parts = []
     for symbol, frame in frames.items():
         part = _renamed(
-            frame.assign(**{source.columns["symbol"]: str(symbol)}), source, where=f" of {symbol}"
+            frame.assign(**{source.names["symbol"]: str(symbol)}), source, where=f" of {symbol}"
         )
-        parts.append(part.dropna(how="all", subset=[source.names[name] for name in COLUMNS]))
+        parts.append(
+            part.dropna(
+                how="all", subset=[source.names[name] for name in COLUMNS if name in source.names]
+            )
+        )
     return pd.concat(parts, ignore_index=True)
 
 

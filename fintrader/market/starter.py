@@ -54,7 +54,7 @@ env:
   episode_bars: {episode}
   decision_interval: {decide:<10} # bars from one decision to the next
   cost_bps: 20                 # of each trade; what you pay, spread included
-{env}
+{volume}{env}
 agent:
 {agent}
 tournament:
@@ -89,6 +89,9 @@ _CAREFUL = {
 }
 """Parts of the configurations for real bars (`configs/walkforward_daily.yaml`,
 `configs/walkforward_us14.yaml`)."""
+_NO_VOLUME = (
+    "  participation: none          # the bars hold no volume, of which an order takes a part\n"
+)
 _AGENT = """\
   algo: apg                    # climbs the gradient of what it earns, through the account
   num_steps: {decisions:<17} # decisions it looks ahead: a whole episode
@@ -184,12 +187,13 @@ def render_yaml(found: Detection, path: Path) -> str:
         bars=_plain(found.path),
         source=_join(f"    {name}: {_plain(value)}" for name, value in found.source.items()),
         waivers=_render_waivers(found),
-        names=", ".join(plan.features),
+        names=", ".join(name for name in plan.features if found.has_volume or "volume" not in name),
         windows=_join(
             f"    {name}: [{first}, {last}]"
             for name, (first, last) in zip(("train", "validation", "test"), windows, strict=True)
         ),
         embargo=1 if len(found.sessions) >= 15 else 0,
+        volume="" if found.has_volume else _NO_VOLUME,
         num_envs=32 if plan.is_careful else 64,
         episode=plan.episode,
         decide=plan.decide,

@@ -190,7 +190,7 @@ def fives(bars, _):
 @pytest.mark.real_data(REAL_2016, REAL_2019)
 @pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
 def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
-    bars = read_files(FilesSettings(decimals=4), str(path))
+    bars = read_files(FilesSettings(), str(path))
     first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid("XNAS", first, last)
     misread = [ends, ends_with_prints, standard_time, fives]

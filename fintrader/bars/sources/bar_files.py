@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from fintrader.bars.bars import COLUMNS, Array, Bars, concat
+from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
 from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
 from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.listing import BarFile, files_of
@@ -53,7 +53,7 @@ def iterate(
     present = read_columns(file, settings)
     wide = wide_columns(settings, present)
     prices = [column for one in wide.values() for column in one.values()] or [
-        names[name] for name in COLUMNS
+        names[name] for name in COLUMNS if name in names
     ]
     wanted = [column for role, column in names.items() if not (wide and role in COLUMNS)]
     wanted = [*dict.fromkeys([*wanted, *prices, *settings.extra])]
@@ -90,7 +90,16 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     one."""
     if settings.wide is None:
         return {}
-    fields = {settings.names[name]: name for name in COLUMNS}
+    fields = {settings.names[name]: name for name in COLUMNS if name in settings.names}
+    if "{field}" not in settings.wide:
+        others = {settings.names.get("ts"), settings.names.get("date")}
+        body = re.escape(settings.wide).replace(r"\{symbol\}", "(?P<symbol>.+)")
+        matches = {c: re.fullmatch(body, c) for c in present if c not in others}
+        symbols = {match["symbol"]: column for column, match in matches.items() if match}
+        return {
+            symbol.upper() if settings.uppercase else symbol: dict.fromkeys(PRICES, column)
+            for symbol, column in sorted(symbols.items())
+        }
     choice = "|".join(re.escape(field) for field in fields)
     body = (
         re.escape(settings.wide)
@@ -104,7 +113,7 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
             symbol = match["symbol"].upper() if settings.uppercase else match["symbol"]
             found.setdefault(symbol, {})[fields[match["field"]]] = column
     return {
-        symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == len(COLUMNS)
+        symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == len(fields)
     }
 
 

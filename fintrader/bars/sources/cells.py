@@ -21,6 +21,8 @@ _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
+_LARGEST = np.array([10**11, 10**14, 10**17])
+"""Numbers below are seconds, milliseconds and microseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,33 @@ def table_bars(
         tickers = (symbol.upper() if settings.uppercase else symbol,)
     days = _date_text(column(names["date"])) if "date" in names else date
     ts = _times(column(names["ts"]), days, settings)
-    values: dict[str, Any] = {name: _numbers(column(names[name]), settings) for name in COLUMNS}
+    nothing = np.zeros(table.num_rows)
+    values: dict[str, Any] = {
+        name: _numbers(column(names[name]), settings) if name in names else nothing
+        for name in COLUMNS
+    }
     extras = {name: _numbers(column(name), settings) for name in settings.extra}
     if settings.price_divisor > 1:
         values |= {name: values[name] / settings.price_divisor for name in PRICES}
-    if settings.decimals is not None:
-        values |= {name: np.round(values[name], settings.decimals) for name in PRICES}
     return Bars(
         ts=ts, symbol=codes, symbols=tickers, extras=extras, row=rows, origin=origin, **values
     )
+
+
+def shorten(single: Array) -> Array:
+    """Read `[R]` float32 prices as the shortest decimals that they stand for: 1.10235, not
+    1.1023500..., as float64."""
+    wide = single.astype(np.float64)
+    result = wide.copy()
+    pending = np.isfinite(wide) & (wide > 0)
+    for digits in (6, 7, 8):  # any decimal of six digits survives float32; nine always suffice
+        at = np.flatnonzero(pending)
+        scale = 10.0 ** np.clip(digits - 1 - np.floor(np.log10(wide[at])), 0, 22)
+        decimal = np.round(wide[at] * scale) / scale
+        fits = decimal.astype(np.float32) == single[at]
+        result[at[fits]] = decimal[fits]
+        pending[at[fits]] = False
+    return result
 
 
 def one_kind(column: Column, zoned: bool | None) -> bool | None:
@@ -153,9 +173,8 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
     time of day only."""
     kind = column.cells.type
-    unit = _UNITS.get(settings.time_format or "")
-    if unit is not None:
-        ns = _count_times(column, unit, days, settings)
+    if settings.time_format in ("epoch", *_UNITS):
+        ns = _count_times(column, _UNITS.get(settings.time_format), days, settings)
     elif column.is_text or days is not None:
         text = column.text
         if days is not None:
@@ -166,7 +185,7 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     else:
         raise column.unfit(
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
-            " (data.source.time_format: s, ms, us or ns)"
+            " (data.source.time_format: epoch)"
         )
     return ns - settings.bar_minutes * MINUTE_NS if settings.label == "end" else ns
 
@@ -179,10 +198,10 @@ def _date_text(days: Column) -> pa.ChunkedArray:
 
 
 def _count_times(
-    column: Column, unit: int, days: pa.ChunkedArray | str | None, settings: FilesSettings
+    column: Column, unit: int | None, days: pa.ChunkedArray | str | None, settings: FilesSettings
 ) -> Array:
     """Times that count units: since 1970 in UTC, or since midnight of their day in the settings'
-    zone."""
+    zone. Without a unit, each row's size tells it: years from 1973 to 5000 differ in every unit."""
     kind = column.cells.type
     is_exact = column.is_text or pa.types.is_integer(kind)
     if unit == 1 and not is_exact:
@@ -193,7 +212,13 @@ def _count_times(
             whole = column.text if column.is_text else column.cells
             counts = whole.cast(pa.int64()).to_numpy()
     if counts is None:
-        counts = np.round(_numbers(column, settings)).astype(np.int64)
+        numbers = _numbers(column, settings)
+        counts = np.round(numbers).astype(np.int64)
+        if unit is None and (counts != numbers).any():  # seconds with a fraction
+            counts = np.round(numbers * 1e3).astype(np.int64)
+    if unit is None:
+        scale = np.array(list(_UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
+        return np.asarray(counts * scale)
     if days is None:
         if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
             raise column.unfit(
@@ -247,6 +272,8 @@ def _numbers(column: Column, settings: FilesSettings) -> Array:
         numbers = pd.to_numeric(plain, errors="coerce")
         column.refuse(numbers.isna(), "no number")
         return np.asarray(numbers, dtype=np.float64)
+    if column.cells.type == pa.float32():
+        return shorten(column.cells.to_numpy())
     try:
         return np.asarray(column.cells.cast(pa.float64()).to_numpy())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -48,15 +48,16 @@ class FilesSettings(Settings):
     """Decimal sign of a CSV file."""
     wide: str | None = None
     """For tables with columns for each symbol: how these are called, like `{symbol}_{field}`, where
-    a field is one of `columns.open` to `columns.volume`."""
-    columns: Annotated[Mapping[Column, str], fill_mapping(COLUMN_NAMES)] = COLUMN_NAMES
+    a field is one of `columns.open` to `columns.volume`; `{symbol}` for a column of closes each."""
+    columns: Annotated[Mapping[Column, str | None], fill_mapping(COLUMN_NAMES)] = COLUMN_NAMES
     """Names of the file's columns. `ts`: the time, or the time of day where `date` names another
-    column, or the file's name holds the date. `factor` (optional): factors that turn prices into
-    those that were traded; prices are multiplied by it first, volumes divided."""
+    column, or the file's name holds the date. `volume`: null where there is none (it is 0 then; set
+    `env.participation: none`). `factor` (optional): factors that turn prices into those that were
+    traded; prices are multiplied by it first, volumes divided."""
     time_format: str | None = None
-    """Format of times: `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands
-    elsewhere), or a pattern like `%d.%m.%Y %H:%M`, for date and time together; ISO 8601 unless
-    set."""
+    """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size;
+    `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands elsewhere); or a pattern
+    like `%d.%m.%Y %H:%M`, for date and time together. ISO 8601 unless set."""
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
@@ -67,8 +68,6 @@ class FilesSettings(Settings):
     """Length of the bars in the files; used to move end labels to the start."""
     price_divisor: int = Field(1, ge=1)
     """Prices are divided by this (10000 where they are integers of 1/10,000 USD)."""
-    decimals: int | None = Field(None, ge=0, le=8)
-    """Round prices to this number of decimals (for files that store them as float32)."""
     extra: tuple[str, ...] = ()
     """Further numeric columns to carry along; name them under `features` to make them features."""
 
@@ -84,7 +83,7 @@ class FilesSettings(Settings):
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        if self.wide is not None and not ("{symbol}" in self.wide and "{field}" in self.wide):
+        if self.wide is not None and "{symbol}" not in self.wide:
             raise ValueError("wide: expected how columns are called, like {symbol}_{field}")
         if self.wide is not None and self.extra:
             raise ValueError(
@@ -94,8 +93,8 @@ class FilesSettings(Settings):
 
     @property
     def names(self) -> dict[str, str]:
-        """Our name -> the file's name of each column."""
-        return dict(self.columns.items())
+        """Our name -> the file's name of each column that is there."""
+        return {role: name for role, name in self.columns.items() if name is not None}
 
     def read_name(self, place: str) -> tuple[str, str | None] | None:
         """Symbol ("" where none stands there) and date (like 20160104) of a file by its path and

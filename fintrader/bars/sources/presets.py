@@ -9,6 +9,7 @@ FirstRate: firstratedata.com, `readme` of a bundle. Kibot: kibot.com/Data_Format
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 Preset = Literal["lean", "polygon", "databento", "firstrate", "kibot", "alpaca", "yahoo"]
@@ -54,41 +55,37 @@ have precedence."""
 
 SPELLINGS = {
     "ts": (
-        "ts",
-        "time",
-        "timestamp",
-        "datetime",
-        "date_time",
-        "date",
-        "window_start",
-        "ts_event",
-        "t",
-        "datum_zeit",
-        "zeitpunkt",
-        "zeit",
+        *("ts", "timestamp", "datetime", "date_time", "unix", "unix_timestamp", "open_time"),
+        *("window_start", "ts_event", "gmt_time", "utc_time", "local_time", "timestamp_utc"),
+        *("datetime_utc", "date_utc", "date_gmt", "trade_time", "bar_time", "begins_at", "begin"),
+        *("time", "start", "start_time", "date", "trade_date", "t", "datum_zeit", "zeitpunkt"),
+        *("zeit", "日期", "时间", "交易日期", "日付", "일자"),
     ),
     "symbol": (
-        "symbol",
-        "ticker",
-        "tic",
-        "sym",
-        "instrument",
-        "asset",
-        "s",
-        "kürzel",
-        "wertpapier",
+        *("symbol", "ticker", "tic", "sym", "instrument", "instrument_id", "asset", "ts_code"),
+        *("secid", "pair", "product_id", "contract", "stock", "code", "name", "s"),
+        *("kürzel", "wertpapier", "股票代码", "代码"),
     ),
-    "open": ("open", "o", "eröffnung", "erster"),
-    "high": ("high", "h", "hoch", "höchst"),
-    "low": ("low", "l", "tief", "tiefst"),
-    "close": ("close", "c", "last", "schluss", "schlusskurs"),
-    "volume": ("volume", "vol", "v", "volumen", "stück"),
+    "open": ("open", "o", "open_price", "openprice", "eröffnung", "erster", "开盘", "开盘价"),
+    "high": ("high", "h", "high_price", "highprice", "hoch", "höchst", "最高", "最高价"),
+    "low": ("low", "l", "low_price", "lowprice", "tief", "tiefst", "最低", "最低价"),
+    "close": (
+        *("close", "c", "close/last", "last", "close_price", "closeprice", "price"),
+        *("schluss", "schlusskurs", "收盘", "收盘价"),
+    ),
+    "volume": (
+        *("volume", "vol", "v", "total_volume", "volume_traded", "tickvol", "tick_volume"),
+        *("volumen", "stück", "成交量"),
+    ),
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
-DATE_SPELLINGS = ("date", "datum", "day", "tag")
-CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit")
+DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "日期")
+CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "时间")
+IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")
+"""Names of columns that say the zone."""
 
 
 def plain(column: object) -> str:
     """A column's name as it stands in the lists above."""
-    return str(column).strip().strip("<>[]\"'").lower().replace(" ", "_")
+    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]\"'"))  # "1. open"
+    return re.sub(r"[\s_]+", "_", name.lower()).rstrip(".")

@@ -1,0 +1,518 @@
+"""Files of bars in the layouts that people have, of five markets: each is read as `init` reads it and
+built from the configuration it renders, and no cell may differ from the frame it was written from."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.bars.detect import detect
+from fintrader.errors import BarError
+from fintrader.market.build import make_market
+from tests.bars.tables import COLUMNS, PRICES
+from tests.bars.test_detect import built
+
+MARKETS = {
+    "us": ("XNAS", "2024-03-05", 8, 5, 100.0),  # over a change of clocks
+    "crypto": ("24/7", "2024-03-02", 8, 15, 3000.0),
+    "fx": ("24/5", "2024-03-04", 8, 15, 1.1),
+    "korea": ("XKRX", "2024-03-04", 8, 5, 24000.0),
+    "india": ("XBOM", "2024-03-12", 8, 5, 1500.0),
+}
+DAYS = 130
+
+
+def walk(stamps, price, seed):
+    """Bars of a random walk at these times, in numbers of at most six significant digits."""
+    draws = np.random.default_rng(seed)
+    places = 5 - int(np.floor(np.log10(price)))
+    close = price * np.exp(np.cumsum(draws.normal(0, 0.001, len(stamps))))
+    opened = np.r_[price, close[:-1]] * np.exp(draws.normal(0, 2e-4, len(stamps)))
+    frame = pd.DataFrame({"open": opened, "high": 0.0, "low": 0.0, "close": close}, index=stamps)
+    frame = frame.round(places)
+    tick = 10.0**-places
+    frame["high"] = (frame[["open", "close"]].max(axis=1) + 2 * tick).round(places)
+    frame["low"] = (frame[["open", "close"]].min(axis=1) - 3 * tick).round(places)
+    frame["volume"] = draws.integers(100, 5000, len(stamps))
+    return frame
+
+
+def stamps_of(market, daily):
+    """Starts of the market's bars in UTC; of daily ones midnight of each session, without a zone."""
+    import exchange_calendars as xc
+
+    name, first, sessions, minutes, _ = MARKETS[market]
+    calendar = xc.get_calendar(name)
+    count = DAYS if daily else sessions
+    days = calendar.sessions_window(calendar.date_to_session(first, "next"), count)
+    if daily:
+        return days
+    parts = [calendar.session_minutes(day)[::minutes] for day in days]
+    return parts[0].append(parts[1:])
+
+
+class Zoo:
+    """Two symbols' frames of a market, and a folder for them."""
+
+    def __init__(self, folder, market, daily):
+        self.folder = folder
+        self.market = market
+        self.zone = {"us": "America/New_York", "korea": "Asia/Seoul", "india": "Asia/Kolkata"}.get(
+            market, "UTC"
+        )
+        self.minutes = MARKETS[market][3]
+        self.daily = daily
+        stamps = stamps_of(market, daily)
+        names = ("BTCUSDT", "ETHUSDT") if market == "crypto" else ("EURUSD", "USDJPY")
+        self.symbols = names if market in ("crypto", "fx") else ("ABCD", "EFGH")
+        price = MARKETS[market][4]
+        self.frames = {
+            symbol: walk(stamps, price * (1 + seed), seed)
+            for seed, symbol in enumerate(self.symbols)
+        }
+
+    def local(self, frame):
+        """The frame with the exchange's clock."""
+        return frame if self.daily else frame.tz_convert(self.zone).tz_localize(None)
+
+    def each(self, write, ext="csv", name="{}"):
+        """A file a symbol."""
+        for symbol, frame in self.frames.items():
+            write(frame, self.folder / f"{name.format(symbol)}.{ext}")
+        return self.folder
+
+    def long(self, frames=None):
+        """One table with a column of symbols, by time."""
+        parts = {s: self.local(f) for s, f in (frames or self.frames).items()}
+        table = pd.concat(parts, names=["symbol", "ts"]).reset_index()
+        return table.sort_values(["ts", "symbol"], kind="stable", ignore_index=True)
+
+
+def unnamed_index(zoo):
+    return zoo.each(lambda f, p: zoo.local(f).rename_axis(None).to_csv(p))
+
+
+def unnamed_index_parquet(zoo):
+    return zoo.each(lambda f, p: f.rename_axis(None).to_parquet(p), "parquet")
+
+
+def named_index_parquet(zoo):
+    return zoo.each(lambda f, p: f.rename_axis("Date").to_parquet(p), "parquet")
+
+
+def long_parquet(zoo):
+    zoo.long().to_parquet(zoo.folder / "all.parquet", index=False)
+    return zoo.folder / "all.parquet"
+
+
+def dictionary_symbols(zoo):
+    table = zoo.long().astype({"symbol": "category"})
+    table.to_parquet(zoo.folder / "all.parquet", index=False)
+    return zoo.folder / "all.parquet"
+
+
+def float32_parquet(zoo):
+    narrow = dict.fromkeys(PRICES, "float32")
+    return zoo.each(lambda f, p: f.astype(narrow).rename_axis("ts").to_parquet(p), "parquet")
+
+
+def offsets(zoo):
+    return zoo.each(lambda f, p: f.tz_convert(zoo.zone).rename_axis("date").to_csv(p))
+
+
+def utc_letters(zoo):
+    def write(frame, path):
+        frame.set_axis(frame.index.strftime("%Y-%m-%dT%H:%M:%SZ")).rename_axis("timestamp").to_csv(
+            path
+        )
+
+    return zoo.each(write)
+
+
+def epoch(unit, *, is_float=False):
+    def layout(zoo):
+        def write(frame, path):
+            counts = frame.index.as_unit("ns").asi8 // unit
+            index = pd.Index(counts / 1000 if is_float else counts, name="t")
+            short = frame.rename(columns={name: name[0] for name in COLUMNS})
+            short.set_axis(index).assign(vw=1.5, n=3).to_csv(path)
+
+        return zoo.each(write)
+
+    return layout
+
+
+def units_that_change(zoo):
+    """Binance's dumps: milliseconds in the older files, microseconds in the newer ones."""
+    for symbol, frame in zoo.frames.items():
+        for day, rows in frame.groupby(frame.index.normalize()):
+            late = day >= frame.index[len(frame) // 2]
+            counts = rows.index.as_unit("ns").asi8 // (10**3 if late else 10**6)
+            table = rows.reset_index(drop=True)
+            table.insert(0, "t", counts)
+            table = table.assign(end=counts + 1, quote=1.0, count=5, base=1.0, bought=1.0, none=0)
+            name = f"{symbol}-{zoo.minutes}m-{day.date()}.csv"
+            table.to_csv(zoo.folder / name, header=False, index=False)
+    return zoo.folder
+
+
+def us_dates(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        days, clocks = local.index.strftime("%m/%d/%Y"), local.index.strftime("%H:%M")
+        local.reset_index(drop=True).assign(Date=days, Time=clocks).to_csv(path, index=False)
+
+    return zoo.each(write)
+
+
+def am_pm(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        local.set_axis(local.index.strftime("%m/%d/%Y %I:%M %p")).rename_axis("Date").to_csv(path)
+
+    return zoo.each(write)
+
+
+def day_first(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        local.set_axis(local.index.strftime("%d/%m/%Y %H:%M")).rename_axis("timestamp").to_csv(path)
+
+    return zoo.each(write)
+
+
+def german(zoo):
+    words = dict(zip(COLUMNS, ("Eröffnung", "Hoch", "Tief", "Schlusskurs", "Volumen"), strict=True))
+
+    def write(frame, path):
+        local = zoo.local(frame).rename(columns=words)
+        stamps = local.index.strftime("%d.%m.%Y" if zoo.daily else "%d.%m.%Y %H:%M")
+        local.set_axis(stamps).rename_axis("Datum").to_csv(path, sep=";", decimal=",")
+
+    return zoo.each(write)
+
+
+def dukascopy(zoo):
+    def write(frame, path):
+        stamps = frame.index.strftime("%d.%m.%Y %H:%M:%S.000")
+        frame.rename(columns=str.title).set_axis(stamps).rename_axis("Gmt time").to_csv(path)
+
+    return zoo.each(write)
+
+
+def metatrader(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        table = pd.DataFrame(
+            {
+                "<DATE>": local.index.strftime("%Y.%m.%d"),
+                "<TIME>": local.index.strftime("%H:%M:%S"),
+                **{f"<{name.upper()}>": local[name].to_numpy() for name in PRICES},
+                "<TICKVOL>": local.volume.to_numpy(),
+                "<VOL>": 0,
+                "<SPREAD>": 3,
+            }
+        )
+        table.to_csv(path, sep="\t", index=False)
+
+    return zoo.each(write, name="{}_M5_202403")
+
+
+def histdata(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        local.set_axis(local.index.strftime("%Y%m%d %H%M%S")).to_csv(path, sep=";", header=False)
+
+    return zoo.each(write, name="DAT_ASCII_{}_M1_202403")
+
+
+def stooq(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        table = pd.DataFrame(
+            {
+                "<TICKER>": path.stem,
+                "<PER>": "D" if zoo.daily else zoo.minutes,
+                "<DATE>": local.index.strftime("%Y%m%d"),
+                "<TIME>": local.index.strftime("%H%M%S"),
+                **{f"<{name.upper()}>": local[name].to_numpy() for name in PRICES},
+                "<VOL>": local.volume.to_numpy(),
+                "<OPENINT>": 0,
+            }
+        )
+        table.to_csv(path, index=False)
+
+    return zoo.each(write, "txt")
+
+
+def alpha_vantage(zoo):
+    titles = {name: f"{number}. {name}" for number, name in enumerate(COLUMNS, 1)}
+
+    def write(frame, path):
+        local = zoo.local(frame).rename(columns=titles).rename_axis("date")
+        local.iloc[::-1].to_csv(path)
+
+    return zoo.each(write, name="daily_{}" if zoo.daily else "intraday_5min_{}")
+
+
+def comment_and_newest_first(zoo):
+    parts = []
+    for symbol, frame in zoo.frames.items():
+        stamps = frame.index.tz_localize("UTC") if zoo.daily else frame.index
+        table = frame.reset_index(drop=True)
+        table.insert(0, "unix", stamps.as_unit("ms").asi8)
+        table.insert(1, "date", stamps.strftime("%Y-%m-%d %H:%M:%S"))
+        table.insert(2, "symbol", symbol)
+        parts.append(table.rename(columns={"volume": "Volume BTC"}).assign(**{"Volume USD": 1.0}))
+    table = pd.concat(parts).sort_values("unix", ascending=False, kind="stable")
+    path = zoo.folder / "export.csv"
+    path.write_text("https://www.example.com/data\n" + table.to_csv(index=False))
+    return path
+
+
+def lines_above(zoo):
+    path = zoo.folder / "report.csv"
+    path.write_text("Bars\nof two symbols\n\n" + zoo.long().to_csv(index=False))
+    return path
+
+
+def trading_view(zoo):
+    def write(frame, path):
+        index = pd.Index(frame.index.as_unit("s").asi8, name="time")
+        frame.rename(columns={"volume": "Volume"}).set_axis(index).to_csv(path)
+
+    return zoo.each(write, name=f"NASDAQ_{{}}, {zoo.minutes}")
+
+
+def vendor_in_the_name(zoo):
+    return zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p), name="STOCKS_{}")
+
+
+def file_a_month(zoo):
+    for symbol, frame in zoo.frames.items():
+        local = zoo.local(frame)
+        for number, rows in local.groupby(local.index.to_period("M" if zoo.daily else "W")):
+            month = (number.start_time + pd.Timedelta("6D")).strftime("%Y-%m")
+            name = f"{symbol.lower()}-1m-{month}.csv"
+            if not zoo.daily:
+                name = f"{symbol.lower()}-1m-{number.start_time.date()}.csv"
+            rows.rename_axis("Date").to_csv(zoo.folder / name)
+    zoo.frames = dict(zoo.frames.items())
+    return zoo.folder
+
+
+def wide(zoo):
+    parts = {s: zoo.local(f) for s, f in zoo.frames.items()}
+    table = pd.concat(parts, axis=1)
+    table.columns = [f"{field}_{symbol}" for symbol, field in table.columns]
+    table.rename_axis("Date").to_csv(zoo.folder / "wide.csv")
+    return zoo.folder / "wide.csv"
+
+
+def levels(order):
+    def layout(zoo):
+        parts = {s: zoo.local(f).rename(columns=str.title) for s, f in zoo.frames.items()}
+        table = pd.concat(parts, axis=1, names=["Ticker", "Price"])
+        table.columns = table.columns.reorder_levels(order)
+        index = "Date" if zoo.daily else "Datetime"
+        table.sort_index(axis=1).rename_axis(index).to_csv(zoo.folder / "yf.csv")
+        return zoo.folder / "yf.csv"
+
+    return layout
+
+
+def wide_closes(zoo):
+    table = pd.DataFrame({s: zoo.local(f).close for s, f in zoo.frames.items()})
+    table.rename_axis("Date").to_csv(zoo.folder / "closes.csv")
+    zoo.frames = {
+        symbol: frame.assign(volume=0, **dict.fromkeys(("open", "high", "low"), frame.close))
+        for symbol, frame in zoo.frames.items()
+    }
+    return zoo.folder / "closes.csv"
+
+
+def no_volume(zoo):
+    zoo.frames = {symbol: frame.assign(volume=0) for symbol, frame in zoo.frames.items()}
+    return zoo.each(lambda f, p: zoo.local(f).drop(columns="volume").rename_axis("time").to_csv(p))
+
+
+def further_columns(zoo):
+    table = (
+        zoo.long().rename(columns=str.title).assign(**{"Adj Close": 1.0, "VWAP": 2.0, "Trades": 3})
+    )
+    path = zoo.folder / "all.csv"
+    table.to_csv(path, index=False, quoting=1)
+    return path
+
+
+def pipes(zoo):
+    zoo.long().to_csv(zoo.folder / "all.csv", sep="|", index=False)
+    return zoo.folder / "all.csv"
+
+
+def packed(ext, compression):
+    def layout(zoo):
+        path = zoo.folder / f"all.csv{ext}"
+        zoo.long().to_csv(path, index=False, compression=compression)
+        return path
+
+    return layout
+
+
+def hive(zoo):
+    for symbol, frame in zoo.frames.items():
+        home = zoo.folder / f"symbol={symbol}"
+        home.mkdir()
+        zoo.local(frame).rename_axis("ts").to_parquet(home / "part-0.parquet")
+    return zoo.folder
+
+
+def ends(zoo):
+    step = pd.Timedelta(minutes=zoo.minutes)
+    return zoo.each(lambda f, p: zoo.local(f).shift(freq=step).rename_axis("time").to_csv(p))
+
+
+def zoned_days(zoo):
+    def write(frame, path):
+        frame.tz_localize(zoo.zone).rename(columns=str.title).rename_axis("Date").to_csv(path)
+
+    return zoo.each(write)
+
+
+def epoch_days(zoo):
+    def write(frame, path):
+        stamps = frame.tz_localize(zoo.zone).index.as_unit("ms").asi8
+        frame.set_axis(pd.Index(stamps, name="t")).to_csv(path)
+
+    return zoo.each(write)
+
+
+def tushare(zoo):
+    table = zoo.long().rename(columns={"symbol": "ts_code", "ts": "trade_date", "volume": "vol"})
+    table["trade_date"] = table.trade_date.dt.strftime("%Y%m%d")
+    table.iloc[::-1].assign(pre_close=1.0, amount=2.0).to_csv(zoo.folder / "daily.csv", index=False)
+    return zoo.folder / "daily.csv"
+
+
+def akshare(zoo):
+    words = dict(zip(COLUMNS, ("开盘", "最高", "最低", "收盘", "成交量"), strict=True))
+    return zoo.each(
+        lambda f, p: f.rename(columns=words).rename_axis("日期").assign(成交额=1.0).to_csv(p)
+    )
+
+
+def months_in_words(zoo):
+    def write(frame, path):
+        words = frame.index.strftime("%b %d, %Y")
+        frame.rename(columns={"close": "Price", "volume": "Vol."}).set_axis(words).rename_axis(
+            "Date"
+        ).iloc[::-1].to_csv(path)
+
+    return zoo.each(write)
+
+
+def last_price(zoo):
+    def write(frame, path):
+        columns = ["close", "volume", "open", "high", "low"]
+        titles = dict(zip(columns, ("Close/Last", "Volume", "Open", "High", "Low"), strict=True))
+        days = frame.index.strftime("%m/%d/%Y")
+        frame[columns].rename(columns=titles).set_axis(days).rename_axis("Date").iloc[::-1].to_csv(
+            path
+        )
+
+    return zoo.each(write)
+
+
+def dashes_and_years(zoo):
+    for symbol, frame in zoo.frames.items():
+        for year, rows in frame.groupby(frame.index.year):
+            rows.rename_axis("Date").to_csv(zoo.folder / f"{symbol}-{year}-yahoofinance.csv")
+    return zoo.folder
+
+
+INTRADAY = {
+    "epoch_s": epoch(10**9),
+    "epoch_ms": epoch(10**6),
+    "epoch_us": epoch(10**3),
+    "epoch_ns": epoch(1),
+    "epoch_fraction": epoch(10**6, is_float=True),
+    **{
+        one.__name__: one
+        for one in (
+            *(named_index_parquet, float32_parquet, offsets, utc_letters, units_that_change),
+            *(us_dates, am_pm, dukascopy, metatrader, histdata, trading_view, ends),
+        )
+    },
+}
+DAILY = {
+    one.__name__: one
+    for one in (
+        *(zoned_days, epoch_days, tushare, akshare, months_in_words, last_price),
+        dashes_and_years,
+    )
+}
+BOTH = {
+    "levels_price_first": levels(["Price", "Ticker"]),
+    "levels_ticker_first": levels(["Ticker", "Price"]),
+    "gzip": packed(".gz", "gzip"),
+    "zip": packed(".zip", "zip"),
+    **{
+        one.__name__: one
+        for one in (
+            *(unnamed_index, unnamed_index_parquet, long_parquet, dictionary_symbols, day_first),
+            *(german, stooq, alpha_vantage, comment_and_newest_first, lines_above, hive, pipes),
+            *(vendor_in_the_name, file_a_month, wide, wide_closes, no_volume, further_columns),
+        )
+    },
+}
+CASES = [
+    pytest.param(
+        market, name, layout, daily, id=f"{market}-{'days' if daily else 'minutes'}-{name}"
+    )
+    for market in MARKETS
+    for layouts, kinds in ((INTRADAY, [False]), (DAILY, [True]), (BOTH, [False, True]))
+    for name, layout in layouts.items()
+    for daily in kinds
+    # Where trading never stops, nothing tells a bar's end from its start.
+    if not (layout is ends and market in ("crypto", "fx"))
+]
+QUICK = ("us-days-levels_price_first", "crypto-minutes-units_that_change", "korea-days-zoned_days")
+
+
+@pytest.mark.parametrize(
+    ("market", "name", "layout", "daily"),
+    [
+        case if case.id in QUICK else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_every_cell_is_the_frames(market, name, layout, daily, tmp_path):
+    zoo = Zoo(tmp_path / "bars", market, daily)
+    zoo.folder.mkdir()
+    path = layout(zoo)
+    calendar = MARKETS[market][0]
+    found = detect(str(path), calendar=calendar)
+    settings = built(found, tmp_path).model_copy(update={"bar_minutes": found.bar_minutes})
+    market_made = make_market(settings)
+    assert tuple(market_made.symbols) == tuple(sorted(zoo.symbols))
+    stamps = pd.DatetimeIndex(market_made.timestamps())
+    stamps = stamps.tz_localize("UTC") if stamps.tz is None else stamps.tz_convert("UTC")
+    for column, symbol in enumerate(market_made.symbols):
+        frame = zoo.frames[symbol]
+        traded = market_made.tradable.numpy()[:, column]
+        if daily:
+            got = stamps[traded].tz_convert(zoo.zone).tz_localize(None).normalize()
+        else:
+            got = stamps[traded]
+        assert list(got) == list(frame.index), name
+        for field in ("open", "close", "volume"):
+            values = getattr(market_made, field).numpy()[traded, column]
+            np.testing.assert_allclose(values, frame[field].to_numpy("float32"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["W-FRI", "ME"])
+def test_bars_longer_than_a_day_are_refused(rule, tmp_path):
+    zoo = Zoo(tmp_path, "us", daily=True)
+    parts = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    zoo.each(lambda f, p: f.resample(rule).agg(parts).rename_axis("Date").to_csv(p))
+    with pytest.raises(BarError, match="longer than a day"):
+        detect(str(tmp_path))
