@@ -14,6 +14,7 @@ from typing import get_args
 import streamlit as st
 
 from fintrader.bars.detect import Detection, detect
+from fintrader.bars.sources.listing import kind_of
 from fintrader.bars.sources.presets import Preset
 from fintrader.config import is_url
 from fintrader.errors import DataError
@@ -21,7 +22,6 @@ from fintrader.results.folders import Folder
 from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
 
-ENDINGS = (".csv", ".txt", ".gz", ".parquet", ".pq", ".zip")
 MOST_ENTRIES = 2_000
 UP = ".."
 HERE = "this whole folder"
@@ -43,7 +43,7 @@ def list_entries(folder: Folder) -> list[str]:
         raise DataError(
             f"{folder.root.name}/ cannot be read ({error.strerror}); choose another folder"
         ) from None
-    return [*folders, *(name for name in files if name.lower().endswith(ENDINGS))][:MOST_ENTRIES]
+    return [*folders, *(name for name in files if kind_of(name, text=True))][:MOST_ENTRIES]
 
 
 def render() -> None:

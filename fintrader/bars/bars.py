@@ -55,6 +55,11 @@ class Bars:
             self, **columns, extras=extras, row=None if self.row is None else self.row[index]
         )
 
+    def without_empty(self) -> Bars:
+        """Drop the rows without any price."""
+        empty = np.logical_and.reduce([np.isnan(getattr(self, name)) for name in PRICES])
+        return self.take(~empty) if empty.any() else self
+
     def without_unused(self) -> Bars:
         """Drop the symbols without a row."""
         used, codes = np.unique(self.symbol, return_inverse=True)

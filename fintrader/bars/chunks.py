@@ -145,13 +145,14 @@ class Collection(ChunkManifest):
         """Store one more chunk of a month. It counts once `save` has written the manifest."""
         data = encode(bars)
         digest = hash_bytes(data)
+        times = (bars.without_empty() or bars).ts
         chunk = Chunk(
             file=f"{_name_folder(symbol)}/{month}-{digest[:12]}.parquet",
             sha256=digest,
             rows=len(bars),
             row=None if bars.row is None else int(bars.row[0]),
-            first=int(bars.ts.min()),
-            last=int(bars.ts.max()),
+            first=int(times.min()),
+            last=int(times.max()),
             request=request,
             time=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         )

@@ -2,10 +2,10 @@
 
 Repaired, counted and logged: rows out of order (sorted), exact duplicates (one is kept), rows while
 the exchange is closed (left out), a high or low that the bar's own open or close exceeds (widened
-to hold them). Refused with a BarError that names file, row, column and remedy: two different rows
-for one symbol and time, a price that is zero, negative or not finite, a negative volume, a bar from
-the future, and data most of which lies outside the exchange's hours. `evidence` checks bars against
-their declared label, length and zone.
+to hold them), rows without a price (left out). Refused with a BarError that names file, row, column
+and remedy: two different rows for one symbol and time, a price that is zero, negative or not
+finite, a negative volume, a bar from the future, and data most of which lies outside the exchange's
+hours. `evidence` checks bars against their declared label, length and zone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fintrader.bars.calendar import SessionGrid
 from fintrader.errors import BarError
 
 REPAIRS = {
+    "empty_rows": "rows without a price were left out",
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
     "outside_session": "rows while the exchange is closed were left out",
@@ -73,6 +74,9 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     """Sort rows, drop duplicates and widen ranges; returns also the number of repairs by kind
     (`REPAIRS`). Raises BarError (see the module)."""
     counts = dict.fromkeys(REPAIRS, 0)
+    rows = len(bars)
+    bars = bars.without_empty()
+    counts["empty_rows"] = rows - len(bars)
     refuse_bad_rows(bars)
     if not bars.is_distinct():
         backwards = (np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0)
@@ -195,8 +199,9 @@ def refuse_bad_rows(bars: Bars) -> None:
 
 
 def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
-    """Raise BarError for the first impossible price, volume or extra value; without `zoned` its
-    message shows the time as it was read."""
+    """Raise BarError for the first impossible price, volume or extra value of a row that has a
+    price; without `zoned` its message shows the time as it was read."""
+    bars = bars.without_empty()
 
     def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
         if len(values) == 0 or (

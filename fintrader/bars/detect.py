@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -29,7 +28,8 @@ from fintrader.bars.evidence import (
     label_votes,
     merge_opening_prints,
 )
-from fintrader.bars.sniff import Layout, name_pattern, sniff
+from fintrader.bars.folder import choose_layout, has_date
+from fintrader.bars.sniff import Layout, name_pattern
 from fintrader.bars.sources.bar_files import iterate
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
@@ -117,10 +117,14 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
     if preset is not None:
         found.source = {"preset": preset}
         files = files_of(found.settings(), path)
-        layout = _by_preset(found, files[0], preset)
+        layout, files, left_out = choose_layout(files)
+        _by_preset(found, layout, preset)
     else:
         files = list_files(path, text=True)
-        layout = _by_layout(found, files)
+        layout, files, left_out = choose_layout(files)
+        _by_layout(found, layout, files)
+    if left_out:
+        found.note("left out", len(left_out), "sure", "; ".join(left_out))
     bars, span = _sample(found, files, layout.zoned)
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
@@ -145,9 +149,8 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
     return found
 
 
-def _by_preset(found: Detection, file: BarFile, preset: Preset) -> Layout:
+def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
     found.note("preset", preset, "sure", "asked for")
-    layout = sniff(file, True)
     wanted = found.settings().columns
     if "header" not in PRESETS[preset] and "header" not in layout.values:
         named = layout.values["columns"].items()
@@ -158,13 +161,11 @@ def _by_preset(found: Detection, file: BarFile, preset: Preset) -> Layout:
     if written != PRESETS[preset].get("time_format"):
         found.source["time_format"] = written
     found.source["timezone"] = "UTC" if layout.zoned else PRESETS[preset]["timezone"]
-    return layout
 
 
-def _by_layout(found: Detection, files: list[BarFile]) -> Layout:
+def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
     """Columns, how times are written, and symbols from names."""
-    dated = bool(re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", files[0].stem))
-    layout = sniff(files[0], dated)
+    dated = has_date(files[0])
     values = layout.values
     columns = {
         role: name for role, name in values.pop("columns").items() if COLUMN_NAMES.get(role) != name
@@ -186,7 +187,6 @@ def _by_layout(found: Detection, files: list[BarFile]) -> Layout:
             "assumed" if why.startswith("guess: ") else "sure",
             why.removeprefix("guess: "),
         )
-    return layout
 
 
 def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, tuple[int, int]]:
@@ -201,6 +201,9 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
     edges: list[int] = []
     found.whole = len(chosen) == len(files)
     for batch in itertools.chain.from_iterable(iterate(file, reading) for file in chosen):
+        batch = batch.without_empty()
+        if len(batch) == 0:
+            continue
         refuse_bad_values(batch, zoned=zoned)
         found.has_volume |= bool(batch.volume.any())
         symbols.update(batch.symbols)

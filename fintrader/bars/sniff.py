@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fintrader.bars.bars import COLUMNS, PRICES
-from fintrader.bars.sources.bar_files import csv_head, readable
+from fintrader.bars.sources.bar_files import csv_head, read_head
 from fintrader.bars.sources.cells import carries_zone
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import (
@@ -76,7 +74,9 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
     """The layout of one file. `date_in_name`: the file's name says a date. Raises BarError when it
     cannot be read."""
     layout = Layout(file.name)
-    table = _parquet_head(file) if file.kind == "parquet" else _csv_head(file, layout)
+    table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
+    if file.kind != "csv" and isinstance(table.columns, pd.RangeIndex) and len(table):
+        layout.note("header", [], "its columns have no names")
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
     columns = _wide_roles(table, layout) or _roles(table, layout)
@@ -97,16 +97,6 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
     return layout
 
 
-def _parquet_head(file: BarFile) -> pd.DataFrame:
-    with readable(file), pq.ParquetFile(file.open()) as parquet:
-        batch = next(parquet.iter_batches(_ROWS), None)
-    if batch is None:
-        return pd.DataFrame()
-    # A reader sees the index that pandas stored as a column.
-    table: pd.DataFrame = pa.Table.from_batches([batch]).to_pandas(ignore_metadata=True)
-    return table
-
-
 def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     """The first rows as text, under the names of the columns, or numbers where no line names
     them."""
@@ -122,11 +112,13 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if 0 < above <= _MOST_ABOVE:
         layout.note("skip_rows", above, f"the table begins below {lines[0][:40]!r}")
         rows = rows[above:]
-    body = [cell for row in rows[1:50] for cell in row]
-    if (
-        delimiter != ","
-        and sum(bool(re.fullmatch(r"-?[\d.]*\d,\d+", cell)) for cell in body) > len(body) / 4
-    ):
+    body = [cell.strip() for row in rows[1:50] for cell in row]
+    commas = [cell for cell in body if re.fullmatch(r"-?\d+(\.\d{3})*,\d+", cell)]
+    # 1,234 has decimals where 12345 stands beside it, whose digits are not parted
+    is_clear = any(not re.fullmatch(r"-?\d{1,3},\d{3}", cell) for cell in commas) or any(
+        re.fullmatch(r"\d{4,7}", cell) for cell in body
+    )
+    if len(commas) > len(body) / 4 and is_clear:
         layout.note("decimal", ",", "numbers are written like 12,5")
     names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row)), 0)
     whole = [row for row in rows[names:] if len(row) == width]

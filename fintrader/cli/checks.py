@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fintrader.bars.sources.listing import kind_of
 from fintrader.bars.sources.presets import Preset
 from fintrader.cli.options import parse, parse_data_config, take_argument
 from fintrader.cli.run_arguments import folder_of
@@ -85,7 +86,7 @@ def find_kind(place: str) -> Kind:
             return "run"
         if (path / "market.safetensors").is_file():
             return "market"
-        if any(entry.suffix.lower() in (".csv", ".parquet", ".zip") for entry in path.rglob("*")):
+        if any(kind_of(entry.name) not in (None, "json") for entry in path.rglob("*")):
             return "bars"
         raise ConfigError(f"{place}: a folder without a run, a market or files of bars")
     kind = _KINDS.get(path.suffix.lower())

@@ -71,7 +71,11 @@ class ReplayFeed:
         self._feed.prepare(None)
         self.companies = dict(self._feed.companies)
         known = set(self._feed.symbols)
-        self._bars = [self._feed.bars(symbol).sorted() for symbol in symbols if symbol in known]
+        self._bars = [
+            self._feed.bars(symbol).without_empty().sorted()
+            for symbol in symbols
+            if symbol in known
+        ]
         # Days are a session long, whatever lies between two of them.
         self.bar_ns = min(min(map(bar_length, self._bars)), settings.bar_minutes) * MINUTE_NS
         """Length of a bar of the source."""

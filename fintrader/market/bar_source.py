@@ -6,15 +6,15 @@ import datetime as dt
 from dataclasses import replace
 from pathlib import Path
 
+from fintrader.bars.bars import concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.companies import overlaps
 from fintrader.bars.sources.alpaca import Alpaca
-from fintrader.bars.sources.bar_files import read_files
+from fintrader.bars.sources.bar_files import iterate, own_files
 from fintrader.bars.sources.by_company import join_by_company
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
 from fintrader.bars.sources.feeds import FilesFeed, file_inputs
-from fintrader.bars.sources.listing import files_of
 from fintrader.bars.sources.vendor import CalendarDays, Vendor, VendorFeed
 from fintrader.bars.sources.vendor_settings import (
     AlpacaSettings,
@@ -67,8 +67,8 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         return VendorFeed(_vendor(source), tickers, days, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
-        found = files_of(files, settings.bar_path)
-        bars = read_files(files, settings.bar_path)
+        found = own_files(files, settings.bar_path)
+        bars = concat([batch for file in found for batch in iterate(file, files)])
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
         feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
     else:

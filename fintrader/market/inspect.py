@@ -28,9 +28,9 @@ from fintrader.bars.corporate_actions import (
     load_actions,
     with_announced,
 )
-from fintrader.bars.sources.bar_files import read_columns, read_files
+from fintrader.bars.sources.bar_files import own_files, read_columns, read_files
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.bars.sources.listing import BarFile, files_of
+from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.vendor import Request, VendorFeed
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
@@ -95,7 +95,7 @@ def dry_run(settings: DataSettings, *, cache: Path) -> DryRun:
     source = settings.source
     plan = DryRun(source.kind, str(bar_store(settings, cache)))
     if isinstance(source, FilesSettings):
-        files = tuple(_outline(file, source) for file in files_of(source, settings.bar_path))
+        files = tuple(_outline(file, source) for file in own_files(source, settings.bar_path))
         plan = replace(plan, files=files)
         if any(file.problem for file in files):
             return plan
@@ -233,11 +233,12 @@ def read_source(
     actions that it announces. Raises DataError."""
     source = settings.source
     if isinstance(source, FilesSettings):
-        bars = read_files(source, settings.bar_path, settings.universe.symbols)
+        bars = read_files(source, settings.bar_path, settings.universe.symbols).without_empty()
         return replace(bars, ts=day_starts(settings.calendar, source.timezone, bars.ts)), ()
     feed = open_source(settings, cache)
     feed.prepare(progress)
-    return concat([feed.bars(symbol) for symbol in feed.symbols]), feed.actions
+    bars = concat([feed.bars(symbol) for symbol in feed.symbols])
+    return bars.without_empty(), feed.actions
 
 
 def examine(

@@ -42,7 +42,7 @@ class DataSettings(Settings):
 
     source: SourceSettings = SyntheticSettings()
     path: PathText | None = None
-    """Bars of a `files` source: a Parquet or CSV file, a zip archive or a folder of such files, a
+    """Bars of a `files` source: a table, a zip archive or a folder of tables, a
     glob pattern, or an fsspec URL of one; `data/bars` by default. Set, it replaces any other
     source."""
     start: dt.date | None = None

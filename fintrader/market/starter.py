@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.bars.detect import Detection
+from fintrader.bars.sources.layout import ENDINGS
 from fintrader.config import refuse_url, validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.files import write_text
@@ -113,12 +114,7 @@ def config_path(bars: str, out: Path | None = None) -> Path:
     if out is not None:
         refuse_url(out, "out")
         return out
-    name = re.sub(
-        r"(\.(csv|txt|gz|parquet|pq|zip))+$",
-        "",
-        bars.rstrip("/").rpartition("/")[2],
-        flags=re.IGNORECASE,
-    )
+    name = re.sub(rf"({ENDINGS})+$", "", bars.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
     plain = re.sub(r"[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+|\.\.+", "-", name).strip("-.")
     return Path(f"{plain or 'bars'}.yaml")
 

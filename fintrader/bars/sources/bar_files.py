@@ -4,27 +4,35 @@ read is named."""
 from __future__ import annotations
 
 import contextlib
+import csv
+import logging
+import lzma
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
 from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
 from fintrader.bars.sources.layout import FilesSettings, column_names
-from fintrader.bars.sources.listing import BarFile, files_of
+from fintrader.bars.sources.listing import BarFile, files_of, kind_of
+from fintrader.bars.sources.typed import TableError, open_typed
 from fintrader.errors import BarError
 from fintrader.storage.objects import open_file_system
 
+log = logging.getLogger("fintrader.bars")
+
 BATCH_ROWS = 500_000
 _HEADER_BYTES = 1 << 16
+_COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
+_BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 """Bytes that no text holds."""
 _FEW = 10
@@ -34,11 +42,67 @@ _FEW = 10
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
     docstring."""
-    bars = concat([batch for file in files_of(settings, path) for batch in iterate(file, settings)])
+    files = own_files(settings, path)
+    bars = concat([batch for file in files for batch in iterate(file, settings)])
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
         bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
     return bars
+
+
+def own_files(settings: FilesSettings, path: str) -> list[BarFile]:
+    """The files that `files_of` lists and that have the settings' columns; the log names the
+    others."""
+    files, left_out = share_layout(files_of(settings, path), settings)
+    if left_out:
+        log.warning("%s: left out: %s", path, "; ".join(left_out))
+    return files
+
+
+def share_layout(
+    files: Sequence[BarFile], settings: FilesSettings
+) -> tuple[list[BarFile], list[str]]:
+    """The files that have the settings' columns, and why each of the others has not; all where
+    none has.
+
+    A file that lacks a single column is a faulty one of the same layout, and stays: its reading
+    says so. So does one that cannot be read, unless it is the only of its kind.
+    """
+    if len(files) == 1:
+        return list(files), []
+    lacking = {}
+    errors = {}
+    for file in files:
+        if settings.header and file.member:  # to unpack it takes long, and no name can differ
+            lacking[file] = 0
+            continue
+        try:
+            lacking[file] = len(_missing(_names(file, settings), settings))
+        except BarError as error:
+            errors[file] = error
+    kinds = {file.kind for file, count in lacking.items() if count < 2}
+    if not kinds:  # reading the first one says what is wrong
+        return list(files), []
+    shared = {file: file.kind in kinds and lacking.get(file, 0) < 2 for file in files}
+    left_out = [
+        str(errors[file]) if file in errors else f"{file.name}, whose columns differ"
+        for file, is_shared in shared.items()
+        if not is_shared
+    ]
+    found = [file for file in files if shared[file]]
+    tables = [file for file in found if kind_of(file.place)]  # a .txt is one where no other is
+    return tables or found, left_out
+
+
+def _names(file: BarFile, settings: FilesSettings) -> list[str]:
+    """The names of a file's columns, of a CSV by its first line; as many fields as that has, where
+    `header` names others."""
+    if file.kind != "csv":
+        return present_columns(file, settings)
+    line = csv_line(file, settings.skip_rows)
+    fields = next(csv.reader([line], delimiter=settings.delimiter))
+    header = list(settings.header)
+    return header if len(fields) == len(header) else fields
 
 
 def iterate(
@@ -67,6 +131,7 @@ def iterate(
         tail = (after[0], present)
         first = after[1]
     done = first
+    has_price = after is not None
     zoned: bool | None = None
     symbol, date = (
         settings.read_name(file.place) or ("", None) if settings.name_pattern else (file.stem, None)
@@ -78,11 +143,16 @@ def iterate(
             times = table[names["ts"]].slice(0, 1)
             zoned = one_kind(Column(times, names["ts"], file.name, rows[:1]), zoned)
         if wide:
-            yield _joined(table, wide, settings, file.name, rows, date)
+            bars = _joined(table, wide, settings, file.name, rows, date)
         else:
-            yield table_bars(table, settings, origin=file.name, rows=rows, symbol=symbol, date=date)
-    if done == first:
-        raise BarError(f"{file.name}: holds no row; check the file")
+            bars = table_bars(
+                table, settings, origin=file.name, rows=rows, symbol=symbol, date=date
+            )
+        has_price = has_price or len(bars.without_empty()) > 0
+        yield bars
+    if not has_price:
+        held = "holds no row" if done == first else "no row has a price"
+        raise BarError(f"{file.name}: {held}; check the file")
 
 
 def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[str, str]]:
@@ -151,7 +221,7 @@ def _blank_from(path: str, offset: int) -> bool:
     """True where only empty lines follow."""
     with Path(path).open("rb") as file:
         file.seek(offset)
-        return not file.read(_HEADER_BYTES).strip()
+        return not file.read(_HEADER_BYTES).strip(b"\0\t\n\r\f ")
 
 
 def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
@@ -160,13 +230,14 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
 
     What is packed knows its length, and is whole once it can be unpacked.
     """
-    if file.kind != "csv" or file.member is not None or file.path.lower().endswith(".gz"):
+    if file.kind != "csv" or file.member is not None or file.packing:
         return
     with readable(file):
         fs, inside = open_file_system(file.path)
-        if fs.tail(inside, 1) in (b"", b"\n", b"\r"):
+        if fs.tail(inside, 2).strip(b"\0")[-1:] in (b"", b"\n", b"\r"):
             return
-        lines = fs.tail(inside, _HEADER_BYTES).decode(errors="replace").splitlines()
+        encoding = _encoding(fs.head(inside, _HEADER_BYTES)) or "utf-8"
+        lines = fs.tail(inside, _HEADER_BYTES).decode(encoding, errors="replace").splitlines()
     fields = [line.rpartition(settings.delimiter)[2] for line in lines[1 + settings.skip_rows :]]
     if not fields or not _is_whole(fields[-1], fields[:-1], settings.decimal):
         raise BarError(
@@ -190,18 +261,14 @@ def _is_whole(last: str, others: list[str], decimal: str) -> bool:
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """The names of a file's columns. Raises BarError when one that the settings name is missing."""
     present = present_columns(file, settings)
-    names = column_names(settings)
-    if settings.wide is not None:
-        names = {role: column for role, column in names.items() if role not in COLUMNS}
-        if not wide_columns(settings, present):
-            raise BarError(
-                f"{file.name}: no columns called like {settings.wide}; it has {', '.join(present)}"
-            )
-    missing = [(role, name) for role, name in names.items() if name not in present]
-    if missing:
+    if settings.wide is not None and not wide_columns(settings, present):
         raise BarError(
-            f"{file.name}: no column {missing[0][1]!r}; it has {', '.join(present)}. Name your"
-            f" columns under data.source.columns (--data.source.columns.{missing[0][0]}), or let"
+            f"{file.name}: no columns called like {settings.wide}; it has {', '.join(present)}"
+        )
+    for role, name in _missing(present, settings).items():
+        raise BarError(
+            f"{file.name}: no column {name!r}; it has {', '.join(present)}. Name your"
+            f" columns under data.source.columns (--data.source.columns.{role}), or let"
             " `fintrader init` find out"
         )
     lacking = [name for name in settings.extra if name not in present]
@@ -210,24 +277,58 @@ def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     return present
 
 
+def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
+    """Our name -> the settings' name of each column that is not there."""
+    is_wide = bool(wide_columns(settings, present))
+    return {
+        role: name
+        for role, name in column_names(settings).items()
+        if name not in present and not (is_wide and role in COLUMNS)
+    }
+
+
 def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """The names of a file's columns, whatever they are. Raises BarError when it cannot be read."""
     with readable(file):
-        if file.kind == "parquet":
-            with pq.ParquetFile(file.open()) as parquet:
-                return list(parquet.schema_arrow.names)
+        if file.kind != "csv":
+            with _open_typed(file, settings.header) as (names, _):
+                return list(names)
         csv_head(file, 1 << 12)
         with _open_csv(file, settings, {}, block_bytes=_HEADER_BYTES) as reader:
             return list(reader.schema.names)
 
 
+def read_head(file: BarFile, rows: int) -> pd.DataFrame:
+    """The first rows of a typed file; columns without names have numbers. Raises BarError when it
+    cannot be read."""
+    with readable(file), _open_typed(file, rows=rows) as (names, tables):
+        first = next(tables, None)
+        table = pd.DataFrame() if first is None else first.to_pandas()
+    is_named = names != [str(number) for number in range(len(names))]
+    return table if is_named else table.set_axis(range(table.shape[1]), axis=1)
+
+
+def csv_line(file: BarFile, number: int = 0) -> str:
+    """One of the first lines of a CSV, counted from 0. Raises BarError when there is none."""
+    for size in (1 << 12, _HEADER_BYTES):  # few have a longer one
+        lines = csv_head(file, size).splitlines()[number:]
+        if len(lines) > 1:
+            break
+    for line in filter(str.strip, lines):
+        return line
+    raise BarError(f"{file.name}: holds no row; check the file")
+
+
 def csv_head(file: BarFile, size: int) -> str:
     """The first lines of a CSV, of at most so many bytes, unpacked. Raises BarError when it is
     none."""
-    with readable(file), _open_bytes(file) as stream:
-        head = bytes(stream.read(size))
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise BarError(f"{file.name}: is written in UTF-16; save it as UTF-8")
+    head = b""
+    with readable(file), _open_text(file) as stream:
+        while len(head) < size:
+            piece = bytes(stream.read(size - len(head)))
+            head += piece
+            if not piece:
+                break
     if len(head.translate(None, _CONTROL)) < len(head):
         raise BarError(
             f"{file.name}: holds no text; unpack it, or export it as CSV (or Parquet, called"
@@ -242,10 +343,12 @@ def readable(file: BarFile) -> Iterator[None]:
     """Raise BarError for what pyarrow cannot read."""
     try:
         yield
-    except (pa.ArrowInvalid, OSError) as error:
+    except TableError as error:
+        raise BarError(f"{file.name}: {error}") from None
+    except (ValueError, OSError, EOFError, lzma.LZMAError, RecursionError) as error:
         if "Empty CSV file" in str(error):
             raise BarError(f"{file.name}: holds no row; check the file") from None
-        if "invalid UTF8" in str(error):
+        if "invalid UTF8" in str(error) or isinstance(error, UnicodeError):
             raise BarError(f"{file.name}: its text is no UTF-8; save it as UTF-8") from None
         if isinstance(error, FileNotFoundError | PermissionError):
             raise BarError(
@@ -266,10 +369,9 @@ def _tables(
     """The file's rows as tables of the wanted columns, a bounded number at a time; of a CSV's
     `tail` (bytes to leave out, names of the columns) only those."""
     with readable(file):
-        if file.kind == "parquet":
-            with pq.ParquetFile(file.open()) as parquet:
-                for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
-                    yield pa.Table.from_batches([batch])
+        if file.kind != "csv":
+            with _open_typed(file, settings.header, wanted, rows=BATCH_ROWS) as (_, tables):
+                yield from tables
             return
         done = 0
         types = {name: pa.float64() if name in numeric else pa.string() for name in wanted}
@@ -288,12 +390,49 @@ def _tables(
                         yield pa.Table.from_batches([batch.slice(skip)])
 
 
-def _open_bytes(file: BarFile) -> Any:
+def _unpack(file: BarFile) -> Any:
     """A file's bytes as pyarrow reads them, unpacked."""
     source = file.open()
     stream = pa.OSFile(source) if isinstance(source, str) else source
-    is_packed = (file.member or file.path).lower().endswith(".gz")
-    return pa.CompressedInputStream(stream, "gzip") if is_packed else stream
+    if file.packing == "xz":
+        return pa.PythonFile(lzma.open(stream), "r")
+    if file.packing:
+        return pa.CompressedInputStream(stream, _COMPRESSIONS[file.packing])
+    return stream
+
+
+def _open_typed(file: BarFile, *names: Any, rows: int = 1) -> Any:
+    stream = _open_text(file) if file.kind == "json" else _unpack(file)
+    return open_typed(file.kind, stream, *names, rows=rows)
+
+
+def _encoding(head: bytes) -> str | None:
+    """Encoding of a text by its first bytes, None for UTF-8."""
+    if head[:2] in _BOMS:
+        return _BOMS[head[:2]]
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        is_cut = error.reason == "unexpected end of data"
+        is_text = len(head.translate(None, _CONTROL)) == len(head)
+        return "cp1252" if is_text and not is_cut else None
+    return None
+
+
+def _open_text(file: BarFile, after: int = 0) -> Any:
+    """A text's bytes, `after` so many, unpacked and in UTF-8."""
+    stream = _unpack(file)
+    encoding = _encoding(bytes(stream.read(_HEADER_BYTES)))
+    if file.packing:
+        stream = _unpack(file)
+    else:
+        stream.seek(after)
+    if encoding is None:
+        return stream
+    if not after and encoding in _BOMS.values():
+        stream.read(2)
+    native = stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, "r")
+    return pa.transcoding_input_stream(native, encoding, "utf-8")
 
 
 def _open_csv(
@@ -312,9 +451,7 @@ def _open_csv(
         null_values=[""],
         decimal_point=settings.decimal,
     )
-    source = _open_bytes(file)
-    if tail is not None:
-        source.seek(tail[0])
+    source = _open_text(file, tail[0] if tail else 0)
     reading = pa_csv.ReadOptions(
         block_size=block_bytes,
         use_threads=False,

@@ -19,6 +19,11 @@ from fintrader.errors import BarError
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
+_EMPTY = ("", "null", "none", "nan", "na", "n/a", "#n/a", "-", "--")
+"""Cells, written small, that hold no number; among tickers they are such."""
+_MARKS = "[,' \u00a0\u202f]"
+_GROUPED = rf"[+-]?\d{{1,3}}(?:{_MARKS}\d{{3}})+(?:\.\d*)?"
+"""A number whose digits stand in threes."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
 _LARGEST = np.array([10**11, 10**14, 10**17])
@@ -42,13 +47,17 @@ class Column:
         return bool(
             pa.types.is_string(kind)
             or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
             or pa.types.is_dictionary(kind)
         )
 
     @property
     def text(self) -> pa.ChunkedArray:
         """The cells as text."""
-        return self.cells.cast(pa.string())
+        kind = self.cells.type
+        if not pa.types.is_dictionary(kind):
+            return self.cells.cast(pa.string())
+        return self.cells.cast(pa.dictionary(kind.index_type, pa.string())).cast(pa.string())
 
     def unfit(self, said: str) -> BarError:
         """Return the error of a column that is wrong as a whole."""
@@ -76,8 +85,8 @@ def table_bars(
     symbol: str = "",
     date: str | None = None,
 ) -> Bars:
-    """A table's rows in the long schema; `rows` are their numbers in messages. Raises BarError: row
-    and column.
+    """A table's rows in the long schema; `rows` are their numbers in messages. A row without any
+    price has NaN in all its numbers. Raises BarError: row and column.
 
     `symbol`: of all of them, where no column says it; `date`: of all of them, where times are those
     of a day.
@@ -98,12 +107,16 @@ def table_bars(
         tickers = (symbol.upper() if settings.uppercase else symbol,)
     days = _date_text(column(names["date"])) if "date" in names else date
     ts = _times(column(names["ts"]), days, settings)
-    nothing = np.zeros(table.num_rows)
-    values: dict[str, Any] = {
-        name: _numbers(column(names[name]), settings) if name in names else nothing
+    numbers = {name: Column(table[name], name, origin, rows) for name in settings.extra}
+    numbers |= {
+        name: Column(table[names[name]], names[name], origin, rows)
         for name in COLUMNS
+        if name in names
     }
-    extras = {name: _numbers(column(name), settings) for name in settings.extra}
+    values: dict[str, Any] = _read_numbers(numbers, settings)
+    extras = {name: values.pop(name) for name in settings.extra}
+    if "volume" not in values:
+        values["volume"] = np.where(np.isnan(values["close"]), np.nan, 0.0)
     if settings.price_divisor > 1:
         values |= {name: values[name] / settings.price_divisor for name in PRICES}
     return Bars(
@@ -265,19 +278,63 @@ def _epoch(column: Column, settings: FilesSettings) -> Array:
         ) from None
 
 
+def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[str, Array]:
+    """Numbers of each column, by our name. Raises BarError for a cell without one in a row that has
+    a price."""
+    _refuse_ambiguous(columns, settings)
+    values = {name: _numbers(column, settings) for name, column in columns.items()}
+    empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES])
+    for name, column in columns.items():
+        lacking = np.isnan(values[name]) & ~empty
+        if lacking.any():
+            raise column.fault(
+                int(lacking.argmax()), "the cell is empty; fill it or remove the row"
+            )
+        if empty.any():
+            values[name] = np.where(empty, np.nan, values[name])
+    return values
+
+
 def _numbers(column: Column, settings: FilesSettings) -> Array:
-    if column.is_text:
-        text = column.text.to_pandas()
-        plain = text.str.replace(",", ".", regex=False) if settings.decimal == "," else text
-        numbers = pd.to_numeric(plain, errors="coerce")
-        column.refuse(numbers.isna(), "no number")
-        return np.asarray(numbers, dtype=np.float64)
+    """Numbers of cells, NaN for an empty one."""
     if column.cells.type == pa.float32():
         return shorten(column.cells.to_numpy())
-    try:
-        return np.asarray(column.cells.cast(pa.float64()).to_numpy())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise column.unfit(f"is {column.cells.type}, not numbers") from None
+    if not column.is_text:
+        try:
+            return np.asarray(column.cells.cast(pa.float64()).to_numpy())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise column.unfit(f"is {column.cells.type}, not numbers") from None
+    text = column.text.to_pandas().str.strip()
+    if settings.decimal == ",":
+        text = text.str.translate(str.maketrans(",.", ".,"))
+    numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)
+    grouped = text[numbers.isna() & text.str.fullmatch(_GROUPED, na=False)]
+    numbers[grouped.index] = pd.to_numeric(grouped.str.replace(_MARKS, "", regex=True))
+    column.refuse(numbers.isna() & ~_is_empty(text), "no number")
+    return np.asarray(numbers)
+
+
+def _is_empty(text: pd.Series[str]) -> pd.Series[bool]:
+    return text.isna() | text.str.lower().isin(_EMPTY)
+
+
+def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> None:
+    """Raise BarError for a column of numbers like 1,234 only, where no cell of the table says
+    whether a comma parts thousands or decimals."""
+    if settings.decimal == "," or not all(column.is_text for column in columns.values()):
+        return
+    # 1,234,567 and 1,234.5 show that a comma parts thousands, 1.25 that a point parts decimals
+    shown = r",\d{3}[,.]|^\d+\.(?:\d{1,2}|\d{4,})$"
+    texts = {name: column.text.to_pandas().str.strip() for name, column in columns.items()}
+    if any(text.str.contains(shown, na=False).any() for text in texts.values()):
+        return
+    for name, text in texts.items():
+        cells = text[~_is_empty(text)]
+        if len(cells) and cells.str.fullmatch(r"\d{1,3},\d{3}").all():
+            raise columns[name].unfit(
+                f"has only numbers like {cells.iloc[0]}: if the comma parts decimals, set"
+                " data.source.decimal: ','; if it parts thousands, remove it from the file"
+            )
 
 
 def first_line(error: BaseException) -> str:

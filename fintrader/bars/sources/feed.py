@@ -71,10 +71,11 @@ class MemoryFeed(Feed):
         self.inputs = inputs
         self._bars = bars.sorted().by_symbol()
         self.symbols = sorted(self._bars)
+        times = (bars.without_empty() or bars).ts
+        self._span = int(times.min()), int(times.max())
 
     def span(self) -> tuple[int, int]:
-        times = [(int(one.ts[0]), int(one.ts[-1])) for one in self._bars.values()]
-        return min(first for first, _ in times), max(last for _, last in times)
+        return self._span
 
     def bars(self, symbol: str) -> Bars:
         return self._bars[symbol]

@@ -17,6 +17,7 @@ import numpy as np
 from fintrader.bars.bars import Bars, concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Collection
+from fintrader.bars.sources.bar_files import own_files
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.ingest import (
     continue_from,
@@ -27,7 +28,7 @@ from fintrader.bars.sources.ingest import (
     iterate_days,
 )
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.bars.sources.listing import BarFile, files_of
+from fintrader.bars.sources.listing import BarFile
 from fintrader.errors import DataError
 from fintrader.files import hash_bytes
 from fintrader.progress import Progress
@@ -63,7 +64,7 @@ class FilesFeed(Feed):
         self.settings = settings
         self.calendar = calendar
         self.store = store
-        self.files = files_of(settings, path)
+        self.files = own_files(settings, path)
         self._contents = _read_contents(self.files, store)
         self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
 

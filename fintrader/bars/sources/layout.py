@@ -24,8 +24,22 @@ COLUMN_NAMES: Mapping[Column, str] = {
 """Names of the columns of a file that a configuration does not rename."""
 
 
+KINDS = {
+    "parquet": "parquet|pq",
+    "csv": "csv|tsv",
+    "feather": "feather|arrow|ipc",
+    "json": "json|jsonl|ndjson",
+    "excel": "xlsx",
+    "zip": "zip",
+}
+"""Kind of a file -> the endings of its name."""
+PACKINGS = "gz|bz2|zst|lz4|xz"
+"""Endings of CSV and JSON files that are packed."""
+ENDINGS = rf"(?:\.(?:{'|'.join(KINDS.values())}|txt))?(?:\.(?:{PACKINGS}))?"
+
+
 class FilesSettings(Settings):
-    """Long tables of bars in Parquet or CSV files."""
+    """Long tables of bars in files of any of `KINDS`."""
 
     kind: Literal["files"] = "files"
     preset: Preset | None = None
@@ -38,7 +52,8 @@ class FilesSettings(Settings):
     uppercase: bool = False
     """Write symbols in capitals."""
     header: tuple[str, ...] = ()
-    """Names of the columns, in order, of CSV files that have no line with names."""
+    """Names of the columns, in order, of CSV files that have no line with names, and of JSON
+    whose rows are lists."""
     skip_rows: int = Field(0, ge=0)
     """Lines at the beginning of a CSV file that are left out, a line with names included where
     `header` is set."""
@@ -106,9 +121,7 @@ class FilesSettings(Settings):
         body = body.replace(r"\{symbol\}", "(?P<symbol>[^/]+?)").replace(
             r"\{date\}", r"(?P<date>\d{4}-?\d\d-?\d\d)"
         )
-        found = re.fullmatch(
-            rf"(?:.*/)?{body}(?:\.(?:csv|txt|gz|parquet|pq|zip))*", place, re.IGNORECASE
-        )
+        found = re.fullmatch(rf"(?:.*/)?{body}{ENDINGS}", place, re.IGNORECASE)
         if found is None:
             return None
         groups = found.groupdict()

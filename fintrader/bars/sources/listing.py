@@ -8,24 +8,31 @@ import hashlib
 import re
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.layout import ENDINGS, KINDS, PACKINGS, FilesSettings
 from fintrader.config import is_url, strip_folders
 from fintrader.errors import BarError, DataError
 from fintrader.storage.objects import open_file_system
 
 _RACY_NS = 2_000_000_000
 _PIECE = 4 << 20
+# Chunks and manifests of `bars.chunks`, and what lies beside a built market: a folder called like
+# 16 digits of a hash, and the names that only they have in it.
+_OWN = re.compile(
+    r".*/[0-9a-f]{16}/([^/]+/\d{4}-\d\d-[0-9a-f]{12}\.parquet|manifest(-[0-9a-f]{16})?\.json"
+    r"|build\.json)|.*/fingerprints\.json"
+)
 
 
 def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
-    """The bar files that these settings name, sorted. Raises DataError when there is none."""
+    """The bar files that these settings name, sorted, with those that end with .txt where a
+    pattern says how they are called. Raises DataError when there is none."""
     pattern = settings.name_pattern
     found = list_files(path, text=pattern is not None)
     if pattern is None:
@@ -36,8 +43,7 @@ def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
             f"{path}: no file there is called like {pattern}; {found[0].place} is one that"
             " is not (data.source.name_pattern)"
         )
-    tables = [file for file in called if not re.search(r"\.txt(\.gz)?$", file.place, re.I)]
-    return tables or called
+    return called
 
 
 def list_files(path: str, *, text: bool = False) -> list[BarFile]:
@@ -49,9 +55,9 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
     try:
         if fs.isdir(inside):
             fs.ls(inside)  # `find` passes over what may not be read
-            found = [name for name in sorted(fs.find(inside)) if kind_of(name, text)]
+            found = _select(fs.find(inside), text)
         elif any(mark in inside for mark in "*?["):
-            found = [name for name in sorted(fs.glob(inside)) if kind_of(name, text)]
+            found = _select(fs.glob(inside), text)
         else:
             found = [inside]
             fs.info(inside)  # `exists` says no of what may not be read
@@ -76,23 +82,39 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
     return [file for name in found for file in _open(name if is_url(name) else scheme + name, text)]
 
 
+def _select(names: Iterable[str], text: bool) -> list[str]:
+    """Files of a known kind, sorted; neither hidden ones nor those that fintrader wrote: stored
+    bars, built markets and runs."""
+    names = [name for name in names if not _OWN.fullmatch(name)]
+    homes = [
+        {name.rpartition("/")[0] for name in names if name.endswith(f"/{part}")}
+        for part in ("manifest.json", "config.yaml")
+    ]
+    runs = tuple(f"{home}/" for home in homes[0] & homes[1])
+    return sorted(
+        name
+        for name in names
+        if kind_of(name, text)
+        and not strip_folders(name).startswith(".")
+        and not name.startswith(runs)
+    )
+
+
 def _open(path: str, text: bool) -> list[BarFile]:
     """The bar files in a path or URL: itself, or the members of a zip archive."""
     name = strip_folders(path)
     kind = kind_of(name, text)
     if kind is None:
         raise DataError(
-            f"{path}: neither Parquet nor CSV nor zip by its name; convert it, or point --data.path"
-            " elsewhere"
+            f"{path}: neither Parquet nor CSV nor another kind of table by its name; convert it, or"
+            " point --data.path elsewhere"
         )
     if kind != "zip":
         return [BarFile(name, kind, path)]
     try:
         with _archive(path) as archive:
             members = [
-                name
-                for name in sorted(archive.namelist())
-                if kind_of(name, text) in ("csv", "parquet")
+                name for name in _select(archive.namelist(), text) if kind_of(name, text) != "zip"
             ]
     except (zipfile.BadZipFile, OSError) as error:
         raise BarError(f"{name}: cannot be read ({error}); it may be truncated") from None
@@ -117,7 +139,7 @@ class BarFile:
     name: str
     """Name in messages."""
     kind: str
-    """csv or parquet."""
+    """One of `layout.KINDS`, but zip."""
     path: str
     """Local path or URL of the file, or of the zip archive it is in."""
     member: str | None = None
@@ -133,7 +155,13 @@ class BarFile:
         """The name without folders and endings: the symbol, for files that hold one symbol each,
         like BRK.A.csv."""
         name = (self.member or self.path).rsplit("/", 1)[-1]
-        return re.sub(r"\.(csv|csv\.gz|txt|parquet|pq)$", "", name, flags=re.IGNORECASE)
+        return re.sub(rf"{ENDINGS}$", "", name, flags=re.IGNORECASE)
+
+    @property
+    def packing(self) -> str | None:
+        """The ending that says how it is packed; None for a plain file."""
+        found = re.search(rf"\.({PACKINGS})$", self.member or self.path, re.IGNORECASE)
+        return found and found[1].lower()
 
     def open(self) -> Any:
         """The file for pyarrow: a path, or a file object. Raises DataError when it cannot be
@@ -215,7 +243,11 @@ class BarFile:
 
 
 def kind_of(name: str, text: bool = False) -> str | None:
-    """parquet, csv or zip by a file's name, None for anything else; with `text`, .txt is csv."""
-    plain = (".csv", ".csv.gz", *((".txt", ".txt.gz") if text else ()))
-    kinds = {"parquet": (".parquet", ".pq"), "csv": plain, "zip": (".zip",)}
-    return next((kind for kind, ends in kinds.items() if name.lower().endswith(ends)), None)
+    """A key of `layout.KINDS` by a file's name, None for anything else; with `text`, .txt is
+    csv."""
+    found = re.search(rf"\.(\w+?)(?:\.({PACKINGS}))?$", name, re.IGNORECASE)
+    if found is None:
+        return None
+    word = "csv" if text and found[1].lower() == "txt" else found[1].lower()
+    kind = next((kind for kind, words in KINDS.items() if word in words.split("|")), None)
+    return kind if kind in ("csv", "json") or not found[2] else None

@@ -1,0 +1,205 @@
+"""Tables in files whose cells have types: Parquet, Arrow IPC (feather), JSON and Excel."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fintrader.bars.sources.presets import SPELLINGS, plain
+from fintrader.errors import install_command
+
+INDEX = "__index_level_0__"
+"""A column without a name, as pandas calls its index in Parquet."""
+_WRAPPERS = ("bars", "candles", "data", "historical", "prices", "quotes", "results", "values")
+"""Keys of JSON that hold the rows and are no symbols."""
+_NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
+
+
+class TableError(ValueError):
+    """A file holds no table; the message says why, and the remedy."""
+
+
+@contextlib.contextmanager
+def open_typed(
+    kind: str,
+    stream: Any,
+    header: Sequence[str] = (),
+    columns: list[str] | None = None,
+    *,
+    rows: int = 1,
+) -> Iterator[tuple[list[str], Iterator[pa.Table]]]:
+    """A file's names of columns, and tables of at most so many `rows` of these `columns` (of all
+    by default). Columns without names have those of `header`, or numbers.
+
+    Closes the `stream`. Raises ValueError (TableError) or OSError for what is no such
+    file.
+    """
+    with stream:
+        if kind == "parquet":
+            parquet = pq.ParquetFile(stream)
+            batches = parquet.iter_batches(rows, columns=columns, use_threads=False)
+            tables = (pa.Table.from_batches([batch]) for batch in batches)
+            yield list(parquet.schema_arrow.names), tables
+            return
+        names, whole = {"feather": _feather, "json": _json, "excel": _excel}[kind](stream)
+        if names == [str(number) for number in range(len(header))]:
+            names = list(header)
+        tables = (
+            pa.Table.from_batches([batch]).rename_columns(names).select(columns or names)
+            for batch in whole
+        )
+        pieces = (
+            table.slice(start, rows) for table in tables for start in range(0, len(table), rows)
+        )
+        yield names, pieces
+
+
+_Table = tuple[list[str], Iterable[pa.RecordBatch]]
+
+
+def _feather(stream: Any) -> _Table:
+    is_file = bytes(stream.read(6)) == b"ARROW1"
+    stream.seek(0)
+    if not is_file:
+        reader = pa.ipc.open_stream(stream)
+        return reader.schema.names, reader
+    file = pa.ipc.open_file(stream)
+    return file.schema.names, map(file.get_batch, range(file.num_record_batches))
+
+
+def _json(stream: Any) -> _Table:
+    text = bytes(stream.read()).decode("utf-8-sig")
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:  # one for each line?
+        content = [json.loads(line) for line in text.splitlines() if line.strip()]
+    try:
+        rows = _rows(content)
+    except TypeError:  # a number, say, in a table's place
+        raise TableError(_NO_TABLE) from None
+    if rows and all(isinstance(row, dict) for row in rows):
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return _build(names, ([row.get(name) for row in rows] for name in names))
+    if not all(isinstance(row, list) for row in rows):
+        raise TableError(_NO_TABLE)
+    columns = list(zip(*rows, strict=True))
+    return _build([str(number) for number in range(len(columns))], columns)
+
+
+def _rows(content: Any) -> list[Any]:
+    """The rows of JSON, each an object (name -> cell) or a list of cells.
+
+    They are a list; or stand below a key like `bars`, or below each symbol; or are columns, as
+    lists or as pandas' `to_json` writes them (`orient` columns, index, split). Raises TableError
+    for anything else.
+    """
+    if isinstance(content, list):
+        return content
+    if not isinstance(content, dict):
+        raise TableError(_NO_TABLE)
+    nested = {key: value for key, value in content.items() if isinstance(value, list | dict)}
+    if not nested:
+        return [content]
+    frame = _frame_rows(nested)
+    if frame is not None:
+        return _add_symbol(_find_symbol(content), frame)
+    symbol = next(filter(None, map(_find_symbol, (content, *nested.values()))), None)
+    tables = {key: value for key, value in nested.items() if not _is_flat(value)}
+    for key, value in tables.items():
+        if key.lower() in _WRAPPERS:
+            return _add_symbol(symbol, _rows(value))
+    if not tables:
+        raise TableError(_NO_TABLE)
+    return [row for key, value in tables.items() for row in _add_symbol(key, _rows(value))]
+
+
+def _frame_rows(nested: Mapping[str, Any]) -> list[Any] | None:
+    """The rows of columns, or of rows by label; None for anything else."""
+    first, *others = nested.values()
+    if {"columns", "data"} <= nested.keys():
+        split = [dict(zip(nested["columns"], row, strict=True)) for row in nested["data"]]
+        return _add_index(nested.get("index", ()), split)
+    # tickers are called like columns, too (C, H, L, O): their values are no cells
+    if not all(map(_is_flat, nested.values())) or {type(first)} != set(
+        map(type, others or [first])
+    ):
+        return None
+    if isinstance(first, dict) and _is_header(first):
+        return _add_index(nested, nested.values())
+    if not _is_header(nested):
+        return None
+    columns = (value.values() if isinstance(value, dict) else value for value in nested.values())
+    rows = [dict(zip(nested, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return _add_index(first if isinstance(first, dict) else (), rows)
+
+
+def _is_flat(value: Any) -> bool:
+    cells = value.values() if isinstance(value, dict) else value
+    return not any(isinstance(cell, list | dict) for cell in cells)
+
+
+def _is_header(names: Iterable[str]) -> bool:
+    words = set(map(plain, names))
+    return all(words.intersection(SPELLINGS[name]) for name in ("open", "close"))
+
+
+def _find_symbol(value: Any) -> str | None:
+    found = value.get("symbol", value.get("ticker")) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _add_symbol(symbol: str | None, rows: list[Any]) -> list[Any]:
+    if symbol is None:
+        return rows
+    return [{"symbol": symbol, **row} if isinstance(row, dict) else [symbol, *row] for row in rows]
+
+
+def _add_index(labels: Iterable[Any], rows: Iterable[Any]) -> list[Any]:
+    """Rows with their labels as a column, unless those are numbers of rows."""
+    named = list(map(str, labels))
+    if named == list(map(str, range(len(named)))):
+        return list(rows)
+    return [{INDEX: label, **row} for label, row in zip(named, rows, strict=True)]
+
+
+def _excel(stream: Any) -> _Table:
+    """The first sheet."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise TableError(
+            f"a workbook needs openpyxl: {install_command('excel')}; or save its sheet as CSV"
+        ) from None
+    try:
+        book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(error) from None
+    sheet = book.worksheets[0]
+    sheet.reset_dimensions()  # the size that stands in it may be wrong
+    rows = [row for row in sheet.iter_rows(values_only=True) if set(row) != {None}]
+    if not rows:
+        return [], []
+    columns = [list(column) for column in itertools.zip_longest(*rows) if set(column) != {None}]
+    names = [INDEX if column[0] is None else str(column[0]) for column in columns]
+    return _build(names, (column[1:] for column in columns))
+
+
+def _build(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
+    if len(set(names)) < len(names):
+        raise TableError("two columns have the same name; rename one")
+    table = pa.table(dict(zip(names, map(_to_array, columns), strict=True)))
+    return table.schema.names, table.to_batches()
+
+
+def _to_array(cells: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(cells)
+    except (pa.ArrowException, OverflowError):  # of several types
+        return pa.array([None if cell is None else str(cell) for cell in cells])
