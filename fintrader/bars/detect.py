@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

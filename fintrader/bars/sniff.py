@@ -40,7 +40,7 @@ _CLOCKS = (
     *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p"),
     *("%H:%M UTC", "%H:%M:%S UTC", "%H:%M:%S.%f UTC", "%H:%M:%S.%f GMT%z", "%H:%M:%S GMT%z"),
 )
-_NUMBER = re.compile(r"[-+]?[$€£¥]?\d[\d.,]*([eE][+-]?\d+)?[%KMB]?")
+_NUMBER = re.compile(r"[-+]?[$€£¥]?\d[\d.,' \u00a0\u202f]*([eE][+-]?\d+)?[%KMB]?")
 
 
 @dataclass

@@ -303,7 +303,8 @@ def read_head(file: BarFile, rows: int) -> pd.DataFrame:
     cannot be read."""
     with readable(file), _open_typed(file, rows=rows) as (names, tables):
         first = next(tables, None)
-        table = pd.DataFrame() if first is None else first.to_pandas()
+        # A reader sees the index that pandas stored as a column.
+        table = pd.DataFrame() if first is None else first.to_pandas(ignore_metadata=True)
     is_named = names != [str(number) for number in range(len(names))]
     return table if is_named else table.set_axis(range(table.shape[1]), axis=1)
 
