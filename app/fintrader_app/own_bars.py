@@ -58,7 +58,10 @@ def render() -> None:
         help="Whose layout the files have",
     )
     calendar = middle.text_input(
-        "Calendar", "XNAS", key="own_calendar", help="The exchange's: XNAS, XNYS, XLON, 24/7"
+        "Calendar",
+        key="own_calendar",
+        help="The exchange's: XNAS, XLON, FX, 24/7",
+        placeholder="found out from the times",
     )
     asked = right.button(
         "Find out how to read it",
@@ -125,7 +128,7 @@ def detect_bars(path: str, preset: Preset | None, calendar: str) -> Detection:
     """How these bars are to be read. Raises FintraderError."""
     if is_url(path):
         raise DataError("a URL is not read from here; use `fintrader init URL` in a terminal")
-    return detect(path, preset=preset, calendar=calendar.strip() or "XNAS")
+    return detect(path, preset=preset, calendar=calendar.strip() or None)
 
 
 def show_findings(found: Detection) -> None:

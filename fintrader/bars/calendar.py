@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, Self
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -183,6 +184,26 @@ def session_grid(
     )
 
 
+def session_spans(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, Array]:
+    """Return the sessions from `start` to `end`: their dates `[S]` datetime64[D], and `[S, 6]`
+    int64 nanoseconds since 1970 UTC, which are the begin of extended hours, the open, the begin and
+    end of the break (both the close where there is none), the close, the end of extended hours.
+
+    Raises DataError when the calendar is unknown or does not cover the range.
+    """
+    exchange = _calendar(calendar, start.year, end.year)
+    table = exchange.schedule.loc[str(start) : str(end)]
+    close = _nanoseconds(table["close"].array)
+    pauses = [
+        _nanoseconds(table[name].fillna(table["close"]).array)
+        for name in ("break_start", "break_end")
+    ]
+    open_ = _nanoseconds(table["open"].array)
+    before, after = EXTENDED_MINUTES.get(exchange.name, (0, 0))
+    edges = [open_ - before * MINUTE_NS, open_, *pauses, close, close + after * MINUTE_NS]
+    return table.index.to_numpy().astype("datetime64[D]"), np.stack(edges, axis=1)
+
+
 def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
     """`[R]` int64: times of daily bars, moved from midnight in `timezone` to the first minute of
     the day's session.
@@ -215,7 +236,8 @@ def session_date(calendar: str, ts: int) -> dt.date:
 
 
 def exchange_days(calendar: str, ts: Array) -> Array:
-    """`[R]` datetime64[D]: the exchange's own date at each moment."""
+    """`[R]` datetime64[D]: the exchange's own date at each moment. A session that opens the evening
+    before has the date of its close."""
     import pandas as pd
 
     quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
@@ -224,7 +246,10 @@ def exchange_days(calendar: str, ts: Array) -> Array:
     if calendar not in _LATEST and len(stamps):
         # these years: a grid of them is usually laid next
         _calendar(calendar, stamps.min().year, stamps.max().year)
-    stamps = stamps.tz_convert(_calendar_of_any_years(calendar).tz)
+    exchange = _calendar_of_any_years(calendar)
+    stamps = stamps.tz_convert(exchange.tz)
+    if exchange.open_offset < 0:
+        stamps += pd.Timedelta(hours=24 - exchange.open_times[-1][1].hour)
     return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]")[inverse])
 
 
@@ -255,11 +280,13 @@ def _calendar_of_any_years(name: str) -> Any:
     return _LATEST[name] if name in _LATEST else _calendar(name, 2000, 2001)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _calendar(name: str, first_year: int, last_year: int) -> Any:
     # imported late: a second of start-up that most commands never need
     import exchange_calendars as xc
 
+    if name == FX and FX not in xc.get_calendar_names():
+        xc.register_calendar_type(FX, _define_fx())
     try:
         _LATEST[name] = xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
         return _LATEST[name]
@@ -271,6 +298,23 @@ def _calendar(name: str, first_year: int, last_year: int) -> Any:
         raise DataError(
             f"calendar {name} does not cover {first_year} to {last_year} ({error})"
         ) from None
+
+
+FX = "FX"
+"""The market in currencies, whose week opens on Sunday at 17:00 in New York and closes on Friday at
+17:00; a day ends at 17:00. exchange_calendars has no such calendar: its 24/5 has no Sundays."""
+
+
+def _define_fx() -> Any:
+    from exchange_calendars import ExchangeCalendar
+
+    class Currencies(ExchangeCalendar):  # type: ignore[misc]
+        name = FX
+        tz = ZoneInfo("America/New_York")
+        open_times = close_times = ((None, dt.time(17)),)
+        open_offset = -1
+
+    return Currencies
 
 
 DateRange = tuple[dt.date, dt.date]

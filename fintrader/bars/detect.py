@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
-from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars, concat
+from fintrader.bars.bars import MINUTE_NS, PRICES, Bars, concat
 from fintrader.bars.calendar import SessionGrid, day_starts, session_date, session_grid, timezone_of
 from fintrader.bars.checks.gates import Gate, name_faults, suggest_waivers
 from fintrader.bars.checks.kinds import STOPPING
@@ -30,6 +29,15 @@ from fintrader.bars.evidence import (
     merge_opening_prints,
 )
 from fintrader.bars.folder import choose_layout, has_date
+from fintrader.bars.propose_calendar import (
+    CALENDARS,
+    QUARTER_NS,
+    ZONES,
+    Proposal,
+    move,
+    propose,
+    usual_step,
+)
 from fintrader.bars.sniff import Layout, name_pattern
 from fintrader.bars.sources.bar_files import iterate
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
@@ -37,7 +45,7 @@ from fintrader.bars.sources.listing import BarFile, files_of, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
 from fintrader.errors import BarError
-from fintrader.results.market_description import Fault
+from fintrader.results.market_description import MOST_OUTSIDE, Fault
 
 Sure = Literal["sure", "likely", "assumed"]
 _HOUR = 60 * MINUTE_NS
@@ -45,19 +53,6 @@ _DAY = 24 * _HOUR
 _FILES = 24
 _ROWS = 1_500_000
 _SYMBOLS = 12
-_ZONES = (
-    "UTC",
-    "Etc/GMT+5",
-    "America/Chicago",
-    "America/Denver",
-    "America/Los_Angeles",
-    "Europe/London",
-    "Europe/Berlin",
-    "Asia/Kolkata",
-    "Asia/Shanghai",
-    "Asia/Tokyo",
-    "Australia/Sydney",
-)
 
 
 @dataclass(frozen=True)
@@ -88,6 +83,8 @@ class Detection:
     """Length of the bars; that of a whole session for daily ones."""
     session_minutes: int = 390
     extended: bool = False
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """First and last time of each part that was read, as written."""
     whole: bool = True
     """All rows of all files were read."""
     has_volume: bool = False
@@ -109,12 +106,20 @@ class Detection:
         return validate(FilesSettings, self.source, "detected")
 
 
-def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -> Detection:
+def detect(
+    path: str,
+    *,
+    preset: Preset | None = None,
+    calendar: str | None = None,
+    zone: str | None = None,
+) -> Detection:
     """Detect the settings of the files at a path or URL; with a `preset` only those it leaves open.
 
-    Raises DataError when there is no file, BarError when they cannot be detected.
+    `calendar`, `zone`: those of the bars and of their times, where they are known. Raises DataError
+    when there is no file, BarError when the settings cannot be detected, or when many rows lie
+    outside of the calendar's sessions.
     """
-    found = Detection(path, calendar)
+    found = Detection(path, calendar or "")
     if preset is not None:
         found.source = {"preset": preset}
         files = files_of(found.settings(), path)
@@ -129,18 +134,36 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
     bars, span = _sample(found, files, layout.zoned)
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
-    bars, span = _recognise_days(found, layout, bars, span)
+    bars, span, midnight = _recognise_days(found, layout, bars, span)
+    is_naive = not (layout.zoned or layout.whole_days or layout.zone)
+    zones = (zone,) if zone else ZONES
+    proposal = propose(
+        bars,
+        CALENDARS if calendar is None else (calendar,),
+        zones if is_naive else ("UTC",),
+        usual_step(bars),
+        found.spans,
+    )
+    found.calendar = proposal.best.calendar
     if layout.whole_days:
-        pass
+        found.source.pop("timezone", None)
+        if layout.zoned:
+            if midnight != FilesSettings().timezone:
+                found.source["timezone"] = midnight
+            found.note("timezone", midnight, "sure", "every bar is stamped at midnight there")
+        else:
+            found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
     elif layout.zone is not None:
         found.source["timezone"] = layout.zone
         found.note("timezone", layout.zone, "sure", "the file names it")
     elif layout.zoned:
-        _own_zone(found, bars)
+        _own_zone(found)
     else:
-        bars, span = _zone(found, bars, span)
+        bars, span = _zone(found, bars, span, proposal, zone)
     grid = _grid(found, bars)
     _sessions_and_label(found, bars, grid, span, layout.whole_days)
+    is_asked = calendar is not None and (zone is not None or not is_naive)
+    _calendar(found, bars, grid, proposal, calendar, is_asked)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
     if found.whole and faults:
@@ -226,6 +249,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
         found.note("files", f"{len(files)}", "sure", f"{len(chosen)} of them were looked at")
     named = ", ".join(found.symbols[:5]) + (", ..." if len(symbols) > 5 else "")
     found.note("symbols", f"{len(symbols)}", "sure", named)
+    found.spans = [(int(part.ts.min()), int(part.ts.max())) for part in parts]
     return concat(parts).sorted(), (min(edges), max(edges))
 
 
@@ -251,9 +275,10 @@ def _price_unit(found: Detection, bars: Bars, vendor: str | None) -> Bars:
 
 def _recognise_days(
     found: Detection, layout: Layout, bars: Bars, span: tuple[int, int]
-) -> tuple[Bars, tuple[int, int]]:
+) -> tuple[Bars, tuple[int, int], str]:
     """Recognise bars of days by their steps, whatever their clock, and move their times to
-    midnight. Raises BarError for longer bars."""
+    midnight; also return the zone in which they were stamped so. Raises BarError for longer
+    bars."""
     steps = np.concatenate([np.diff(np.unique(one.ts)) for one in _each(bars)])
     usual = float(np.median(steps)) / _DAY if len(steps) else 0.0
     if usual > 5:
@@ -263,31 +288,21 @@ def _recognise_days(
         )
     if not layout.whole_days:
         if not len(steps) or np.quantile(steps, 0.05) < _DAY - 4 * _HOUR:
-            return bars, span
+            return bars, span, "UTC"
         layout.whole_days = True
-    zones = ["UTC"]
-    if layout.zoned:
-        zones += dict.fromkeys((timezone_of(found.calendar), *_ZONES))
-    for zone in zones:
+    for zone in ("UTC", *ZONES) if layout.zoned else ("UTC",):
         local = _to_wall(bars.ts, zone)
         if not (local % _DAY).any():
             break
     else:
-        zone = timezone_of(found.calendar) if layout.zoned else "UTC"
-        clock = np.datetime64(int(_to_wall(bars.ts[:1], zone)[0]), "ns").astype("datetime64[s]")
+        clock = np.datetime64(int(bars.ts[0]), "ns").astype("datetime64[s]")
         raise BarError(
             f"{found.path}: bars of days are stamped at {clock.item().time()}, which is neither a"
             " date nor midnight in any zone; write dates"
         )
-    found.source.pop("timezone", None)
-    if layout.zoned:
-        if zone != FilesSettings().timezone:
-            found.source["timezone"] = zone
-        found.note("timezone", zone, "sure", "every bar is stamped at midnight there")
-    else:
-        found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
+    found.spans = [tuple(_to_wall(np.array(part), zone).tolist()) for part in found.spans]
     low, high = _to_wall(np.array(span), zone).tolist()
-    return replace(bars, ts=local), (low, high)
+    return replace(bars, ts=local), (low, high), zone
 
 
 def _to_wall(ts: Array, zone: str) -> Array:
@@ -296,80 +311,88 @@ def _to_wall(ts: Array, zone: str) -> Array:
     return np.asarray(wall.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
 
 
-def _moved(ts: Array, zone: str) -> Array:
-    """Times that were read as UTC, as those of a zone; what does not exist there or twice stays
-    where it was."""
-    wall = pd.DatetimeIndex(ts.astype("datetime64[ns]"))
-    placed = wall.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
-    utc = placed.tz_convert("UTC").tz_localize(None)
-    moved = utc.to_numpy().astype("datetime64[ns]").astype(np.int64)
-    return np.where(np.asarray(placed.isna()), ts, moved)
-
-
 def _grid(found: Detection, bars: Bars) -> SessionGrid:
     day = dt.timedelta(days=1)
     first, last = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     return session_grid(found.calendar, first - day, last + day)
 
 
-def _share_inside(bars: Bars, grid: SessionGrid) -> float:
-    """Share of the volume (of the rows, where there is none) inside of the sessions, mean over the
-    symbols."""
-    shares = []
-    for one in _each(bars):
-        weight = one.volume if one.volume.sum() > 0 else np.ones(len(one))
-        total = np.concatenate([[0.0], np.cumsum(weight)])
-        slack = 5 * MINUTE_NS
-        edges = np.searchsorted(one.ts, np.stack([grid.open - slack // 5, grid.close + slack]))
-        shares.append(float((total[edges[1]] - total[edges[0]]).sum() / total[-1]))
-    return float(np.mean(shares))
-
-
-def _own_zone(found: Detection, bars: Bars) -> None:
+def _own_zone(found: Detection) -> None:
     """Note the zone of times that carry one, or count from 1970."""
-    share = _share_inside(bars, _grid(found, bars))
-    sure: Sure = "sure" if share > 0.7 else "assumed"
-    said = f"times say it themselves; {share:.0%} of the volume lies in the sessions"
-    found.note("timezone", "UTC", sure, said)
+    found.note("timezone", "UTC", "sure", "times say it themselves")
     found.source.pop("timezone", None)
     if found.source.get("time_format"):
         found.source["timezone"] = "UTC"
 
 
-def _zone(found: Detection, bars: Bars, span: tuple[int, int]) -> tuple[Bars, tuple[int, int]]:
-    """The bars and their span in UTC, and `timezone`: in which zone does most volume lie inside the
-    sessions?"""
-    home = timezone_of(found.calendar)
-    quarter = 15 * MINUTE_NS
-    quarters, quarter_of = np.unique(bars.ts // quarter, return_inverse=True)
-    shifts = {
-        zone: _moved(quarters * quarter, zone) - quarters * quarter
-        for zone in dict.fromkeys((home, *_ZONES))
-    }
-    alike: dict[bytes, list[str]] = {}
-    for zone, shift in shifts.items():
-        alike.setdefault(shift.tobytes(), []).append(zone)
-    scores: dict[str, float] = {}
-    for zone, *_ in alike.values():
-        moved = replace(bars, ts=bars.ts + shifts[zone][quarter_of])
-        scores[zone] = _share_inside(moved.sorted(), _grid(found, moved))
-    zone = max(scores, key=lambda name: scores[name])
-    same = alike[shifts[zone].tobytes()][1:]
-    next_best = max((score for name, score in scores.items() if name != zone), default=0.0)
-    clear = scores[zone] - next_best
-    sure: Sure = "assumed" if scores[zone] < 0.5 or clear < 0.005 else "likely" if same else "sure"
-    why = (
-        f"{scores[zone]:.0%} of the volume lies in the sessions, {next_best:.0%} in the next best"
-        " zone"
-    )
-    if same:
-        why += f"; no change of clocks tells it from {', '.join(same[:3])}"
+def _zone(
+    found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal, asked: str | None
+) -> tuple[Bars, tuple[int, int]]:
+    """The bars and their span in UTC, and `timezone`."""
+    zone = asked or proposal.best.zone
     found.source.pop("timezone", None)
-    if not zone == home == FilesSettings().timezone:
+    if not zone == timezone_of(found.calendar) == FilesSettings().timezone:
         found.source["timezone"] = zone
+    why = f"{1 - proposal.best.outside:.1%} of the rows lie in the sessions of {found.calendar}"
+    sure: Sure = "assumed"
+    if asked:
+        sure = "sure"
+        why = f"asked for; {why}"
+    elif found.calendar in ("24/7", "24/5"):
+        why = "no market hours tell the zone of these times, so they count as UTC (--zone)"
+    elif proposal.zones:
+        why += f"; {', '.join(proposal.zones[:3])} would fit too: a change of clocks tells (--zone)"
+    elif not proposal.has_volume:
+        why += ", and without volume nothing confirms it"
+    else:
+        sure = "sure"
+        why += ", and in no other zone as many"
     found.note("timezone", zone, sure, why)
-    low, high = _moved(np.array(span), zone).tolist()
-    return replace(bars, ts=bars.ts + shifts[zone][quarter_of]).sorted(), (low, high)
+    ts = bars.ts // QUARTER_NS
+    quarters, quarter_of = np.unique(ts, return_inverse=True)
+    shift = move(quarters * QUARTER_NS, zone) - quarters * QUARTER_NS
+    low, high = move(np.array(span), zone).tolist()
+    return replace(bars, ts=bars.ts + shift[quarter_of]).sorted(), (low, high)
+
+
+def _calendar(
+    found: Detection,
+    bars: Bars,
+    grid: SessionGrid,
+    proposal: Proposal,
+    asked: str | None,
+    is_asked: bool,
+) -> None:
+    """Note the calendar and the share of rows inside of its sessions. Raises BarError where more
+    than a few lie outside, unless calendar and zone are known (`is_asked`)."""
+    late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
+    ts = day_starts(found.calendar, "UTC", bars.ts - late)
+    # an opening print of bars that are labelled with their ends lies one bar before the open
+    is_outside = (grid.locate(ts) < 0) & (grid.locate(ts + late) < 0) & ~grid.early_or_late(ts)
+    share = float(is_outside.mean())
+    row = int(is_outside.argmax())
+    zone = found.source.get("timezone", timezone_of(found.calendar))
+    if share > MOST_OUTSIDE and not is_asked:
+        raise BarError(
+            f"{share:.1%} of the rows lie outside of the sessions of {found.calendar}, as"
+            f" {bars.symbols[bars.symbol[row]]} at {str(ts[row].astype('datetime64[ns]'))[:16]} UTC"
+            f" with times in {zone}; name the right calendar with --calendar and the zone of the"
+            " times with --zone, or the same ones to leave these rows out"
+        )
+    why = f"{1 - share:.1%} of the rows lie in its sessions, and {proposal.best.filled:.0%} of"
+    why += " their time holds rows"
+    sure: Sure = "assumed"
+    if asked is not None:
+        sure = "sure"
+        why = f"asked for; {why}"
+    elif proposal.calendars:
+        why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
+    elif proposal.has_volume:
+        sure = "sure"
+        why += "; no other calendar fits"
+    found.note(
+        "calendar", found.calendar, sure, f"{why} (--calendar)" if sure == "assumed" else why
+    )
 
 
 def _sessions_and_label(

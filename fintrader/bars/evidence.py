@@ -110,6 +110,10 @@ def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
     day = np.flatnonzero(stop - start >= 2)
     apart = np.ones(len(ts), dtype=bool)
     apart[start[start < len(ts)]] = False
+    if int((grid.close - grid.open).sum()) > len(grid.exchange_minutes) * MINUTE_NS:
+        # a step over a lunch break is no multiple of the bars' length
+        minute = np.searchsorted(grid.exchange_minutes, ts)
+        apart[1:] &= np.diff(minute) == np.diff(ts) // MINUTE_NS
     steps = (np.diff(ts) // MINUTE_NS)[apart[1:]]
     single = np.flatnonzero(stop - start == 1)
     return BarsByDay(

@@ -50,8 +50,9 @@ class VerifyOptions(Settings):
     author)."""
     preset: Preset | None = None
     """Bars: the vendor that they come from; by default it is inferred."""
-    calendar: str = "XNAS"
-    """Bars: the exchange's calendar, as exchange_calendars calls it."""
+    calendar: str | None = None
+    """Bars: the exchange's calendar, as exchange_calendars calls it, or FX; by default it is
+    inferred."""
 
 
 _OPTIONS: dict[Kind, tuple[str, ...]] = {

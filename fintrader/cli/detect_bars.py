@@ -15,8 +15,9 @@ class InitOptions(Settings):
 
     preset: Preset | None = None
     """The vendor that they come from; found from the files by default."""
-    calendar: str = "XNAS"
-    """The exchange's calendar, as exchange_calendars calls it."""
+    calendar: str | None = None
+    """The exchange's calendar, as exchange_calendars calls it, or FX; found from the times by
+    default."""
     out: Path | None = None
     """File to write; named after the bars, in this folder, unless set."""
     force: bool = False

@@ -241,6 +241,9 @@ def _draft(
             planted, signal = plant(settings.source, opens, member[:], windows, tuple(symbols))
             for slot, values in zip(columns.slots, planted.T, strict=True):
                 columns.put_feature(slot, names.index(SIGNAL), values)
+        repairs = {
+            kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS
+        }
         provenance = Provenance(
             source=source,
             calendar=settings.calendar,
@@ -250,9 +253,8 @@ def _draft(
             build_version=BUILD_VERSION,
             planted_drift=describe_drift(settings, len(symbols)),
             planted_signal=signal,
-            repairs={
-                kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS
-            },
+            repairs=repairs,
+            outside=repairs["outside_session"] / sum(reader.rows[symbol] for symbol in symbols),
             left_out=left_out | dropped,
             ended=ended,
             survivorship=survivors,

@@ -148,6 +148,8 @@ class Reader:
         self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up)
         self.repairs: dict[str, dict[str, int]] = {}
         """Number of repaired rows of each symbol, by kind."""
+        self.rows: dict[str, int] = {}
+        """Number of all rows of each symbol."""
         self._ahead: dict[str, Bars] = {}
         # a wrong zone or label shows in any symbol: refuse it before all else
         first = feed.symbols[0]
@@ -173,4 +175,5 @@ class Reader:
         merged, left_out = to_grid(bars, self.grid)
         counts |= left_out
         self.repairs[symbol] = counts
+        self.rows[symbol] = len(bars)
         return merged

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fintrader.backtesting.limits import LimitSettings
+from fintrader.backtesting.result import BacktestResult
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, hash_bytes, read_json
 from fintrader.market.tensors import MarketTensors
@@ -16,6 +19,7 @@ from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.run_recipe import run_recipe
 from fintrader.records import JsonValue, to_json
 from fintrader.results.context import BacktestContext
+from fintrader.results.market_description import MOST_OUTSIDE
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
 
@@ -85,9 +89,13 @@ def shrinkage_of(folders: Sequence[RunFolder]) -> tuple[dict[str, JsonValue], ..
 
 
 def add_data(
-    context: BacktestContext, path: Path, windows: Sequence[MarketTensors]
+    context: BacktestContext,
+    path: Path,
+    windows: Sequence[MarketTensors],
+    results: Mapping[str, BacktestResult],
 ) -> BacktestContext:
-    """Add the extent of the windows' bars, the build's repairs and the faults found.
+    """Add the extent of the windows' bars, the build's repairs and the faults found, and why little
+    of the `results` is invested.
 
     `path`: the market file; files of the build next to it are used where they exist.
     """
@@ -126,6 +134,7 @@ def add_data(
                     f"{kind}: {count}" for kind, count in sorted(kinds.items())
                 )
         summary["symbols_left_out"] = len(market.left_out)
+    summary |= _describe_absences(windows, results)
     survivors = market.survivorship
     if survivors is not None and (sentence := survivors.describe()):
         key = "survivorship" if survivors.survivors_only else "members_without_bars"
@@ -139,6 +148,34 @@ def add_data(
     )
 
 
+def _describe_absences(
+    windows: Sequence[MarketTensors], results: Mapping[str, BacktestResult]
+) -> dict[str, str]:
+    """Say how many rows were left out, and why buy and hold is little invested, where it is."""
+    found = {}
+    market = windows[0].provenance
+    if market.outside > MOST_OUTSIDE:
+        found["rows_outside"] = (
+            f"{market.outside:.1%} of the rows left out, outside of the sessions of"
+            f" {market.calendar}"
+        )
+    held = results.get("buy_and_hold")
+    invested = None if held is None else held.metrics.invested_share
+    if invested is not None and invested < 0.5:
+        traded = [window.tradable.any(dim=1).numpy() for window in windows]
+        session = [window.session.numpy() for window in windows]
+        silent = sum(
+            len(np.setdiff1d(one, one[busy])) for one, busy in zip(session, traded, strict=True)
+        )
+        idle = 1 - float(np.mean([float(window.tradable.float().mean()) for window in windows]))
+        found["little_invested"] = (
+            f"buy and hold {invested:.0%} invested on average, as {idle:.0%} of the cells and"
+            f" {silent} of {sum(len(np.unique(one)) for one in session)} sessions hold no trade"
+            " (see data.calendar)"
+        )
+    return found
+
+
 def caveats(config: RunConfig, context: BacktestContext) -> list[str]:
     """List the assumptions of a run's data and windows, in words that complete "with ..."."""
     found = []
@@ -146,6 +183,9 @@ def caveats(config: RunConfig, context: BacktestContext) -> list[str]:
         found.append("no embargo between the windows")
     if context.data.get("survivorship"):
         found.append("a universe of survivors")
+    found += [
+        str(context.data[key]) for key in ("rows_outside", "little_invested") if key in context.data
+    ]
     if context.data.get("planted_signal"):
         found.append("a planted feature that knows the future")
     return found

@@ -226,7 +226,7 @@ def _write(
         within_limits=limited,
         **traded.about,
     )
-    context = add_data(context, path, markets)
+    context = add_data(context, path, markets, traded.results)
     metric: str = config.tournament.metric
     kind = "backtest"
     if traded.title:

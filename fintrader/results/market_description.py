@@ -16,6 +16,8 @@ Range = tuple[int, int]
 MOST_ABSENT = 0.05
 """Share of member-days without bars above which a universe is suspect, and its members by date
 unmeasurable."""
+MOST_OUTSIDE = 0.02
+"""Largest share of rows outside of the sessions of the right calendar."""
 
 
 @dataclass(frozen=True, order=True)
@@ -177,6 +179,9 @@ class Provenance:
     planted_signal: PlantedSignal | None = None
     repairs: Mapping[str, int] = field(default_factory=dict)
     """Rows that were repaired, by kind (`bars.clean.REPAIRS`)."""
+    outside: float = 0.0
+    """Share of the rows that lay outside of the sessions and of their extended hours, and were left
+    out."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Symbol -> why it is not in the market."""
     ended: tuple[str, ...] = ()

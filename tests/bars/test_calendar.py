@@ -56,6 +56,17 @@ def test_longer_bars_stay_inside_sessions(bar_minutes):
     ).all()
 
 
+def test_a_session_that_opens_on_sunday_is_mondays():
+    grid = session_grid("FX", dt.date(2024, 3, 4), dt.date(2024, 3, 15), 60)
+    assert np.diff(grid.first_bar).tolist() == [24] * 10
+    opens = grid.open[[0, 5]].astype("datetime64[ns]").astype(str)
+    assert [moment[:16] for moment in opens] == ["2024-03-03T22:00", "2024-03-10T21:00"]
+    for calendar in ("FX", "CMES"):
+        sunday, friday = (pd.Timestamp(f"2024-03-{day}").value for day in ("04 00:00", "08 21:00"))
+        assert session_date(calendar, sunday - 1) == dt.date(2024, 3, 4)
+        assert session_date(calendar, friday) == dt.date(2024, 3, 8)
+
+
 def test_a_lunch_break_has_no_minutes():
     grid = session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2))
     assert grid.num_bars == 330  # 09:30-12:00 and 13:00-16:00

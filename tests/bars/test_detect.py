@@ -1,3 +1,4 @@
+import datetime as dt
 import json
 import zipfile
 from pathlib import Path
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from fintrader.bars.calendar import FX, session_grid
 from fintrader.bars.detect import describe_detection, detect
 from fintrader.bars.sources.presets import PRESETS
 from fintrader.cli import main
@@ -231,7 +233,7 @@ def test_what_was_found_is_told_with_how_sure_it_is(bars, tmp_path):
     assert (found["label"].value, found["label"].sure) == ("end", "sure")
     assert (found["timezone"].value, found["timezone"].sure) == ("America/New_York", "sure")
     winter = findings(write_csv(tmp_path, minute_table(2, 10)))["timezone"]
-    assert winter.sure == "likely"  # no change of clocks in January
+    assert winter.sure == "assumed"  # no change of clocks in January
     assert "Etc/GMT+5" in winter.why
     split = minute_table(1, 10)
     split.loc[split.ts >= "2016-01-11", PRICES] /= 4
@@ -288,7 +290,8 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset, told, tmp_path)
 
 
 def test_daily_bars_are_sessions(tmp_path):
-    days = pd.bdate_range("2016-01-04", periods=60)
+    days = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 3, 30), 390).dates
+    days = pd.DatetimeIndex(days.astype("datetime64[ns]"))
     close = 50 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, len(days))))
     table = pd.DataFrame(
         {"Date": days.strftime("%Y-%m-%d"), "Open": close, "High": close, "Low": close}
@@ -297,6 +300,105 @@ def test_daily_bars_are_sessions(tmp_path):
     found = detect(str(path))
     market = make_market(built(found, tmp_path))
     assert (market.symbols, market.bar_minutes) == (("AAA",), 390)
+
+
+def walk_on(calendar, first, days, step, zone=None):
+    """A walk over all bars of so many days of a calendar; `zone` writes its times without one."""
+    last = first + dt.timedelta(days - 1)
+    grid = session_grid(calendar, first, last, step)
+    minutes = grid.minutes
+    if calendar == "CMES":  # an hour's rest before the next session opens
+        minutes = minutes[minutes < grid.close[grid.session] - 3_600_000_000_000]
+    stamps = pd.DatetimeIndex(minutes.astype("datetime64[ns]"), tz="UTC")
+    random = np.random.default_rng(4)
+    close = (80 * np.exp(np.cumsum(random.normal(0, 5e-4, len(stamps))))).round(2)
+    table = pd.DataFrame(dict.fromkeys(PRICES, close), index=stamps.rename("ts"))
+    table["volume"] = random.integers(1, 900, len(table))
+    if zone:
+        table.index = table.index.tz_convert(zone).tz_localize(None)
+    return table.reset_index()
+
+
+SURE = "sure"
+SPRING = dt.date(2024, 2, 26)
+MARKETS = {
+    "currencies": (FX, dt.date(2024, 6, 3), 26, 60, None, SURE),
+    "currencies in New York": (FX, SPRING, 40, 5, "America/New_York", SURE),
+    "a week of currencies": (FX, dt.date(2024, 6, 3), 5, 5, None, "assumed"),
+    "weekdays": ("24/5", SPRING, 19, 60, None, SURE),
+    "crypto": ("24/7", SPRING, 9, 5, "UTC", SURE),
+    "futures": ("CMES", SPRING, 19, 5, "America/Chicago", SURE),
+    "Seoul": ("XKRX", SPRING, 19, 1, "Asia/Seoul", SURE),
+    "Tokyo with lunch": ("XTKS", SPRING, 19, 15, "UTC", SURE),
+    "Hong Kong by the hour": ("XHKG", SPRING, 60, 60, "Asia/Hong_Kong", SURE),
+    "Mumbai": ("XBOM", SPRING, 19, 5, None, SURE),
+    "Frankfurt": ("XETR", SPRING, 90, 15, "Europe/Berlin", SURE),
+    "New York or Toronto": ("XNAS", SPRING, 19, 1, None, "assumed"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        *((name, 0.0) for name in MARKETS),
+        *((name, 0.6) for name in MARKETS if SURE in MARKETS[name]),
+    ],
+)
+def test_the_times_show_the_calendar_and_the_zone(name, missing, tmp_path):
+    calendar, first, days, step, zone, sure = MARKETS[name]
+    whole = walk_on(calendar, first, days, step)
+    keep = np.random.default_rng(5).random(len(whole)) >= missing
+    table = walk_on(calendar, first, days, step, zone)[keep]
+    found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    noted = {one.setting: one for one in found.findings}
+    assert found.calendar == calendar
+    if not missing:
+        assert noted["calendar"].sure == sure
+        assert found.bar_minutes == step
+    market = make_market(built(found, tmp_path).model_copy(update={"bar_minutes": step}))
+    traded = market.minutes.numpy()[market.tradable[:, 0].numpy()]
+    stamps = pd.DatetimeIndex(whole.ts[keep]).tz_localize(None)
+    assert (traded.astype("datetime64[ns]") == stamps.to_numpy()).all()
+
+
+@pytest.mark.parametrize("calendar", ["XNAS", "XLON", "XTKS", "XHKG", "24/5", "24/7"])
+def test_the_days_with_bars_show_the_calendar(calendar, tmp_path):
+    whole = session_grid(calendar, dt.date(2022, 1, 3), dt.date(2022, 12, 30), 1440)
+    table = walk_on("24/7", dt.date(2022, 1, 1), 364, 1440)
+    table["ts"] = table.ts.dt.strftime("%Y-%m-%d")
+    table = table[table.ts.isin(whole.dates.astype(str))]
+    found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    noted = {one.setting: one for one in found.findings}
+    assert (noted["calendar"].value, noted["calendar"].sure) == (calendar, "sure")
+    assert len(found.sessions) == len(table)
+    market = make_market(built(found, tmp_path))
+    assert market.num_bars == int(market.tradable.sum()) == len(table)
+
+
+def test_without_volume_nothing_is_certain(tmp_path):
+    table = walk_on(FX, SPRING, 40, 60, "America/New_York").assign(volume=0)
+    noted = findings(write_csv(tmp_path, table, "AAA.csv"))
+    assert noted["timezone"].value == "America/New_York"
+    assert (noted["timezone"].sure, noted["calendar"].sure) == ("assumed", "assumed")
+    table = walk_on("24/7", SPRING, 9, 60, "UTC")
+    zone = findings(write_csv(tmp_path, table, "BBB.csv"))["timezone"]
+    assert (zone.value, zone.sure) == ("UTC", "assumed")
+
+
+def test_rows_outside_of_the_sessions_are_refused_or_counted(tmp_path):
+    whole = walk_on("XKRX", SPRING, 19, 5, "Asia/Seoul")
+    night = whole[::20].assign(ts=lambda rows: rows.ts + pd.Timedelta("10h"))
+    path = str(write_csv(tmp_path, pd.concat([whole, night]).sort_values("ts"), "AAA.csv"))
+    for given in ({}, {"calendar": "XKRX"}):
+        with pytest.raises(BarError, match=r"4\.8% of the rows .* AAA at 2024-02-26T10:00 UTC"):
+            detect(path, **given)
+    found = detect(path, calendar="XKRX", zone="Asia/Seoul")
+    assert "95.2% of the rows" in {one.setting: one.why for one in found.findings}["calendar"]
+    provenance = make_market(built(found, tmp_path)).provenance
+    assert provenance.outside == pytest.approx(len(night) / (len(whole) + len(night)))
+    hours = str(write_csv(tmp_path, walk_on(FX, SPRING, 19, 60, "UTC"), "EURUSD.csv"))
+    with pytest.raises(BarError, match=r"outside of the sessions of XNAS.*--calendar.*--zone"):
+        detect(hours, calendar="XNAS")
 
 
 def scaled(table):

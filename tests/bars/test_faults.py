@@ -288,6 +288,16 @@ def test_the_ratios_that_boards_choose_are_known(healthy, ratio):
     ]
 
 
+def test_an_ordinary_day_of_a_wild_market_is_no_excursion(healthy):
+    """6 % for a day, of a symbol that moves as far on any other."""
+    wild = FAULTS["a day 6 % up"][1](healthy.copy())
+    rows = wild.ticker == "BBB"
+    for name in PRICES:
+        move = healthy.loc[rows, name] / healthy.loc[rows, "close"].iloc[0]
+        wild.loc[rows, name] *= move**2
+    assert "excursion_day" not in examined(wild).kinds
+
+
 def test_what_returns_the_day_after_was_no_split(healthy):
     for ratio in (0.25, 4.0):
         faults = examined(moved(healthy, ratio, days=1)).faults

@@ -1,10 +1,17 @@
-"""What a deployment's limits would have made of a backtest stands beside its figures."""
+"""What a deployment's limits would have made of a backtest, and what its bars lack, stand beside
+its figures."""
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
+from fintrader.backtesting.writer import NO_CONTEXT
 from fintrader.pipeline import evaluation
+from fintrader.pipeline.backtest_context import add_data, caveats
+from fintrader.pipeline.config import RunConfig
 from fintrader.progress import SILENT
 from fintrader.results.formatting import describe_limits
 from tests.engines.deployments import frozen
@@ -25,3 +32,23 @@ def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory, monkeypat
     assert "order" in said
     assert "halted" not in said
     assert describe_limits(None) == ""
+
+
+def test_rows_left_out_and_idle_money_are_caveats(tmp_path):
+    market = frozen(tmp_path)[1]
+    tradable = market.tradable.clone()
+    tradable[market.session > market.session[0]] = False
+
+    def told(outside, invested):
+        known = replace(market.provenance, outside=outside, calendar="XNAS")
+        window = replace(market, tradable=tradable, provenance=known)
+        held = SimpleNamespace(metrics=SimpleNamespace(invested_share=invested))
+        context = add_data(NO_CONTEXT, tmp_path / "m", [window], {"buy_and_hold": held})
+        return [said for said in caveats(RunConfig(), context) if "embargo" not in said]
+
+    assert told(0.01, 0.9) == []
+    sessions = len(market.session.unique())
+    left_out, idle = told(0.76, 0.04)
+    assert left_out == "76.0% of the rows left out, outside of the sessions of XNAS"
+    assert idle.startswith("buy and hold 4% invested on average")
+    assert f"{sessions - 1} of {sessions} sessions hold no trade" in idle

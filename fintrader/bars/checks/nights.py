@@ -62,7 +62,10 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
     """Find excursions of one day, splits, and moves that stand without more volume than usual."""
     size = np.abs(np.nan_to_num(night))
     returned = np.zeros(len(night), dtype=bool)
-    for day in np.flatnonzero(size > 0.03).tolist():
+    # a market that never closes has no nights to speak of; its ordinary days still move it as far
+    daily = np.abs(np.diff(np.log(days.close)))
+    least = max(0.03, 2 * 1.4826 * float(np.median(daily)) if len(daily) >= _FEWEST else 0.0)
+    for day in np.flatnonzero(size > least).tolist():
         around = slice(max(0, day - _AROUND), day + _AROUND + 1)
         others = size[around][np.isfinite(night[around])]
         usual = 1.4826 * float(np.median(others)) if len(others) >= 5 else 0.01

@@ -1,0 +1,286 @@
+"""Proposal of an exchange's calendar, and of the zone of naive times, from the times of bars.
+
+Each calendar in each zone is a hypothesis on which slots of time hold rows: quarters of an hour, or
+days where the bars are daily. Inside of the sessions any share of the slots may be filled, so that
+thin symbols count as well; outside next to none. The cost of a hypothesis is how much less likely
+than certain the rows are by it (minus the logarithm of their likelihood); the data refutes those
+with a clearly higher cost than the best.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Array, Bars
+from fintrader.bars.calendar import FX, session_spans, timezone_of
+from fintrader.errors import DataError
+from fintrader.results.market_description import MOST_OUTSIDE
+
+CALENDARS = (
+    *("XNAS", "CMES", "XTSE", "XLON", "XETR", "XTKS", "XKRX", "XHKG", "XSHG", "XBOM", "XASX"),
+    *("24/7", FX, "24/5"),
+)
+"""The calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
+ZONES = (
+    *("UTC", "America/New_York", "Etc/GMT+5", "America/Chicago", "America/Denver"),
+    *("America/Los_Angeles", "Europe/London", "Europe/Berlin", "Europe/Athens", "Asia/Kolkata"),
+    *("Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
+)
+"""Athens is the clock of MetaTrader's servers."""
+_UTC_ONLY = ("24/7", "24/5")
+_REST = {"CMES": 60 * MINUTE_NS}
+"""A pause at the end of each session, which exchange_calendars does not know."""
+QUARTER_NS = 15 * MINUTE_NS
+"""No zone's offset or change of clocks is finer, and nearly all sessions begin and end so."""
+_CLEAR = {False: 20.0, True: 10.0}
+"""A refuted hypothesis costs so much more: the rows of some hours at the wrong time, or two days of
+daily bars."""
+_RARE = 10.0
+"""Cost of times that are the ends of bars."""
+_ALIKE = 2.0
+"""Costs that differ by less are alike, and the likelier hypothesis counts."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A calendar and a zone of naive times, and how they fit the rows."""
+
+    calendar: str
+    zone: str
+    rank: tuple[bool, ...]
+    """The likelier one is lower; the last says that times are the ends of bars."""
+    outside: float
+    """Share of the rows outside of the sessions and their extended hours."""
+    filled: float
+    """Share of the sessions' slots with rows."""
+    cost: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The hypothesis that fits best, and what the data does not refute."""
+
+    best: Hypothesis
+    calendars: tuple[str, ...]
+    """Other calendars, the best first."""
+    zones: tuple[str, ...]
+    """Other zones."""
+    has_volume: bool
+    """Volume carries information; without it nothing is certain."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Slots:
+    """Rows by slot, `[Q]` from slot number `base` on."""
+
+    base: int
+    rows: Array
+    volume: Array
+    is_filled: Array
+    is_known: Array
+    """Slots of which rows were read, if there are any."""
+    width: int
+    """Slots that a bar fills."""
+
+
+def propose(
+    bars: Bars,
+    calendars: Sequence[str],
+    zones: Sequence[str],
+    step: int,
+    spans: Sequence[tuple[int, int]],
+) -> Proposal:
+    """Find the calendar and zone that fit the bars best, whose times stand as UTC.
+
+    `step`: minutes of a bar. `spans`: first and last time of each part that was read, because
+    nothing is known of the time between parts.
+
+    Raises DataError when no calendar covers the bars.
+    """
+    is_daily = step >= DAY_MINUTES - 60
+    has_volume = bool(np.ptp(bars.volume) > 0)
+    clocks: dict[tuple[float, ...], str] = {}
+    for zone in zones:
+        clocks.setdefault(_clock(zone), zone)
+    tables = [
+        (zone, is_end, table)
+        for is_end in ((False,) if is_daily or step < 5 else (False, True))
+        for zone, table in _slots_by_zone(
+            bars, list(clocks.values()), step, is_end, is_daily, np.array(spans)
+        )
+    ]
+    first = min(table.base for _, _, table in tables)
+    stop = max(table.base + len(table.rows) for _, _, table in tables)
+    found = []
+    for calendar in calendars:
+        if is_daily and calendar == FX and len(calendars) > 1:
+            continue  # its days are those of 24/5
+        try:
+            masks = _session_masks(calendar, first, stop, is_daily)
+        except DataError:
+            if len(calendars) == 1:
+                raise
+            continue  # another century, or a country whose holidays are known to last year only
+        home = clocks.get(_clock(timezone_of(calendar)))
+        for zone, is_end, table in tables:
+            name = timezone_of(calendar) if zone == home else zone
+            rank = _rank_zone(calendar, zone, home, len(clocks))
+            if rank is not None:
+                span = slice(table.base - first, table.base - first + len(table.rows))
+                inside, allowed = (mask[span] for mask in masks)
+                ranks = (*rank, is_end)
+                found.append(_judge(calendar, name, ranks, table, inside, allowed, has_volume))
+    if not found:
+        raise DataError("no calendar covers the years of these bars; name one with --calendar")
+    return _choose(found, is_daily, has_volume)
+
+
+def _rank_zone(
+    calendar: str, zone: str, home: str | None, num_zones: int
+) -> tuple[bool, ...] | None:
+    """Rank a zone of a calendar's times, the likeliest lowest; None where it cannot be told from
+    UTC."""
+    if num_zones == 1:
+        return (False, False)
+    if calendar in _UTC_ONLY and zone != "UTC":
+        return None
+    usual = "UTC" if calendar == FX else home
+    return (zone not in (home, "UTC"), zone != usual)
+
+
+def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Proposal:
+    least = min(one.cost for one in found)
+    best = min((one for one in found if one.cost <= least + _ALIKE), key=lambda one: one.rank)
+    likely = sorted(
+        (one for one in found if one.cost < best.cost + _CLEAR[is_daily]), key=lambda one: one.cost
+    )
+    others = dict.fromkeys(one.calendar for one in likely if one.calendar != best.calendar)
+    zones = dict.fromkeys(
+        one.zone for one in likely if one.calendar == best.calendar and one.zone != best.zone
+    )
+    return Proposal(best, tuple(others), tuple(zones), has_volume)
+
+
+def _judge(
+    calendar: str,
+    zone: str,
+    rank: tuple[bool, ...],
+    slots: _Slots,
+    inside: Array,
+    allowed: Array,
+    has_volume: bool,
+) -> Hypothesis:
+    loud = allowed if calendar in _REST else inside
+    away = float(slots.volume[~loud].sum()) / float(slots.volume.sum()) if has_volume else 0.0
+    # a session's last bar may be shorter than the others: outside only the begin of a bar counts
+    begins = slots.rows > 0
+    known = slots.is_known
+    fills = (
+        slots.is_filled[inside & known],
+        begins[allowed & ~inside & known],
+        begins[~allowed & known],
+    )
+    costs = list(map(_surprise, fills, (1.0, 1.0, MOST_OUTSIDE)))
+    cost = costs[0] / slots.width + costs[1] + costs[2] + _RARE * rank[-1]
+    outside = float(slots.rows[~allowed].sum()) / float(slots.rows.sum())
+    filled = float(fills[0].mean()) if len(fills[0]) else 0.0
+    cost += away * np.count_nonzero(slots.is_filled)
+    return Hypothesis(calendar, zone, rank, outside, filled, cost)
+
+
+def _surprise(is_filled: Array, most: float) -> float:
+    """-log L = -k log p - (n - k) log(1 - p) of slots that are filled with probability p = k / n,
+    or at `most` that."""
+    n = len(is_filled)
+    k = np.count_nonzero(is_filled)
+    p = min(k / max(n, 1), most)
+    return float(-k * np.log(p or 1.0) - (n - k) * np.log1p(-p if p < 1 else 0.0))
+
+
+def _slots_by_zone(
+    bars: Bars, zones: Sequence[str], step: int, is_end: bool, is_daily: bool, spans: Array
+) -> Iterator[tuple[str, _Slots]]:
+    """The rows by slot, read as times of each zone, as starts or as ends of bars."""
+    late = is_end * step * MINUTE_NS
+    quarters, quarter_of = np.unique((bars.ts - late) // QUARTER_NS, return_inverse=True)
+    rows = np.bincount(quarter_of)
+    volume = np.bincount(quarter_of, bars.volume)
+    slot_ns = QUARTER_NS * (96 if is_daily else 1)
+    width = 1 if is_daily else max(1, step // 15)
+    edge = 0 if is_daily else 1  # of empty slots: the rows may begin and end with a session
+    for zone in zones:
+        slot = move(quarters * QUARTER_NS, zone) // slot_ns
+        base = int(slot.min()) - edge
+        at = slot - base
+        is_filled, is_known = np.zeros((2, int(at.max()) + width + edge), dtype=bool)
+        for later in range(width):
+            is_filled[at + later] = True
+        parts = move((spans - late).ravel(), zone).reshape(-1, 2) // slot_ns - base
+        for first, last in parts:
+            is_known[max(0, first - edge) : last + width + edge] = True
+        counts = [np.bincount(at, one, len(is_filled)) for one in (rows, volume)]
+        yield zone, _Slots(base, counts[0], counts[1], is_filled, is_known, width)
+
+
+def _session_masks(calendar: str, first: int, stop: int, is_daily: bool) -> tuple[Array, Array]:
+    """`[Q]` bool twice: slots of the sessions, and those that may hold rows."""
+    unit = 96 if is_daily else 1
+    days = [dt.date(1970, 1, 1) + dt.timedelta(slot * unit // 96) for slot in (first, stop)]
+    dates, spans = session_spans(calendar, days[0] - _DAY, days[1] + _DAY)
+    if is_daily:
+        number = dates.astype(np.int64)
+        mask = np.isin(np.arange(first, stop), number)
+        return mask, mask
+    before, begin, pause, resume, end, after = spans.T
+    last = end - _REST.get(calendar, 0)
+    inside = _mask([(begin, np.minimum(pause, last)), (resume, last)], first, stop)
+    allowed = _mask([(before, pause), (resume, after)], first, stop)
+    return inside, allowed
+
+
+_DAY = dt.timedelta(days=1)
+
+
+def _mask(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
+    steps = np.zeros(stop - first + 1, dtype=np.int64)
+    for begin, end in spans:
+        begin, end = (
+            np.clip(at - first, 0, stop - first)
+            for at in (begin // QUARTER_NS, -(-end // QUARTER_NS))
+        )
+        np.add.at(steps, begin, 1)
+        np.add.at(steps, np.maximum(begin, end), -1)
+    return np.asarray(np.cumsum(steps[:-1]) > 0)
+
+
+@lru_cache
+def _clock(zone: str) -> tuple[float, ...]:
+    """Offsets in winter and in summer, alike for zones whose clocks are."""
+    days = pd.DatetimeIndex(["2024-01-15", "2024-07-15"])
+    return tuple(
+        (days.tz_localize(zone).tz_convert("UTC").tz_localize(None) - days).total_seconds()
+    )
+
+
+def move(ts: Array, zone: str) -> Array:
+    """`[R]` int64: times that were read as UTC, as those of a zone; what does not exist there or
+    twice stays where it was."""
+    wall = pd.DatetimeIndex(ts.astype("datetime64[ns]"))
+    placed = wall.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
+    utc = placed.tz_convert("UTC").tz_localize(None)
+    moved = utc.to_numpy().astype("datetime64[ns]").astype(np.int64)
+    return np.where(np.asarray(placed.isna()), ts, moved)
+
+
+def usual_step(bars: Bars) -> int:
+    """Minutes between most bars of a symbol, across nights too."""
+    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
+    steps = steps[steps > 0]
+    values, counts = np.unique(steps, return_counts=True)
+    return int(values[counts.argmax()]) if len(values) else DAY_MINUTES
