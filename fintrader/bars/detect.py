@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
-from fintrader.bars.bars import MINUTE_NS, PRICES, Bars, concat
+from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, day_starts, session_date, session_grid, timezone_of
 from fintrader.bars.checks.gates import Gate, name_faults, suggest_waivers
 from fintrader.bars.checks.kinds import STOPPING
