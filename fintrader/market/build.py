@@ -71,7 +71,7 @@ log = logging.getLogger("fintrader.market")
 
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
-BUILD_VERSION = 9
+BUILD_VERSION = 10
 """Goes into every address; raised when the same settings would give other numbers, or files of
 another form."""
 
@@ -208,7 +208,7 @@ def _draft(
     candidates, left_out = candidates_of(settings, feed, membership, grid)
     left_out |= dict.fromkeys(feed.missing, f"no bars from {feed.inputs['kind']}")
     with ColumnStore(scratch, grid.num_bars, len(names)) as columns:
-        symbols, dropped = read_all(
+        symbols, sparse, dropped = read_all(
             settings, reader, candidates, windows.train, names, columns, progress
         )
         reader.evidence.judge()
@@ -223,7 +223,7 @@ def _draft(
             day_close,
             days,
             missing=missing_members(
-                *(feed.symbols, membership, grid.dates, aliases),
+                *(sorted({*feed.symbols} - {*sparse}), membership, grid.dates, aliases),
                 dict(zip(symbols, np.isfinite(day_close).T, strict=True)),
             ),
             index=benchmark[grid.first_bar[1:] - 1] if is_foreign else None,
@@ -255,13 +255,15 @@ def _draft(
             planted_signal=signal,
             repairs=repairs,
             outside=repairs["outside_session"] / sum(reader.rows[symbol] for symbol in symbols),
-            left_out=left_out | dropped,
+            left_out=left_out | dropped | sparse,
             ended=ended,
             survivorship=survivors,
             waived=waived,
             doubtful=doubtful,
             contradictions=tuple(reader.contradictions),
         )
+        if sparse:
+            log.warning("left out: %s", "; ".join(f"{one} {why}" for one, why in sparse.items()))
         _log_provenance(provenance)
         context_names = (*settings.features.context, *settings.features.daily)
         levels = (daily_level(*series, grid) for series in settings.features.daily.items())

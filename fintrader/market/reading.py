@@ -3,11 +3,11 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fintrader.bars.bars import MINUTE_NS, Bars
+from fintrader.bars.bars import MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.checks.gates import Gate
 from fintrader.bars.clean import clean, symbol_bars, to_grid
@@ -37,9 +37,9 @@ def candidates_of(
     feed: Feed,
     membership: dict[str, list[Interval]] | None,
     grid: SessionGrid,
-) -> tuple[list[str], dict[str, str]]:
-    """List the symbols that may be in the market, sorted, and the reasons against the others; bars
-    are not read for it."""
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Map the symbols that may be in the market, sorted, to their member days `[S]` bool, and the
+    others to the reasons against them; bars are not read for it."""
     universe = settings.universe
     available = feed.symbols
     missing = [name for name in universe.symbols if name not in available]
@@ -50,28 +50,29 @@ def candidates_of(
         )
     candidates = sorted(universe.symbols or available)
     days = member_days(candidates, membership, grid.dates, {**universe.aliases, **feed.companies})
-    ever = {name: bool(days[:, column].any()) for column, name in enumerate(candidates)}
-    if not any(ever.values()):
+    member = dict(zip(candidates, days.T, strict=True))
+    if not days.any():
         raise DataError(
             f"no symbol of the source was a member from {grid.dates[0]} to {grid.dates[-1]}; check "
             "data.universe.members, tickers_as_of and aliases"
         )
-    kept = [
-        name for name in candidates if ever[name] or name in universe.symbols
-    ]  # what was named is there
+    kept = {
+        name: own for name, own in member.items() if own.any() or name in universe.symbols
+    }  # what was named is there
     return kept, {name: "never a member in the range" for name in candidates if name not in kept}
 
 
 def read_all(
     settings: DataSettings,
     reader: Reader,
-    candidates: Sequence[str],
+    candidates: Mapping[str, Array],
     train: tuple[int, int],
     names: Sequence[str],
     columns: ColumnStore,
     progress: Progress,
-) -> tuple[list[str], dict[str, str]]:
-    """Fill the columns; the chosen symbols, and why other candidates were left out.
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Fill the columns; the chosen symbols, and why other candidates (symbol -> member days `[S]`)
+    were left out: for too few days, and for anything else.
 
     The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is
     read once. A symbol with too few bars gets no column. Once `max_symbols` columns are taken, a
@@ -79,20 +80,20 @@ def read_all(
     """
     universe = settings.universe
     grid = reader.grid
-    coverage = Coverage(train)
+    coverage = Coverage(train, grid.session)
     room = min(len(candidates), universe.max_symbols or len(candidates))
     planted = [SIGNAL] if isinstance(settings.source, PlantedInSettings) else []
     later = {*ft.market_wide(settings.features.names), *planted}
     column_of: dict[str, int] = {}
     left_out: dict[str, str] = {}
     with progress.task("features", total=len(candidates), unit="symbols") as task:
-        for symbol in candidates:
+        for symbol, member in candidates.items():
             merged = reader.read(symbol)
             task.advance(note=symbol)
             if len(merged) == 0:
                 left_out[symbol] = "no bars in the range"
                 continue
-            coverage.add(symbol, merged.ts, merged.close, merged.volume)
+            coverage.add(symbol, merged.ts, merged.close, merged.volume, member)
             if coverage.share[symbol] < universe.min_coverage:
                 continue
             column = len(column_of)
@@ -112,9 +113,9 @@ def read_all(
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
-    kept, dropped = choose(universe, coverage)
+    kept, sparse, small = choose(universe, coverage)
     columns.slots = [column_of[symbol] for symbol in kept]
-    return kept, left_out | dropped
+    return kept, sparse, left_out | small
 
 
 class Reader:

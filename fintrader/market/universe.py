@@ -31,7 +31,9 @@ class UniverseSettings(Settings):
     symbols: tuple[Ticker, ...] = ()
     """Exactly these (all that the source has, when empty)."""
     min_coverage: float = Field(0.0, ge=0, le=1)
-    """Keep symbols that traded in at least this share of the training window's bars."""
+    """Keep symbols that traded on at least this share of their days in the training window: those
+    from their first bar there to their last, and of `members` the member days. A symbol without
+    such a day, which lists or joins later, is kept."""
     max_symbols: int | None = Field(None, ge=1)
     """Keep so many symbols at most: those with the highest turnover in the training window."""
     members: PathText | None = None
@@ -60,17 +62,24 @@ class UniverseSettings(Settings):
 
 
 class Coverage:
-    """Share of the training window in which each symbol traded, and its turnover in dollars."""
+    """Share of its days in the training window on which each symbol traded, and its turnover in
+    dollars."""
 
-    def __init__(self, train: tuple[int, int]) -> None:
+    def __init__(self, train: tuple[int, int], session: Array) -> None:
+        """`session` `[T]`: number of each bar's session."""
         self.train = train
+        self.session = session
         self.share: dict[str, float] = {}
         self.turnover_usd: dict[str, float] = {}
 
-    def add(self, symbol: str, at: Array, close: Array, volume: Array) -> None:
-        """Take in one symbol: `at` is the bar of the grid of each row, `[R]`."""
+    def add(self, symbol: str, at: Array, close: Array, volume: Array, member: Array) -> None:
+        """Take in one symbol: `at` is the bar of the grid of each row, `[R]`, in order; `member`
+        `[S]` bool its days as a member."""
         inside = (at >= self.train[0]) & (at < self.train[1])
-        self.share[symbol] = float(np.count_nonzero(inside)) / (self.train[1] - self.train[0])
+        traded = np.unique(self.session[at[inside]])
+        # a dear share trades in few minutes of a day, and a young one on few days of the window
+        days = member[traded[0] : traded[-1] + 1] if len(traded) else member[:0]
+        self.share[symbol] = float(member[traded].sum() / days.sum()) if days.any() else 1.0
         self.turnover_usd[symbol] = float((close[inside] * volume[inside]).sum())
 
     def rank(self, symbol: str) -> tuple[float, str]:
@@ -78,8 +87,11 @@ class Coverage:
         return -self.turnover_usd[symbol], symbol
 
 
-def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], dict[str, str]]:
-    """The chosen symbols of those added, sorted, and why each other one was left out.
+def choose(
+    settings: UniverseSettings, coverage: Coverage
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """The chosen symbols of those added, sorted, and why others were left out: for too few days,
+    and for too little turnover.
 
     Raises DataError when an explicit symbol was not added, or nothing is left.
     """
@@ -90,21 +102,18 @@ def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], d
             " bars"
         )
     chosen = sorted(settings.symbols or coverage.share)
-    left_out = {
-        name: f"traded in {coverage.share[name]:.1%} of the training bars"
+    sparse = {
+        name: f"traded on {coverage.share[name]:.1%} of its days in the training window, below"
+        f" data.universe.min_coverage {settings.min_coverage:g}"
         for name in chosen
         if coverage.share[name] < settings.min_coverage
     }
-    kept = [name for name in chosen if name not in left_out]
-    if settings.max_symbols is not None:
-        ranked = sorted(kept, key=coverage.rank)
-        left_out |= dict.fromkeys(
-            ranked[settings.max_symbols :], "turnover in the training window too small"
-        )
-        kept = [name for name in kept if name not in left_out]
+    ranked = sorted((name for name in chosen if name not in sparse), key=coverage.rank)
+    kept = ranked[: settings.max_symbols]
     if not kept:
         raise DataError(f"no symbol is left of {len(chosen)}; lower data.universe.min_coverage")
-    return kept, left_out
+    small = dict.fromkeys(ranked[len(kept) :], "turnover in the training window too small")
+    return sorted(kept), sparse, small
 
 
 def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:

@@ -250,23 +250,26 @@ def test_bars_side_files_and_the_store_may_lie_at_a_url(tmp_path):
 
 CHOICES = [
     {},
-    {"universe": {"min_coverage": 0.5}},
+    {"universe": {"min_coverage": 0.7}},
     {"universe": {"max_symbols": 2}},
-    {"universe": {"max_symbols": 3, "min_coverage": 0.3}, "bar_minutes": 5},
+    {"universe": {"max_symbols": 3, "min_coverage": 0.6}, "bar_minutes": 5},
     {"universe": {"symbols": ["BBB", "DDD"], "min_coverage": 0.1}, "start": "2016-01-06"},
 ]
 
 
 @pytest.fixture(scope="module")
 def bars(tmp_path_factory):
-    """Five symbols over two months: later ones trade in fewer minutes, but not with less volume."""
+    """Five symbols over two months: later ones trade in fewer minutes of fewer days, but not with
+    less volume."""
     table = minute_table(5, 24)
     chance = np.random.default_rng(1)
     number, _ = pd.factorize(table.ticker)
     table["volume"] *= np.array([1.0, 5.0, 2.0, 9.0, 4.0])[number]
-    return write_csv(
-        tmp_path_factory.mktemp("bars"), table[chance.random(len(table)) > 0.18 * number]
-    )
+    traded = chance.random((24, 5)) > 0.18 * np.arange(5)
+    traded[[0, -1]] = True  # each is listed on all days
+    day, _ = pd.factorize(table.ts.dt.normalize())
+    there = traded[day, number] & (chance.random(len(table)) > 0.18 * number)
+    return write_csv(tmp_path_factory.mktemp("bars"), table[there])
 
 
 def choosing(bars, values):

@@ -320,17 +320,47 @@ def test_windows_are_whole_sessions_with_an_embargo(tmp_path):
         validate(WindowSettings, dated | {"validation": ["2016-01-06", "2016-01-11"]}, "test")
 
 
-def test_coverage_filter_looks_at_training_only(tmp_path):
-    table = minute_table(symbols=2, sessions=10)
+def test_coverage_counts_the_days_between_the_first_bar_and_the_last_in_training(tmp_path, caplog):
+    """Training ends on 2016-01-07, the fourth of ten sessions."""
+    table = minute_table(symbols=6, sessions=10)
     day = table.ts.dt.strftime("%Y-%m-%d")
-    thin_later = (table.ticker == "AAA") & (day > "2016-01-11") & (table.ts.dt.minute < 30)
-    thin_early = (table.ticker == "BBB") & (day < "2016-01-08") & (table.ts.dt.minute < 30)
-    path = write_csv(tmp_path, table[~(thin_later | thin_early)])
-    market = make_market(settings(path, universe={"min_coverage": 0.9}))
-    assert market.symbols == ("AAA",)
+    lost = {
+        "AAA": table.index % 7 > 2,  # a dear share: four minutes in seven without a trade
+        "BBB": day == "2016-01-06",
+        "CCC": day < "2016-01-07",  # listed in training
+        "DDD": day < "2016-01-14",  # listed after it
+        "EEE": day > "2016-01-05",  # ended in training
+        "FFF": day == "2016-01-13",
+    }
+    gone = [(table.ticker == symbol) & rows for symbol, rows in lost.items()]
+    table = table[~np.logical_or.reduce(gone)]
+    (tmp_path / "list.csv").write_text(
+        "ticker,member_from,member_to\n" + "".join(f"{one},2015-01-01,\n" for one in lost)
+    )
+    universe = {"min_coverage": 0.9, "members": str(tmp_path / "list.csv")}
+    market = make_market(settings(write_csv(tmp_path, table), universe=universe))
+    assert market.symbols == ("AAA", "CCC", "DDD", "EEE", "FFF")
+    assert "BBB traded on 75.0% of its days in the training window" in caplog.text
     assert list(market.provenance.left_out) == ["BBB"]
+    absent = market.provenance.survivorship.members_without_bars
+    assert "BBB" in absent  # a member with bars that was left out is as missing as one without
+    late = market.symbols.index("DDD")
+    buyable = (market.tradable & market.member)[:, late]
+    assert int(buyable.nonzero()[0]) == 8 * 390  # from its first day on
     with pytest.raises(DataError, match="ZZZ"):
-        make_market(settings(path, universe={"symbols": ["AAA", "ZZZ"]}))
+        make_market(settings(tmp_path / "bars.csv", universe={"symbols": ["AAA", "ZZZ"]}))
+
+
+def test_coverage_counts_member_days_only(tmp_path):
+    table = minute_table(symbols=2, sessions=10)
+    days_off = table.ts.dt.strftime("%Y-%m-%d").isin(["2016-01-05", "2016-01-06"])
+    path = write_csv(tmp_path, table[~((table.ticker == "BBB") & days_off)])
+    (tmp_path / "list.csv").write_text(
+        "ticker,member_from,member_to\nAAA,2015-01-01,\nBBB,2016-01-07,\n"
+    )
+    for members, kept in ((None, ("AAA",)), (str(tmp_path / "list.csv"), ("AAA", "BBB"))):
+        market = make_market(settings(path, universe={"min_coverage": 0.9, "members": members}))
+        assert market.symbols == kept
 
 
 def test_equal_weight_benchmark_is_the_mean_return(tmp_path):
