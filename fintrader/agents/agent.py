@@ -87,15 +87,26 @@ def make_agent(
     settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> Agent:
     """Make the agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError
-    for unknown settings."""
+    for unknown settings, and a head that cannot act."""
     if type(settings) not in _AGENTS:
         known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
         raise ConfigError(
             f"no agent has settings of type {type(settings).__name__}; known: {known}"
         )
     agent = _AGENTS[type(settings)](settings, layout, device=device, seed=seed)
+    refuse_idle(agent.head)
     if isinstance(agent, OnPolicyAgent) and settings.learners > 1:
         agent.learner = BatchedLearners(agent).learn
     if isinstance(agent, OffPolicyAgent) and settings.pipeline:
         return PipelinedAgent(agent)
     return agent
+
+
+def refuse_idle(head: ActionHead) -> None:
+    """Raise ConfigError for a head whose action no latent changes: a fully invested tilt of one
+    symbol."""
+    if head.kind == "tilt" and head.settings.fully_invested and head.layout.num_actions == 1:
+        raise ConfigError(
+            "agent.head.kind tilt of a single symbol without cash always holds it, whatever the"
+            " agent learns: set agent.head.kind to aim (or agent.head.fully_invested to false)"
+        )

@@ -16,8 +16,12 @@ from typing import Any
 
 from rich.console import Console
 
+from fintrader.agents.agent import refuse_idle
+from fintrader.agents.heads import ActionHead
 from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
+from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import CONVENTIONS, GymnasiumSettings
 from fintrader.envs.trading import engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
@@ -81,6 +85,7 @@ def walk_forward(config: RunConfig) -> Path:
         if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
             with manifest.stage("tournament"):
                 market = MarketTensors.load(path)
+                _refuse_idle_agents(config, market)
                 folds = make_folds(market, config.walkforward, config.data.windows.embargo_sessions)
                 trials = [_race_fold(config, manifest, market, fold, len(folds)) for fold in folds]
                 manifest.update(trials=sum(trials) + _earlier_trials(manifest), best=None)
@@ -303,6 +308,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
     if manifest.done("tournament"):
         return
     with manifest.stage("tournament"):
+        _refuse_idle_agents(config, MarketTensors.load(market))
         start = _start(config, manifest)
         result = search(config, config.folder, market, start=start)
         manifest.update(trials=result.trials + _earlier_trials(manifest), best=result.best)
@@ -415,6 +421,16 @@ def search(
             title=title,
             **how,
         )
+
+
+def _refuse_idle_agents(config: RunConfig, market: MarketTensors) -> None:
+    """Raise ConfigError before training for an agent that could not act in this market."""
+    if market.num_assets > 1:
+        return
+    is_shown = shows_benchmark(market, config.trading)
+    layout = ObservationLayout.of(market, config.trading.lookback, benchmark=is_shown)
+    for agent in config.agents:
+        refuse_idle(ActionHead(layout, agent.head))
 
 
 def _inherit(start: Start, heirs: WarmStartTarget, store: RunStore) -> WarmStart:

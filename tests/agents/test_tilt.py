@@ -184,4 +184,9 @@ def test_without_a_benchmark_or_features_it_is_refused():
     ):
         ActionHead(ObservationLayout(5, 0, 2, benchmark=1), asked)
     assert ActionHead(ObservationLayout(5, 0, 2, benchmark=1), ActionHeadSettings()).kind == "aim"
+    alone = ObservationLayout(1, 3, 2, benchmark=1)
+    with pytest.raises(ConfigError, match=r"set agent.head.kind to aim"):
+        make_agent(PPO(), alone)
+    for able in (ActionHeadSettings(kind="aim"), ActionHeadSettings(fully_invested=False)):
+        make_agent(PPO(head=able), alone)
     assert ActionHead(ObservationLayout(5, 3, 2), ActionHeadSettings()).kind == "aim"

@@ -1,5 +1,6 @@
 """What is said of a run before it starts: what is missing, how long it will take."""
 
+import json
 import sys
 
 import pytest
@@ -107,6 +108,22 @@ def record(config):
     )
     assert found is not None
     return found
+
+
+def test_a_head_that_cannot_act_is_refused_and_the_remedy_runs(tmp_path):
+    """One symbol, fully invested: every agent would hold it."""
+    alone = {"source": {"kind": "synthetic", "num_symbols": 1, "num_sessions": 12}}
+    env = {**TINY["env"], "benchmark": "equal_weight"}
+    path = write_config(tmp_path, data=alone, env=env)
+    for verb in ("run", "train"):
+        refused = fintrader(verb, str(path), "--name", verb)
+        assert refused.status == 2
+        assert "set agent.head.kind to aim" in refused.err
+    done = fintrader("tournament", str(path), "--agent.head.kind", "aim", "--name", "aim")
+    assert done.status == 0, done.err
+    told = fintrader("status", str(tmp_path / "runs" / "aim"), "--json").out
+    rows = json.loads(told)["leaderboard"]
+    assert len({row["score"] for row in rows}) == len(rows) == 4  # the benchmark's is one of them
 
 
 def race(**changes):
