@@ -23,6 +23,9 @@ _FEW = 5
 """With fewer bars a day, equal closes may be chance: whole rows are compared."""
 SCALE = 70.0
 """No price changes by this factor in one bar."""
+_EXCURSION_BARS = 180
+_BLOCK = 30
+"""Bars that share one scale."""
 _SURE = 6.0
 """Standard deviations beyond which a result is certain."""
 _UNLIKELY = -15.0
@@ -51,12 +54,27 @@ class Days:
     """`[D]` int64: a hash of the day's closes, equal for equal ones; 0 for a day too uniform to be
     recognised by it."""
     length: int
-    """Minutes between most bars and the next one; 0 where there is one a day."""
+    """Minutes between most bars and the next one; 0 where there is one a day, and then the fields
+    below are empty."""
+    moves: Array
+    """`[P]` int8: returns on all places of the sessions, see `_trace_moves`."""
+    place: Array
+    """`[D]` int64: first place of each day's session; `places` `[D]` is the number of them."""
+    places: Array
+    silent: Array
+    """`[2, D]` int64: places without a bar before the first bar and after the last one."""
+    opening: Array
+    """`[2, D]` float64: log of the first and of the second bar's volume over the day's mean."""
 
     @cached_property
     def first(self) -> Array:
         """`[D]` int64: the first bar of each day, among all inside the sessions."""
         return np.asarray(np.cumsum(self.bars) - self.bars)
+
+    @cached_property
+    def gaps(self) -> Array:
+        """`[D]` int64: sessions since the day before; 0 on the first day."""
+        return np.diff(self.session, prepend=self.session[:1])
 
     def day_of(self, bar: int) -> int:
         """The number of the day that holds a bar."""
@@ -87,6 +105,16 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     counts = counts[number]
     first = np.cumsum(counts) - counts
     last = first + counts - 1
+    moves = place = np.zeros(0, dtype=np.int8)
+    begin = np.zeros(grid.num_sessions + 1, dtype=np.int64)
+    if length > 0:
+        moves, place, begin = _trace_moves(bars, grid, at, first, length)
+    edges = place[[first, last]] if length > 0 else np.zeros((2, len(first)), dtype=np.int64)
+    volume = np.add.reduceat(bars.volume, first) / counts
+    with np.errstate(divide="ignore"):
+        opening = np.log(
+            bars.volume[[first, np.minimum(first + 1, last)]] / np.maximum(volume, 1e-9)
+        )
     days = Days(
         symbol=bars.symbols[0],
         session=number,
@@ -94,24 +122,65 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         bars=counts,
         open=bars.open[first],
         close=bars.close[last],
-        volume=np.add.reduceat(bars.volume, first) / counts,
+        volume=volume,
         turnover=np.add.reduceat(bars.volume * bars.close, first) / counts,
         content=_hash_days(bars, first, last + 1),
         length=length,
+        moves=moves,
+        place=begin[number],
+        places=np.diff(begin)[number],
+        silent=np.stack([edges[0] - begin[number], begin[number + 1] - 1 - edges[1]]),
+        opening=opening,
     )
     found += _find_scale_jumps(bars, days)
     found += _find_repeated(days)
+    found += _find_excursions(bars, days) if len(bars) > 1 else []
     if length > 0:
         found += _find_reversed(bars, days)
         found += _find_frozen(bars, days)
         found += _find_spread_out(bars, days, grid)
         found += _find_last_jump(bars, days)
+        found += _find_middles(bars, days)
+        found += _find_adjusted(bars, days)
     return days, found
 
 
+def _trace_moves(
+    bars: Bars, grid: SessionGrid, at: Array, first: Array, length: int
+) -> tuple[Array, Array, Array]:
+    """A symbol's returns in a byte each, on places of `length` minutes within the sessions.
+
+    at: `[R]` the grid's bar of each row; first: `[D]` first row of each day. Returns the moves `[P]`
+    int8, 30 to a standard deviation of the bars around and 0 where there is none; the place of each row
+    `[R]`; and the first place of each session `[S + 1]`.
+    """
+    minutes = grid.session_minutes
+    begin = np.concatenate([[0], np.cumsum(-(-minutes // length))])
+    session = grid.session[at]
+    minute = np.searchsorted(grid.exchange_minutes, bars.ts, side="right") - 1
+    place = begin[session] + (minute - (np.cumsum(minutes) - minutes)[session]) // length
+    # a return over missing bars belongs to no single place: there a bar's own is taken
+    before = np.where(np.diff(place, prepend=-9) == 1, np.roll(bars.close, 1), bars.open)
+    before[first] = bars.open[first]
+    move = np.log(bars.close / before)
+    rows = np.diff(first, append=len(bars))
+    # half an hour of minutes has a volatility of its own: the open and noon would weigh unlike
+    blocks = np.flatnonzero((np.arange(len(bars)) - np.repeat(first, rows)) % _BLOCK == 0)
+    rows = np.diff(blocks, append=len(bars))
+    usual = np.repeat(1.25 * np.add.reduceat(np.abs(move), blocks) / rows, rows)
+    moves = np.zeros(begin[-1], dtype=np.int8)
+    # beyond four deviations a move is news of its own, and would outweigh the day
+    moves[place] = np.clip(np.round(30 * move / np.maximum(usual, 1e-12)), -120, 120)
+    return moves, place, begin
+
+
 def _find_shifted(bars: Bars, grid: SessionGrid, length: int) -> Iterator[Fault]:
-    """Find days as long as a session whose two ends are displaced alike, by about a whole number
-    of half hours."""
+    """Find days as long as a session whose two ends are displaced alike: by about a whole number of
+    half hours, or without a gap by exactly as many bars.
+
+    An auction's print may stand alone before the open or after the close, so a bar of one price is
+    no evidence of an end.
+    """
     if not 0 < length <= 60:
         return
     edges = np.searchsorted(bars.ts, grid.borders)
@@ -120,6 +189,11 @@ def _find_shifted(bars: Bars, grid: SessionGrid, length: int) -> Iterator[Fault]
     early = bars.ts[edges[day]] - grid.begin[day]
     late = bars.ts[edges[day + 1] - 1] + step - grid.end[day]
     moved = measure_shift(early, late, step)
+    rows = edges[day + 1] - edges[day]
+    outer = np.where(early < 0, edges[day], edges[day + 1] - 1)
+    exact = (moved == 0) & (early == late) & (bars.high[outer] > bars.low[outer])
+    exact &= rows > 0.95 * (grid.end[day] - grid.begin[day]) / step
+    moved[exact] = early[exact]
     for number, by in zip(day[moved != 0], moved[moved != 0], strict=True):
         count = int(edges[number + 1] - edges[number])
         detail = f"by {by // MINUTE_NS} minutes"
@@ -210,3 +284,85 @@ def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
     far = max(0.04, 20 * 1.4826 * float(np.median(step[:-1])), 3 * float(step[:-1].max()))
     if step[-1] > far:
         yield days.fault("last_bar_jump", -1, 1, f"{close[-1] / close[-2] - 1:+.1%}")
+
+
+def _find_middles(bars: Bars, days: Days) -> Iterator[Fault]:
+    """Find days whose closes are the middle of high and low, in more bars than even odds allow."""
+    reach = bars.high - bars.low
+    prices = np.unique(bars.high)
+    steps = np.diff(prices)
+    tick = float(steps[steps > 1e-6 * prices[1:]].min(initial=np.inf))
+    wide = reach > 4.5 * tick
+    middle = wide & (np.abs(2 * bars.close - bars.high - bars.low) <= np.maximum(tick, 0.1 * reach))
+    cast, votes = (np.add.reduceat(mask, days.first, dtype=np.int64) for mask in (wide, middle))
+    share = np.clip(votes / np.maximum(cast, 1), 0.5, 1 - 1e-9)
+    # Chernoff's bound of fair coins
+    odds = cast * (share * np.log(2 * share) + (1 - share) * np.log(2 * (1 - share)))
+    hit = np.flatnonzero(odds > -_UNLIKELY * np.log(10))
+    if len(hit):
+        said = f"on {len(hit)} of {len(days.session)} days"
+        yield days.fault("middle_close", hit[0], votes[hit].sum(), said)
+
+
+def _find_adjusted(bars: Bars, days: Days) -> Iterator[Fault]:
+    """Find a part of the days whose prices are no whole cents, where those of the others are; a
+    part that is adjusted for a split is whole when multiplied by its ratio."""
+    cents = 100 * bars.close
+
+    def share_whole(ratio: int) -> Array:
+        values = ratio * cents
+        near = np.abs(values - np.round(values)) < ratio * (1e-4 + 1.2e-7 * cents)  # of a float32
+        return np.add.reduceat(near, days.first, dtype=np.int64) / days.bars
+
+    seen = (days.bars >= 20) & (days.close >= 1)  # below a dollar a tick is less
+    share = share_whole(1)
+    broken = np.flatnonzero(seen & (share < 0.5))
+    if len(broken) < 5 or np.count_nonzero(seen & (share > 0.99)) < 5:
+        return
+    if not any(np.median(share_whole(ratio)[broken]) > 0.99 for ratio in range(2, 21)):
+        said = f"on {len(broken)} of {len(days.session)} days, to {days.dates[broken[-1]]}"
+        yield days.fault("adjusted_part", broken[0], days.bars[broken].sum(), said)
+
+
+def _find_excursions(bars: Bars, days: Days) -> Iterator[Fault]:
+    """Find bars whose prices leave in one step and come back in another one."""
+    import pandas as pd  # late: settings load this module, and no pandas
+
+    step = np.abs(np.diff(np.log(bars.close)))
+    session = np.repeat(days.session, days.bars)
+    size = pd.Series(step)
+    # a symbol is wild, or a day is
+    usual = np.maximum(size.median(), size.groupby(session[1:]).transform("median"))
+    far = np.maximum(0.05, 20 * 1.4826 * np.asarray(usual))
+    away = _mark_excursions(np.log(bars.close), session, far)
+    # such a jump is a fault of scale
+    away[1:] &= step <= np.log(SCALE)
+    yield from group_by_day("price_spike", bars, away, np.repeat(days.dates, days.bars))
+
+
+def _mark_excursions(level: Array, session: Array, far: Array) -> Array:
+    """`[R]` bool: bars whose log close has left in a step longer than `far` `[R - 1]` and comes
+    back, each in one bar.
+
+    Back means within 30 % of the move, by a bar that takes as much back to within 30 %, at most 180
+    bars later and in the same session (or the very next bar). A price that leaves or returns step
+    by step is a market that moves.
+    """
+    step = np.diff(level)
+    away = np.zeros(len(level), dtype=bool)
+    done = 0
+    for before in np.flatnonzero(np.abs(step) > far).tolist():
+        if before < done:  # the way back of the last one
+            continue
+        move = step[before]
+        stop = min(before + 1 + _EXCURSION_BARS, len(step))
+        there = slice(before + 1, stop)
+        taken = -step[there] / move
+        back = (np.abs(level[before + 2 : stop + 1] - level[before]) < 0.3 * abs(move)) & (
+            np.abs(taken - 1) < 0.3
+        )
+        back[1:] &= session[before + 3 : stop + 1] == session[before + 1]
+        if back.any():
+            done = before + 2 + int(back.argmax())
+            away[before + 1 : done] = True
+    return away

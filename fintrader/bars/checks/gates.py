@@ -17,6 +17,7 @@ import numpy as np
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.checks.alignment import find_misaligned, find_missing_edges
 from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.bars.checks.nights import compare_days
@@ -112,7 +113,10 @@ class Gate:
         days = [self._days[name] for name in symbols if name in self._days]
         declared = place_actions(self.actions, [day.symbol for day in days], self.grid)
         found = [fault for name in symbols for fault in self._faults.get(name, [])]
-        return sorted(found + compare_days(days, self.grid.num_sessions, declared))
+        found += compare_days(days, self.grid.num_sessions, declared)
+        found += find_misaligned(days)
+        found += find_missing_edges(days, self.grid.num_sessions)
+        return sorted(found)
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         """Return the waived faults of a market of these symbols, and the doubtful ones, which stop

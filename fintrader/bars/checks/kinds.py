@@ -29,8 +29,12 @@ KINDS: dict[str, str] = {
     "closed_day": "bars on a day without a session: left out",
     "outside_session": "bars before the open or after the close: left out",
     "shifted_day": (
-        "a day's bars stand half hours away from the session: stops the build; waived, those"
-        " outside are left out"
+        "a day's bars stand half hours, or a number of bars, away from the session: stops the build;"
+        " waived, those outside are left out"
+    ),
+    "misaligned": (
+        "a symbol's bars are early or late against those of the others, or all of them are early,"
+        " so that one shows the next return of another: stops the build; waived, kept"
     ),
     "bar_length": (
         "a day's bars stand further apart than the symbol's others, as if only every second or"
@@ -75,7 +79,25 @@ KINDS: dict[str, str] = {
         " special dividend, a spin-off or another unit: kept and named in the log, declare it under"
         " data.actions"
     ),
-    "price_spike": "closes jump away and come back within half an hour's bars, both at once: kept",
+    "missing_edge": (
+        "the first or the last bar of sessions is missing, in all symbols or in one, where others"
+        " hardly ever are: kept and named in the log"
+    ),
+    "middle_close": (
+        "closes are the middle of high and low, so that nobody traded at them: kept and named in the"
+        " log"
+    ),
+    "adjusted_part": (
+        "prices of a part of the days are whole cents and those of another part are not, as where"
+        " only one is adjusted for dividends: kept and named in the log"
+    ),
+    "paid_twice": (
+        "the declared dividends do not show in the prices, as where these are adjusted for them: kept"
+        " and named in the log; take them out of data.actions, or the adjustment out of the prices"
+    ),
+    "price_spike": (
+        "closes jump away and come back within 180 bars, both at once: kept and named in the log"
+    ),
     "wick": "a high or low reaches far beyond the bar's open and close: kept",
     "stale_run": "many bars in a row are the same in price and volume, as of a frozen feed: kept",
     "zero_volume": "the price moves in a bar without volume: kept",
@@ -97,7 +119,15 @@ KINDS: dict[str, str] = {
 
 STOPPING = tuple(kind for kind, meaning in KINDS.items() if "stops the build" in meaning)
 """Kinds that no market produces: a build goes on only where `data.waive` names them."""
-DOUBTFUL = ("small_split", "quiet_jump")
+DOUBTFUL = (
+    "small_split",
+    "quiet_jump",
+    "missing_edge",
+    "middle_close",
+    "adjusted_part",
+    "paid_twice",
+    "price_spike",
+)
 """Kinds that a market rarely produces: a build names them and goes on."""
 
 

@@ -20,6 +20,8 @@ from fintrader.results.market_description import Fault
 _SPLITS = (1.25, 1.5, *map(float, range(2, 9)), 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
 _AROUND = 20
 """Days on each side from which the usual move and volume are taken."""
+_SURE = 6.0
+"""Standard deviations beyond which a result is certain."""
 _FEWEST = 5
 """With fewer symbols the market's move is unknown."""
 
@@ -29,46 +31,89 @@ def compare_days(
 ) -> list[Fault]:
     """Find faults that show only across days or symbols. sessions: S of the grid; declared: of each
     symbol."""
+    nights = [_measure_nights(one, declared[one.symbol]) for one in days]
     moves = np.full((len(days), sessions), np.nan, dtype=np.float32)
-    for row, one in enumerate(days):
-        moves[row, one.session] = _measure_nights(one, declared[one.symbol])
+    for row, (one, night) in enumerate(zip(days, nights, strict=True)):
+        moves[row, one.session] = np.where(one.gaps == 1, night, np.nan)
     market = np.zeros(sessions)
     common = np.isfinite(moves).sum(axis=0) >= _FEWEST
     market[common] = np.nanmedian(moves[:, common], axis=0)
-    found = list(_find_foreign(days))
+    level = np.cumsum(market)
+    found = [*_find_foreign(days), *_find_swapped(days, moves)]
     explained = {(fault.symbol, fault.day) for fault in found}
     for row, one in enumerate(days):
-        night = moves[row, one.session] - market[one.session]
-        faults = _find_night_faults(one, night, declared[one.symbol])
+        nights[row][1:] -= np.diff(level[one.session])
+        faults = _find_night_faults(one, nights[row], declared[one.symbol])
         found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
         found += _find_volume_scales(one)
-    return found
+    return found + list(_find_paid_twice(days, nights, declared))
 
 
 def _measure_nights(days: Days, declared: Events) -> Array:
-    """`[D]` log of the open over the last close, less the declared actions; NaN where the session
-    before has no bar."""
-    found = np.full(len(days.session), np.nan)
+    """`[D]` log of the open over the last close, less the declared actions; NaN on the first
+    day."""
     worth = days.open[1:].copy()
     for session, (split, dividend) in declared.items():
-        worth[days.session[1:] == session] *= split
-        worth[days.session[1:] == session] += dividend
-    moves = np.log(worth / days.close[:-1])
-    found[1:] = np.where(np.diff(days.session) == 1, moves, np.nan)
-    return found
+        happened = (days.session[:-1] < session) & (session <= days.session[1:])
+        worth[happened] *= split
+        worth[happened] += dividend
+    return np.concatenate([[np.nan], np.log(worth / days.close[:-1])])
+
+
+def _find_swapped(days: Sequence[Days], moves: Array) -> Iterator[Fault]:
+    """Find nights after which two symbols go on from each other's close."""
+    far = np.abs(moves) > 0.15
+    for session in np.flatnonzero(far.sum(axis=0) >= 2).tolist():
+        for pair in itertools.combinations(np.flatnonzero(far[:, session]).tolist(), 2):
+            one, other = (days[row] for row in pair)
+            at, its = (int(np.searchsorted(two.session, session)) for two in (one, other))
+            crossed = (
+                np.log(one.open[at] / other.close[its - 1]),
+                np.log(other.open[its] / one.close[at - 1]),
+            )
+            if np.abs(crossed).max() < 0.15 * np.abs(moves[list(pair), session]).min():
+                yield one.fault("foreign_day", at, one.bars[at], f"goes on from {other.symbol}")
+                yield other.fault("foreign_day", its, other.bars[its], f"goes on from {one.symbol}")
+
+
+def _find_paid_twice(
+    days: Sequence[Days], nights: Sequence[Array], declared: Mapping[str, Events]
+) -> Iterator[Fault]:
+    """Compare all declared dividends with the nights before them.
+
+    A night less the market's, with the dividend added, is noise e of deviation s; where prices are
+    adjusted it is noise plus the yield y. z = sum(y e / s^2) / sqrt(sum(y^2 / s^2)) is normal.
+    """
+    terms = []
+    for one, night in zip(days, nights, strict=True):
+        usual = 1.4826 * float(np.nanmedian(np.abs(night))) if len(night) > 5 else 0.0
+        for session, (_, dividend) in declared[one.symbol].items():
+            day = int(np.searchsorted(one.session, session))
+            inside = 0 < day < len(night) and one.session[day] == session
+            if usual > 0 and inside and dividend > 0 and one.gaps[day] == 1:
+                paid = dividend / float(one.close[day - 1]) / usual
+                terms.append((paid * np.clip(night[day] / usual, -4, 4), paid**2, one.dates[day]))
+    score = sum(term[0] for term in terms) / np.sqrt(sum(term[1] for term in terms) or 1.0)
+    if score > _SURE:
+        said = f"of {len(terms)} dividends together"
+        yield Fault("paid_twice", "", str(min(term[2] for term in terms)), len(terms), said)
 
 
 def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[Fault]:
     """Find excursions of one day, splits, and moves that stand without more volume than usual."""
     size = np.abs(np.nan_to_num(night))
+    steps = np.abs(np.diff(np.log(days.close)))
+    whole_days = 1.4826 * float(np.median(steps)) if len(steps) else 0.0
     returned = np.zeros(len(night), dtype=bool)
     # a market that never closes has no nights to speak of; its ordinary days still move it as far
     daily = np.abs(np.diff(np.log(days.close)))
     least = max(0.03, 2 * 1.4826 * float(np.median(daily)) if len(daily) >= _FEWEST else 0.0)
     for day in np.flatnonzero(size > least).tolist():
         around = slice(max(0, day - _AROUND), day + _AROUND + 1)
-        others = size[around][np.isfinite(night[around])]
+        others = size[around][np.isfinite(night[around]) & (days.gaps[around] == 1)]
         usual = 1.4826 * float(np.median(others)) if len(others) >= 5 else 0.01
+        if days.gaps[day] > 1:  # days lie in between
+            usual = max(usual, whole_days * float(np.sqrt(days.gaps[day])))
         move = float(night[day])
         if size[day] < 6 * usual or returned[day]:
             continue
