@@ -71,7 +71,7 @@ def test_the_message_lets_it_pass_and_the_market_remembers(clean):
     settings = {"windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
     market = clean["us"]
     early = long_table(FAULTS["a week of two names one bar early"].apply(market))
-    with pytest.raises(BarError, match="1 minutes early, to 2019-03-15") as caught:
+    with pytest.raises(BarError, match="1 minute early, to 2019-03-15") as caught:
         load_market(early, **settings)
     waive = re.search(r"data\.waive: \[(.*)\]", str(caught.value))[1].split(", ")
     built = load_market(early, **settings, waive=waive)

@@ -29,7 +29,7 @@ from fintrader.results.market_description import Fault
 
 _LAG_MINUTES = (5, 15, 30, 60, 120)
 """Besides lags of one to three bars."""
-_UNIT = 30.0
+_UNIT = np.float32(30)
 """Of `Days.moves`: a standard deviation."""
 _LEAST_SCORE = 5.0
 """Of S: four in a million at most."""
@@ -53,14 +53,15 @@ def find_misaligned(days: Sequence[Days]) -> Iterator[Fault]:
         # a run may begin at every bar
         tests = len(lags) * sum(int(one.bars.sum()) for one in alike)
         for one in alike:
-            others = (total - one.moves) / _UNIT
-            runs = sorted(_find_runs(one.moves / _UNIT, others, lags, np.log(tests / _CHANCE)))
+            own = one.moves / _UNIT
+            runs = sorted(_find_runs(own, total / _UNIT - own, lags, np.log(tests / _CHANCE)))
             explained = np.zeros(len(one.session), dtype=bool)
             for _, lag, *places in reversed(runs):
                 first, last = np.searchsorted(one.place, places, side="right") - 1
                 if not explained[first : last + 1].any():
                     explained[first : last + 1] = True
-                    said = f"{abs(lag) * length} minutes {'early' if lag > 0 else 'late'}"
+                    minutes = abs(lag) * length
+                    said = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag > 0 else 'late'}"
                     until = f", to {one.dates[last]}" if last > first else ""
                     count = one.bars[first : last + 1].sum()
                     yield one.fault("misaligned", first, count, said + until)
@@ -76,16 +77,20 @@ def _find_runs(
         return
     own = own[seen]
     base = others[seen]
-    at = seen + np.array(lags)[:, None]
-    inside = (at >= 0) & (at < len(others))
-    moved = np.where(inside, others[np.where(inside, at, 0)], 0.0)  # [K, R]
+
+    def at_lag(lag: int) -> Array:
+        at = seen + lag
+        inside = (at >= 0) & (at < len(others))
+        return np.where(inside, others[np.where(inside, at, 0)], 0)
+
     variance = max(float(np.mean(base**2)), 1e-9)
     # the symbol may be late on all days, so the strongest lag gives its beta
-    beta = max(float((own * base).mean()), float((own * moved).mean(axis=1).max()), 0.0) / variance
+    beta = max(0.0, *(float(np.mean(own * at_lag(lag))) for lag in (0, *lags))) / variance
     rest = max(float(np.mean(own**2)) - beta**2 * variance, 0.05)
-    for lag, ahead in zip(lags, moved, strict=True):
-        term = own * (ahead - base)
-        level = np.cumsum(beta / (2 * rest) * (term - beta * (ahead**2 - base**2) / 2))
+    for lag in lags:
+        ahead = at_lag(lag)
+        gain = own * (ahead - base) - beta * (ahead**2 - base**2) / 2
+        level = np.cumsum(beta / (2 * rest) * gain, dtype=np.float64)
         rise = level - np.minimum(np.minimum.accumulate(level), 0.0)
         starts = np.flatnonzero(np.append(True, rise[1:] == 0))
         for number in np.flatnonzero(np.maximum.reduceat(rise, starts) > least):
@@ -129,7 +134,7 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
                 said = "early: its last bar is missing, its first has not an opening's volume"
                 yield days[row].fault("misaligned", day, days[row].bars[day], said)
             suspect &= ~early
-        for row in np.flatnonzero(suspect.any(axis=1)):
+        for row in np.flatnonzero(suspect.any(axis=1)).tolist():
             one = days[row]
             hit = np.flatnonzero(suspect[row, one.session])
             said = f"the {name} bar, on {len(hit)} of {len(one.session)} days"

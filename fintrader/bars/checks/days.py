@@ -111,10 +111,8 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         moves, place, begin = _trace_moves(bars, grid, at, first, length)
     edges = place[[first, last]] if length > 0 else np.zeros((2, len(first)), dtype=np.int64)
     volume = np.add.reduceat(bars.volume, first) / counts
-    with np.errstate(divide="ignore"):
-        opening = np.log(
-            bars.volume[[first, np.minimum(first + 1, last)]] / np.maximum(volume, 1e-9)
-        )
+    ends = bars.volume[[first, np.minimum(first + 1, last)]]
+    opening = np.log(np.maximum(ends / np.maximum(volume, 1e-9), 1e-6))
     days = Days(
         symbol=bars.symbols[0],
         session=number,
@@ -148,11 +146,11 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
 def _trace_moves(
     bars: Bars, grid: SessionGrid, at: Array, first: Array, length: int
 ) -> tuple[Array, Array, Array]:
-    """A symbol's returns in a byte each, on places of `length` minutes within the sessions.
+    """Trace a symbol's returns in a byte each, on places of `length` minutes within the sessions.
 
-    at: `[R]` the grid's bar of each row; first: `[D]` first row of each day. Returns the moves `[P]`
-    int8, 30 to a standard deviation of the bars around and 0 where there is none; the place of each row
-    `[R]`; and the first place of each session `[S + 1]`.
+    at: `[R]` the grid's bar of each row; first: `[D]` first row of each day. Returns the moves
+    `[P]` int8, 30 to a standard deviation of the bars around and 0 where there is none; the place
+    of each row `[R]`; and the first place of each session `[S + 1]`.
     """
     minutes = grid.session_minutes
     begin = np.concatenate([[0], np.cumsum(-(-minutes // length))])

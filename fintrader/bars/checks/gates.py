@@ -1,7 +1,7 @@
 """The gate of a build: bars that no market can have made stop it, unless `data.waive` names them.
 
-It checks each symbol while the build reads it, keeps a summary of the symbol's days, and judges
-when all are read.
+It checks each symbol while the build reads it, keeps a summary of the symbol's days and a byte for
+each of its returns, and judges when all are read.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ KINDS: dict[str, str] = {
     "closed_day": "bars on a day without a session: left out",
     "outside_session": "bars before the open or after the close: left out",
     "shifted_day": (
-        "a day's bars stand half hours, or a number of bars, away from the session: stops the build;"
-        " waived, those outside are left out"
+        "a day's bars stand half hours, or a number of bars, away from the session: stops the"
+        " build; waived, those outside are left out"
     ),
     "misaligned": (
         "a symbol's bars are early or late against those of the others, or all of them are early,"
@@ -84,16 +84,17 @@ KINDS: dict[str, str] = {
         " hardly ever are: kept and named in the log"
     ),
     "middle_close": (
-        "closes are the middle of high and low, so that nobody traded at them: kept and named in the"
-        " log"
+        "closes are the middle of high and low, at which there need have been no trade: kept and"
+        " named in the log"
     ),
     "adjusted_part": (
         "prices of a part of the days are whole cents and those of another part are not, as where"
         " only one is adjusted for dividends: kept and named in the log"
     ),
     "paid_twice": (
-        "the declared dividends do not show in the prices, as where these are adjusted for them: kept"
-        " and named in the log; take them out of data.actions, or the adjustment out of the prices"
+        "the declared dividends do not show in the prices, as where these are adjusted for them:"
+        " kept and named in the log; take them out of data.actions, or the adjustment out of the"
+        " prices"
     ),
     "price_spike": (
         "closes jump away and come back within 180 bars, both at once: kept and named in the log"
