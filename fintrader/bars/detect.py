@@ -147,13 +147,7 @@ def detect(
     )
     found.calendar = proposal.best.calendar
     if layout.whole_days:
-        found.source.pop("timezone", None)
-        if layout.zoned:
-            if midnight != FilesSettings().timezone:
-                found.source["timezone"] = midnight
-            found.note("timezone", midnight, "sure", "every bar is stamped at midnight there")
-        else:
-            found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
+        _note_midnight(found, midnight if layout.zoned else None)
     elif layout.zone is not None:
         found.source["timezone"] = layout.zone
         found.note("timezone", layout.zone, "sure", "the file names it")
@@ -172,6 +166,17 @@ def detect(
         said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
         found.note("faults", len(faults), "sure", said)
     return found
+
+
+def _note_midnight(found: Detection, zone: str | None) -> None:
+    """Note the zone in which bars of days are stamped at midnight; None: their times are dates."""
+    found.source.pop("timezone", None)
+    if zone is None:
+        found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
+        return
+    if zone != FilesSettings().timezone:
+        found.source["timezone"] = zone
+    found.note("timezone", zone, "sure", "every bar is stamped at midnight there")
 
 
 def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:

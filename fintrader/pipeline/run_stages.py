@@ -20,8 +20,7 @@ from fintrader.agents.agent import refuse_idle
 from fintrader.agents.heads import ActionHead
 from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
-from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.benchmark import lay_out
 from fintrader.envs.settings import CONVENTIONS, GymnasiumSettings
 from fintrader.envs.trading import engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
@@ -427,8 +426,7 @@ def _refuse_idle_agents(config: RunConfig, market: MarketTensors) -> None:
     """Raise ConfigError before training for an agent that could not act in this market."""
     if market.num_assets > 1:
         return
-    is_shown = shows_benchmark(market, config.trading)
-    layout = ObservationLayout.of(market, config.trading.lookback, benchmark=is_shown)
+    layout = lay_out(market, config.trading)
     for agent in config.agents:
         refuse_idle(ActionHead(layout, agent.head))
 
