@@ -161,7 +161,7 @@ def _learner(market):
         (lambda m: fintrader.backtest(equal, m, name="cash"), "choose another name"),
         (
             lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m),
-            r"gave \(1, 7\) for an account of 3 assets",
+            r"gave \(1, 7\) for 3 assets",
         ),
         (
             lambda m: fintrader.backtest(torch.nn.Linear(5, 3), m),
@@ -301,7 +301,7 @@ def test_a_run_is_made_gone_on_with_and_opened(values):
     run = fintrader.run(values, env={"cost_bps": 3.0})
     assert run.folder.root == raced.folder.root
     assert run.config["env"]["cost_bps"] == 3.0
-    assert "ensemble" in str(run)
+    assert "Ensemble" in str(run)
     opened = fintrader.open_run(str(run.folder.root))
     assert opened.leaderboard.equals(run.leaderboard)
     test = fintrader.load_market(values["data"], cache=values["cache"]).split().test

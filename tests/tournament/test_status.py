@@ -145,7 +145,7 @@ def test_replay_is_byte_equal(race, tmp_path, changes):
 def test_what_cannot_be_replayed_says_so(race, tmp_path):
     plant(RunFolder(tmp_path / "a"), "p0000", "boom", times=9)
     run = race("a", pods=4, retries=0).folder
-    with pytest.raises(TournamentError, match="lost p0000"):
+    with pytest.raises(TournamentError, match="p0000 failed"):
         replay(run, settings(pods=4), folder=RunFolder(tmp_path / "b"), market=tmp_path)
     shutil.rmtree(run.pod("p0003"))
     with pytest.raises(TournamentError, match="not finished"):
