@@ -25,7 +25,7 @@ from fintrader_app.tables import table
 MOST_ENTRIES = 2_000
 UP = ".."
 HERE = "this whole folder"
-SURE = {"sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
+SURE = {"given": "◆ given", "sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
 
 
 def list_entries(folder: Folder) -> list[str]:

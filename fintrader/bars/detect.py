@@ -39,7 +39,7 @@ from fintrader.bars.propose_calendar import (
     propose,
     usual_step,
 )
-from fintrader.bars.sniff import Layout, name_pattern
+from fintrader.bars.sniff import Known, Layout, name_pattern
 from fintrader.bars.sources.bar_files import iterate
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
@@ -48,7 +48,7 @@ from fintrader.config import validate
 from fintrader.errors import BarError
 from fintrader.results.market_description import MOST_OUTSIDE, Fault
 
-Sure = Literal["sure", "likely", "assumed"]
+Sure = Literal["given", "sure", "likely", "assumed"]
 _HOUR = 60 * MINUTE_NS
 _DAY = 24 * _HOUR
 _FILES = 24
@@ -72,6 +72,8 @@ class Detection:
 
     path: str
     calendar: str
+    known: Known = field(default_factory=dict)
+    """Settings of the source that were given and are not guessed."""
     source: dict[str, Any] = field(default_factory=dict)
     """Settings of the `files` source that read them, defaults left out."""
     findings: list[InferredSetting] = field(default_factory=list)
@@ -112,37 +114,32 @@ def detect(
     *,
     preset: Preset | None = None,
     calendar: str | None = None,
-    zone: str | None = None,
+    known: Known | None = None,
 ) -> Detection:
     """Detect the settings of the files at a path or URL; with a `preset` only those it leaves open.
 
-    `calendar`, `zone`: those of the bars and of their times, where they are known. Raises DataError
-    when there is no file, BarError when the settings cannot be detected, or when many rows lie
-    outside of the calendar's sessions.
+    `calendar`, and `known` settings of the source, are not guessed; a known `symbol` may also name
+    a column, and `columns` of files without names are numbers, from 1 on. Raises DataError when
+    there is no file, BarError when settings cannot be detected or are not those of the files, or
+    when many rows lie outside of the calendar's sessions.
     """
-    found = Detection(path, calendar or "")
-    if preset is not None:
-        found.source = {"preset": preset}
-        files = files_of(found.settings(), path)
-        layout, files, left_out = choose_layout(files)
-        _by_preset(found, layout, preset)
-    else:
-        files = list_files(path, text=True)
-        layout, files, left_out = choose_layout(files)
-        _by_layout(found, layout, files)
-    if left_out:
-        found.note("left out", len(left_out), "sure", "; ".join(left_out))
+    known = known or {}
+    found = Detection(path, calendar or "", known)
+    layout, files = _layout(found, preset)
     bars, span = _sample(found, files, layout.zoned)
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
     bars, span, midnight = _recognise_days(found, layout, bars, span)
+    _refuse_idle(found, layout)
+    zone = known.get("timezone")
+    layout.zone = None if zone else layout.zone
     is_naive = not (layout.zoned or layout.whole_days or layout.zone)
     zones = (zone,) if zone else ZONES
     proposal = propose(
         bars,
         CALENDARS if calendar is None else (calendar,),
         zones if is_naive else ("UTC",),
-        usual_step(bars),
+        known.get("bar_minutes", usual_step(bars)),
         found.spans,
     )
     found.calendar = proposal.best.calendar
@@ -154,7 +151,7 @@ def detect(
     elif layout.zoned:
         _own_zone(found)
     else:
-        bars, span = _zone(found, bars, span, proposal, zone)
+        bars, span = _zone(found, bars, span, proposal)
     grid = _grid(found, bars)
     _sessions_and_label(found, bars, grid, span, layout.whole_days)
     is_asked = calendar is not None and (zone is not None or not is_naive)
@@ -179,8 +176,50 @@ def _note_midnight(found: Detection, zone: str | None) -> None:
     found.note("timezone", zone, "sure", "every bar is stamped at midnight there")
 
 
+def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFile]]:
+    """The layout of the files, and those that have it; note both."""
+    known = found.known
+    pattern = known.get("name_pattern")
+    if preset is not None:
+        found.source = {"preset": preset}
+        if pattern:
+            found.decide("name_pattern", pattern, "given", "files are called so")
+        layout, files, left_out = choose_layout(files_of(found.settings(), found.path), known)
+        _by_preset(found, layout, preset)
+    else:
+        named = FilesSettings(name_pattern=pattern)
+        files = files_of(named, found.path) if pattern else list_files(found.path, text=True)
+        layout, files, left_out = choose_layout(files, known)
+        _by_layout(found, layout, files)
+    if "price_divisor" in known:
+        found.decide("price_divisor", known["price_divisor"], "given", "divides prices")
+    if left_out:
+        found.note("left out", len(left_out), "sure", "; ".join(left_out))
+    return layout, files
+
+
+def _refuse_idle(found: Detection, layout: Layout) -> None:
+    """Raise BarError for a given setting that would change nothing."""
+    options = {"timezone": "--zone", "label": "--label", "bar_minutes": "--bar-minutes"}
+    idle = [*options] if layout.whole_days else ["timezone"] if layout.zoned else []
+    for setting in idle:
+        if setting in found.known:
+            times = "are dates" if layout.whole_days else "carry their zone, or count from 1970"
+            raise BarError(f"{layout.name}: its times {times}; leave {options[setting]} out")
+
+
 def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
-    found.note("preset", preset, "sure", "asked for")
+    found.note("preset", preset, "given", "its settings")
+    if "header" in PRESETS[preset] and "columns" in found.known:
+        raise BarError(
+            f"{layout.name}: the preset {preset} names the columns itself; leave"
+            f" --{next(iter(found.known['columns']))} or the preset out"
+        )
+    if "symbol" in layout.values:
+        pattern = found.settings().name_pattern or "*"
+        found.decide("name_pattern", _fix_symbol(pattern, layout), "given", "of all files")
+    for setting in sorted(found.known.keys() & layout.values.keys() - {"columns"}):
+        found.decide(setting, layout.values[setting], "given", "")
     wanted = found.settings().columns
     if "header" not in PRESETS[preset] and "header" not in layout.values:
         named = layout.values["columns"].items()
@@ -193,6 +232,11 @@ def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
     found.source["timezone"] = "UTC" if layout.zoned else PRESETS[preset]["timezone"]
 
 
+def _fix_symbol(pattern: str, layout: Layout) -> str:
+    """The pattern of names that says the one given symbol itself."""
+    return f"{pattern.replace('{symbol}', '*')}{{symbol={layout.values.pop('symbol')}}}"
+
+
 def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
     """Columns, how times are written, and symbols from names."""
     dated = has_date(files[0])
@@ -200,23 +244,32 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
     columns = {
         role: name for role, name in values.pop("columns").items() if COLUMN_NAMES.get(role) != name
     }
-    found.source = {name: value for name, value in values.items() if value}
+    found.source = {name: one for name, one in values.items() if one and name != "symbol"}
     if columns:
         found.source["columns"] = columns
-    if layout.single:
-        pattern = name_pattern(files, dated and found.source.get("time_format") in ("s", "ms"))
+    units = ("s", "ms", "us", "ns")
+    needs_date = dated and found.source.get("time_format") in units and not layout.zoned
+    asked = found.known.get("name_pattern")
+    if "symbol" in values:
+        pattern = asked or (name_pattern(files, True) if needs_date else "*")
+        found.decide("name_pattern", _fix_symbol(pattern, layout), "given", "of all files")
+    elif asked:
+        if layout.single and "{symbol}" not in asked:
+            raise BarError(
+                f"{layout.name}: neither a column nor --name-pattern says the symbol; put"
+                " {symbol} into the pattern, or give the one symbol of all bars: --symbol"
+            )
+        found.decide("name_pattern", asked, "given", f"{len(files)} files are called so")
+    elif layout.single:
         said = f"no column holds symbols, files are called like {files[0].stem}"
-        found.decide("name_pattern", pattern, "likely", said)
+        found.decide("name_pattern", name_pattern(files, needs_date), "likely", said)
     elif re.search(r"\.txt(\.gz)?$", files[0].place, re.IGNORECASE):
         found.source["name_pattern"] = "*"  # else files called .txt are passed over
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
-        found.note(
-            setting,
-            value,
-            "assumed" if why.startswith("guess: ") else "sure",
-            why.removeprefix("guess: "),
-        )
+        sure: Sure = "given" if setting in found.known else "sure"
+        sure = "assumed" if why.startswith("guess: ") else sure
+        found.note(setting, value, sure, why.removeprefix("guess: "))
 
 
 def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, tuple[int, int]]:
@@ -244,7 +297,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
         else:
             found.whole = False
     names = "".join(symbols)
-    if names.islower():
+    if names.islower() and "{symbol=" not in found.source.get("name_pattern", ""):
         found.decide("uppercase", True, "likely", "symbols are written small")
         symbols = {name.upper() for name in symbols}
         parts = [
@@ -332,18 +385,18 @@ def _own_zone(found: Detection) -> None:
 
 
 def _zone(
-    found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal, asked: str | None
+    found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal
 ) -> tuple[Bars, tuple[int, int]]:
     """The bars and their span in UTC, and `timezone`."""
-    zone = asked or proposal.best.zone
+    zone = found.known.get("timezone", proposal.best.zone)
     found.source.pop("timezone", None)
-    if not zone == timezone_of(found.calendar) == FilesSettings().timezone:
+    is_usual = zone == timezone_of(found.calendar) == FilesSettings().timezone
+    if "timezone" in found.known or not is_usual:
         found.source["timezone"] = zone
     why = f"{1 - proposal.best.outside:.1%} of the rows lie in the sessions of {found.calendar}"
     sure: Sure = "assumed"
-    if asked:
-        sure = "sure"
-        why = f"asked for; {why}"
+    if "timezone" in found.known:
+        sure = "given"
     elif found.calendar in ("24/7", "24/5"):
         why = "no market hours tell the zone of these times, so they count as UTC (--zone)"
     elif proposal.zones:
@@ -389,8 +442,7 @@ def _calendar(
     why += " their time holds rows"
     sure: Sure = "assumed"
     if asked is not None:
-        sure = "sure"
-        why = f"asked for; {why}"
+        sure = "given"
     elif proposal.calendars:
         why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
     elif proposal.has_volume:
@@ -431,27 +483,32 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
     lengths = Counter(days.minutes for days in looked if days.minutes)
     steps = (days.step // MINUTE_NS for days in looked)
     usual = lengths.most_common(1)[0][0] if lengths else max(steps, default=1) or 1
-    found.bar_minutes = usual
-    if usual > 1:
-        found.source["bar_minutes"] = usual
+    length = found.known.get("bar_minutes", usual)
+    found.bar_minutes = length
+    if length > 1:
+        found.source["bar_minutes"] = length
     elif "preset" not in found.source:
         found.source.pop("bar_minutes", None)
     sure: Sure = "sure" if len(lengths) == 1 else "likely"
-    found.note("bar_minutes", usual, sure, "rows stand so far apart")
+    sure = "given" if "bar_minutes" in found.known else sure
+    said = "so far" if length == usual else f"{usual} minutes"
+    found.note("bar_minutes", length, sure, f"rows stand {said} apart")
 
 
 def _label(found: Detection, looked: list[BarsByDay]) -> None:
     votes = sum(map(label_votes, looked), Votes())
-    if found.session_minutes >= _DAY // MINUTE_NS:
+    given = found.known.get("label")
+    if not given and found.session_minutes >= _DAY // MINUTE_NS:
         said = "nothing tells a bar's start from its end where trading never stops; --label end"
         found.note("label", "start", "assumed", said)
         return
-    if votes.displaced() != "end":
+    if (given or votes.displaced()) != "end":
         sure: Sure = "sure" if votes.start and votes.start >= 0.8 * votes.days else "assumed"
+        sure = "given" if given else sure
         found.note("label", "start", sure, f"{votes.start} of {votes.days} days begin and end so")
         return
     said = f"{votes.end} of {votes.days} days begin and end one bar late"
-    found.decide("label", "end", "sure", said)
+    found.decide("label", "end", "given" if given else "sure", said)
     step = found.bar_minutes * MINUTE_NS
     moved = [
         replace(days, ts=days.ts - step, first=days.first - step, last=days.last - step)

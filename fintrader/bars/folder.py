@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fintrader.bars.sniff import Layout, sniff
+from fintrader.bars.sniff import Known, Layout, sniff
 from fintrader.bars.sources.bar_files import csv_line, present_columns, share_layout
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
@@ -18,8 +18,11 @@ def has_date(file: BarFile) -> bool:
     return re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", file.stem) is not None
 
 
-def choose_layout(files: Sequence[BarFile]) -> tuple[Layout, list[BarFile], list[str]]:
-    """The layout of bars that most files have, those files, and why each other one is left out.
+def choose_layout(
+    files: Sequence[BarFile], known: Known
+) -> tuple[Layout, list[BarFile], list[str]]:
+    """The layout of bars that most files have, those files, and why each other one is left out;
+    `known` settings are given.
 
     Raises BarError when no file has the layout of bars.
     """
@@ -29,11 +32,12 @@ def choose_layout(files: Sequence[BarFile]) -> tuple[Layout, list[BarFile], list
     faults = []
     for first, *_ in sorted(alike.values(), key=len, reverse=True):
         try:
-            layout = sniff(first, has_date(first))
+            layout = sniff(first, has_date(first), known)
         except BarError as error:
             faults.append(error)
             continue
         values = {name: value for name, value in layout.values.items() if value}
+        values.pop("symbol", None)
         pattern = {"name_pattern": "{symbol}"} if layout.single else {}
         settings = validate(FilesSettings, values | pattern, "detected")
         return layout, *share_layout(files, settings)

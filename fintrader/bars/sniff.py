@@ -7,9 +7,9 @@ import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,11 @@ _CLOCKS = (
 )
 _NUMBER = re.compile(r"[-+]?[$€£¥]?\d[\d.,' \u00a0\u202f]*([eE][+-]?\d+)?[%KMB]?")
 
+Known: TypeAlias = Mapping[str, Any]
+"""Settings that the user gave: name -> value."""
+Roles: TypeAlias = dict[str, Any]
+"""Our name -> column."""
+
 
 @dataclass
 class Layout:
@@ -49,6 +54,9 @@ class Layout:
 
     name: str
     """The file's, for messages."""
+    known: Known = field(default_factory=dict)
+    """Settings that the user gave, which are not guessed; columns of a file without names by their
+    numbers, from 1 on."""
     values: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from the defaults."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -70,16 +78,20 @@ class Layout:
         self.notes[setting] = why
 
 
-def sniff(file: BarFile, date_in_name: bool) -> Layout:
-    """The layout of one file. `date_in_name`: the file's name says a date. Raises BarError when it
-    cannot be read."""
-    layout = Layout(file.name)
+def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layout:
+    """The layout of one file. `date_in_name`: the file's name says a date; `known`: settings that
+    are given. Raises BarError when it cannot be read."""
+    layout = Layout(file.name, known or {})
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if file.kind != "csv" and isinstance(table.columns, pd.RangeIndex) and len(table):
         layout.note("header", [], "its columns have no names")
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
-    columns = _wide_roles(table, layout) or _roles(table, layout)
+    given = _known_columns(table, layout)
+    is_long = bool({"symbol", *COLUMNS} & {*given})
+    columns = {} if is_long else _wide_roles(table, layout)
+    columns = {**columns, **given} if columns else _roles(table, layout, given)
+    _refuse_shared(columns, layout)
     if "header" in layout.values and "wide" not in layout.values:
         named = {column: role for role, column in columns.items() if column is not None}
         layout.values["header"] = [
@@ -97,14 +109,64 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
     return layout
 
 
+def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
+    """Our name -> column of the given ones. A given `symbol` that is no column is the one symbol of
+    all bars, and set as such."""
+    is_nameless = layout.values.get("header") == []
+    there = {
+        str(number if is_nameless else column): column
+        for number, column in enumerate(table.columns, 1)
+    }
+    asked = dict(layout.known.get("columns", {}))
+    symbol = layout.known.get("symbol")
+    if symbol in there:
+        asked["symbol"] = symbol
+    elif symbol is not None:
+        layout.values["symbol"] = symbol
+    for role, column in asked.items():
+        if column not in there:
+            counted = "its columns have no names, only numbers" if is_nameless else "it"
+            raise BarError(
+                f"{layout.name}: no column {column!r}; {counted} has {', '.join(there)}; correct"
+                f" --{role}"
+            )
+    return {role: there[column] for role, column in asked.items()}
+
+
+def _refuse_shared(columns: Roles, layout: Layout) -> None:
+    """Raise BarError for a column of two roles, but closes alone, and for symbols that are both
+    given and there."""
+    is_nameless = layout.values.get("header") == []
+    has_header = "header" in layout.values
+    prices = [columns.get(role) for role in PRICES]
+    roles: dict[Any, list[str]] = {}
+    for role, column in columns.items():
+        if column is not None and (has_header or role == "close" or len({*prices}) > 1):
+            roles.setdefault(column, []).append(role)
+    for both in roles.values():
+        if len(both) > 1:
+            raise BarError(
+                f"{layout.name}: one column would be both {' and '.join(both)}; name the other:"
+                f" {' or '.join(f'--{role}' for role in both)}"
+            )
+    if "symbol" in layout.values and ("symbol" in columns or "wide" in layout.values):
+        own = "its columns' names"
+        if "symbol" in columns:
+            own = f"column {columns['symbol'] + 1 if is_nameless else repr(columns['symbol'])}"
+        raise BarError(
+            f"{layout.name}: the symbols stand in {own}, and no column is called"
+            f" {layout.values['symbol']!r}; leave --symbol out, or name their column"
+        )
+
+
 def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     """The first rows as text, under the names of the columns, or numbers where no line names
     them."""
     lines = [line for line in csv_head(file, _HEAD_BYTES).splitlines() if line.strip()][: _ROWS + 3]
     if not lines:
         return pd.DataFrame()
-    delimiter = _delimiter(lines)
-    if delimiter != ",":
+    delimiter = layout.known.get("delimiter") or _delimiter(lines)
+    if delimiter != "," or "delimiter" in layout.known:
         layout.note("delimiter", delimiter, "stands as often in every line")
     rows = list(csv.reader(lines, delimiter=delimiter))
     width = Counter(map(len, rows[-50:])).most_common(1)[0][0]
@@ -112,14 +174,9 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if 0 < above <= _MOST_ABOVE:
         layout.note("skip_rows", above, f"the table begins below {lines[0][:40]!r}")
         rows = rows[above:]
-    body = [cell.strip() for row in rows[1:50] for cell in row]
-    commas = [cell for cell in body if re.fullmatch(r"-?\d+(\.\d{3})*,\d+", cell)]
-    # 1,234 has decimals where 12345 stands beside it, whose digits are not parted
-    is_clear = any(not re.fullmatch(r"-?\d{1,3},\d{3}", cell) for cell in commas) or any(
-        re.fullmatch(r"\d{4,7}", cell) for cell in body
-    )
-    if len(commas) > len(body) / 4 and is_clear:
-        layout.note("decimal", ",", "numbers are written like 12,5")
+    decimal = layout.known.get("decimal") or _decimal(rows)
+    if decimal != "." or "decimal" in layout.known:
+        layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
     names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row)), 0)
     whole = [row for row in rows[names:] if len(row) == width]
     if names > 1:
@@ -131,6 +188,17 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         layout.note("header", [], "the first line holds numbers and no names")
         return pd.DataFrame(whole)
     return pd.DataFrame(whole, columns=rows[0])
+
+
+def _decimal(rows: Sequence[Sequence[str]]) -> str:
+    """Find the decimal sign of the numbers below the first line."""
+    body = [cell.strip() for row in rows[1:50] for cell in row]
+    commas = [cell for cell in body if re.fullmatch(r"-?\d+(\.\d{3})*,\d+", cell)]
+    # 1,234 has decimals where 12345 stands beside it, whose digits are not parted
+    is_clear = any(not re.fullmatch(r"-?\d{1,3},\d{3}", cell) for cell in commas) or any(
+        re.fullmatch(r"\d{4,7}", cell) for cell in body
+    )
+    return "," if len(commas) > len(body) / 4 and is_clear else "."
 
 
 def _holds_numbers(row: Sequence[str]) -> bool:
@@ -170,7 +238,7 @@ def _delimiter(lines: Sequence[str]) -> str:
     return best[1]
 
 
-def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
+def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with columns for each symbol; empty for a long one."""
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|"), (False, True)):
         found: dict[str, dict[str, str]] = {}
@@ -198,7 +266,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     return _closes(table, layout)
 
 
-def _closes(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
+def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with a column of closes for each symbol; empty for another one."""
     symbols = [str(column) for column in table.columns[1:]]
     spelt = {
@@ -214,25 +282,29 @@ def _closes(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
     return {"ts": table.columns[0], "volume": None}
 
 
-def _roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
-    """Our name -> column."""
+def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
+    """Our name -> column; some are `given`."""
     if "header" in layout.values:
-        return _roles_of_content(table, layout)
-    found: dict[str, Any] = {}
+        return _roles_of_content(table, layout, given)
+    found: Roles = {}
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in table.columns if plain(column) == word]
         if spelt:
             found[role] = spelt[0]
-    found["volume"] = _find_volume(table, found.get("volume"), layout)
+    if "volume" not in given:
+        found["volume"] = _find_volume(table, found.get("volume"), layout)
     found |= _find_named_times(table, found)
+    if "ts" in given:
+        found.pop("date", None)
+    found |= given
     if "close" in found and not {"open", "high", "low"} & set(found):
         found |= dict.fromkeys(("open", "high", "low"), found["close"])
         layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
-    missing = [role for role in ("ts", *PRICES) if role not in found]
+    missing = [role for role in ("ts", "close", *PRICES) if role not in found]
     if missing:
         raise BarError(
             f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It"
-            f" has {', '.join(map(str, table.columns))}; name it (--{missing[0]} COLUMN)"
+            f" has {', '.join(map(str, table.columns))}; name it: --{missing[0]} COLUMN"
         )
     if plain(found["ts"]) in IN_UTC:
         layout.zone = "UTC"
@@ -255,7 +327,7 @@ def _find_volume(table: pd.DataFrame, spelt: Any, layout: Layout) -> Any:
     return found
 
 
-def _find_named_times(table: pd.DataFrame, found: dict[str, Any]) -> dict[str, Any]:
+def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     """Find columns of date and time of day, or else of times."""
     dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
     clocks = [column for column in table.columns if plain(column) in CLOCK_SPELLINGS]
@@ -273,28 +345,36 @@ def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
     return cells[~cells.isin(["", "nan", "None", "NaT", "null"])]
 
 
-def _roles_of_content(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
+def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Roles of columns without names: the four prices hold each other, times and dates look like
-    such."""
+    such; some are `given`."""
     text = table.astype(str).map(str.strip)
-    points = text.replace(",", ".", regex=True) if "decimal" in layout.values else text
+    points = text.replace(",", ".", regex=True) if layout.values.get("decimal") == "," else text
     numbers = points.apply(pd.to_numeric, errors="coerce").dropna(axis=1)
-    prices = _find_prices(numbers)
-    if not prices:
-        raise BarError(
-            f"{layout.name}: no four columns next to each other look like prices; name the columns"
-            " (source.header)"
-        )
-    found = _order_prices(prices, numbers[prices].to_numpy().T, layout)
-    after = [column for column in numbers if column > prices[-1]]
-    found["volume"] = after[0] if after else None
+    if {*PRICES} <= {*given}:
+        found = dict(given)
+    else:
+        prices = _find_prices(numbers)
+        if not prices:
+            raise BarError(
+                f"{layout.name}: no four columns next to each other look like prices; give their"
+                f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}"
+            )
+        found = {**_order_prices(prices, numbers[prices].to_numpy().T, layout), **given}
+    all_columns = list(table.columns)
+    last = max(all_columns.index(found[name]) for name in PRICES)
+    after = [column for column in all_columns[last + 1 :] if column in numbers]
+    found.setdefault("volume", next(iter(after), None))
     others = text.drop(columns=[column for column in found.values() if column is not None])
-    found |= _find_times_and_symbols(others, numbers, table.columns[0])
+    times = _find_times_and_symbols(others, numbers, table.columns[0])
+    if "ts" in given:
+        times.pop("date", None)
+    found = times | found
     if "ts" not in found:
         raise BarError(
-            f"{layout.name}: no column looks like a time; name the columns (data.source.header)"
+            f"{layout.name}: no column looks like a time; give its number, counted from 1: --ts"
         )
-    layout.notes["columns"] = "by their content"
+    layout.notes.setdefault("columns", "by their content")
     return found
 
 
@@ -308,11 +388,9 @@ def _find_prices(numbers: pd.DataFrame) -> list[Any]:
     return []
 
 
-def _find_times_and_symbols(
-    text: pd.DataFrame, numeric: pd.DataFrame, first: Any
-) -> dict[str, Any]:
+def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: Any) -> Roles:
     """Find the columns of time, date and symbol among those that are neither prices nor volume."""
-    found: dict[str, Any] = {}
+    found: Roles = {}
     for column, cells in text.items():
         if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
             found.setdefault("ts", column)
@@ -328,7 +406,7 @@ def _find_times_and_symbols(
     return found
 
 
-def _order_prices(columns: list[Any], values: Any, layout: Layout) -> dict[str, Any]:
+def _order_prices(columns: list[Any], values: Any, layout: Layout) -> Roles:
     """Tell open, high, low and close among four columns of prices."""
     slack = 1e-9 * values.max()
     high = [row for row in range(4) if (values[row] >= values.max(axis=0) - slack).mean() > 0.98]
@@ -352,6 +430,9 @@ def _times(
 ) -> None:
     """Set `time_format`, `zoned`, `zone` and `whole_days`."""
     column = table[columns["ts"]]
+    if "time_format" in layout.known:
+        _set_known_format(column, layout, "date" in columns, date_in_name)
+        return
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         layout.zoned = True
         return
@@ -375,6 +456,22 @@ def _times(
         parts = cells.str.extract(r"^(.+?)[ T]+(\d{1,2}:\d\d.*|\d{4,6})$")
         first, second = (parts[0], parts[1]) if parts.notna().all(axis=None) else (cells, None)
         _set_formats(first, second, layout, "T" if "T" in cells.iloc[0] else " ")
+
+
+def _set_known_format(
+    column: pd.Series[Any], layout: Layout, has_date: bool, date_in_name: bool
+) -> None:
+    """Set the given `time_format`, and what follows from it."""
+    written = layout.known["time_format"]
+    layout.note("time_format", written, "")
+    if written in ("s", "ms", "us", "ns"):
+        a_day = 86_400 * 10 ** {"s": 0, "ms": 3, "us": 6, "ns": 9}[written]
+        is_clock = has_date or (date_in_name and pd.to_numeric(column).max() < a_day)
+        layout.zoned = not is_clock
+    else:
+        layout.zoned = written == "epoch" or "%z" in written
+        is_dated = layout.zoned or has_date or re.search(r"%[HIMSfpsTXcR]", written)
+        layout.whole_days = not is_dated
 
 
 def _set_formats(

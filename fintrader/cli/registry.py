@@ -33,7 +33,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "run": {
         "init": Command(
             "detect_bars:init",
-            "FILE|FOLDER [--preset VENDOR] [--out CONFIG] [--force] [--print]",
+            "FILE|FOLDER [--ts COLUMN] [--symbol NAME] [--zone ZONE] [--out CONFIG]",
             "find out how files of bars are read, write a configuration; it runs at once",
             ("fintrader.cli.detect_bars:InitOptions",),
         ),

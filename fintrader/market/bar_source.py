@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fintrader.bars.bars import concat
-from fintrader.bars.calendar import day_starts
+import numpy as np
+
+from fintrader.bars.bars import Bars, concat
+from fintrader.bars.calendar import day_starts, exchange_days
 from fintrader.bars.companies import overlaps
 from fintrader.bars.sources.alpaca import Alpaca
-from fintrader.bars.sources.bar_files import iterate, own_files
+from fintrader.bars.sources.bar_files import iterate, own_files, share_layout
 from fintrader.bars.sources.by_company import join_by_company
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
 from fintrader.bars.sources.feeds import FilesFeed, file_inputs
+from fintrader.bars.sources.ingest import iterate_checked
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import files_of
 from fintrader.bars.sources.vendor import CalendarDays, Vendor, VendorFeed
 from fintrader.bars.sources.vendor_settings import (
     AlpacaSettings,
@@ -29,6 +35,12 @@ from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import SyntheticFeed, SyntheticSettings
 from fintrader.market.universe import index_tickers, load_membership
 from fintrader.storage.objects import ObjectStore
+
+_SLICE_SYMBOLS = 5
+_SLICE_DAYS = 60
+_SLICE_FILES = 60
+_SLICE_ROWS = 500_000
+_FEWEST_DAYS = 6
 
 
 def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
@@ -75,6 +87,38 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         feed = FilesFeed(files, settings.bar_path, bar_store(settings, cache), settings.calendar)
     feed.inputs = {**feed.inputs, "kind": source.kind}
     return feed
+
+
+def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryFeed, list[dt.date]]:
+    """The first bars of files, of a few symbols and days, and those days in order. Raises
+    DataError."""
+    parts: list[Bars] = []
+    names: list[str] = []
+    days = np.array([], dtype="datetime64[D]")
+    rows = 0
+    for batch in _iterate_files(source, path):
+        rows += len(batch)
+        names += [name for name in batch.symbols if name not in names]
+        wanted = [code for code, one in enumerate(batch.symbols) if one in names[:_SLICE_SYMBOLS]]
+        part = batch.take(np.isin(batch.symbol, wanted)).without_unused()
+        parts.append(replace(part, ts=day_starts(calendar, source.timezone, part.ts)))
+        days = np.union1d(days, exchange_days(calendar, parts[-1].ts))
+        if rows >= _SLICE_ROWS and len(days) > _FEWEST_DAYS:  # of which the last may be cut off
+            break
+    days = days[:_SLICE_DAYS]
+    bars = concat(parts)
+    bars = bars.take(exchange_days(calendar, bars.ts) <= days[-1]).without_unused()
+    return MemoryFeed(bars, {"kind": source.kind}), days.tolist()
+
+
+def _iterate_files(source: FilesSettings, path: str) -> Iterator[Bars]:
+    files, _ = share_layout(files_of(source, path), source)
+    if "{symbol" in (source.name_pattern or ""):  # the first files may all be of one day
+        symbols = [(source.read_name(file.place) or ("", None))[0] for file in files]
+        wanted = [*dict.fromkeys(symbols)][:_SLICE_SYMBOLS]
+        files = [file for file, symbol in zip(files, symbols, strict=True) if symbol in wanted]
+    for file in files[:_SLICE_FILES]:
+        yield from iterate_checked(file, source)
 
 
 def _vendor(source: VendorSettings) -> Vendor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,6 +189,20 @@ def assemble(settings: DataSettings, feed: Feed, *, progress: Progress = SILENT)
     equal tensors, to the bit."""
     with _draft(settings, feed, None, progress) as draft:
         return draft.tensors()
+
+
+def try_build(settings: DataSettings, feed: Feed) -> None:
+    """Build a market to its last byte, in a temporary folder, and remove it. Raises what
+    `build_market` raises."""
+    log.disabled = True  # what it says of a part of the bars the whole may not confirm
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _draft(settings.effective(), feed, Path(folder), SILENT) as draft,
+        ):
+            draft.write(Path(folder) / "market.safetensors")
+    finally:
+        log.disabled = False
 
 
 @contextlib.contextmanager

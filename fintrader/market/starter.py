@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fintrader.bars.calendar import WindowSettings
+from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection
-from fintrader.bars.sources.layout import ENDINGS
+from fintrader.bars.sources.layout import ENDINGS, FilesSettings
 from fintrader.config import refuse_url, validate
-from fintrader.errors import BarError, ConfigError
+from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.files import write_text
+from fintrader.market.bar_source import open_slice
+from fintrader.market.build import try_build
 from fintrader.market.settings import DataSettings
 from fintrader.yaml_text import parse_yaml
 
@@ -107,6 +111,10 @@ _AGENT = """\
   network: {{hidden: [4], activation: tanh}}
 """
 """An agent that tilts away from the benchmark, regularised."""
+_AGENT_ALONE = """\
+  algo: ppo
+  head: {kind: aim}            # one symbol: it or cash; a tilt away from it has nowhere to go
+"""
 
 
 def config_path(bars: str, out: Path | None = None) -> Path:
@@ -120,14 +128,32 @@ def config_path(bars: str, out: Path | None = None) -> Path:
 
 
 def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
-    """Write the configuration. Raises ConfigError when there is one, unless forced, and BarError
-    for too few days."""
+    """Write the configuration once a market was built through it, of the first bars. Raises
+    ConfigError when there is one, unless forced, and DataError for bars that make no market."""
     if path.exists() and not force:
         raise ConfigError(
             f"{path} is there already; choose another --out, or write over it with --force"
         )
-    write_text(path, render_yaml(found, path))
+    text = render_yaml(found, path)
+    try:
+        _build_slice(validate(DataSettings, parse_yaml(text, str(path))["data"], str(path)))
+    except DataError as error:
+        raise type(error)(
+            f"{path} is not written, for its first bars make no market: {error}"
+        ) from None
+    write_text(path, text)
     return path
+
+
+def _build_slice(settings: DataSettings) -> None:
+    """Build a market of the first bars as a run does. Raises DataError."""
+    assert isinstance(settings.source, FilesSettings)
+    feed, days = open_slice(settings.source, settings.bar_path, settings.calendar)
+    train, validation, test = _cut_windows(days)
+    windows = WindowSettings(train=train, validation=validation, test=test, embargo_sessions=0)
+    # single faults do not stop it: those that are known stand in the configuration, to be decided
+    update = {"windows": windows, "waive": tuple(sorted(STOPPING))}
+    try_build(settings.model_copy(update=update), feed)
 
 
 @dataclass(frozen=True)
@@ -169,7 +195,11 @@ def render_yaml(found: Detection, path: Path) -> str:
     plan = _plan(found, windows)
     careful = _CAREFUL if plan.is_careful else dict.fromkeys(_CAREFUL, "")
     decisions = plan.episode // plan.decide
-    text = _TEXT.format(
+    if plan.is_careful:
+        agent = _AGENT.format(decisions=decisions)
+    else:
+        agent = _AGENT_ALONE if len(found.symbols) == 1 else "  algo: ppo\n"
+    return _TEXT.format(
         symbols=len(found.symbols),
         first=found.first,
         last=found.last,
@@ -193,14 +223,11 @@ def render_yaml(found: Detection, path: Path) -> str:
         num_envs=32 if plan.is_careful else 64,
         episode=plan.episode,
         decide=plan.decide,
-        agent=_AGENT.format(decisions=decisions) if plan.is_careful else "  algo: ppo\n",
+        agent=agent,
         pods=2 if plan.is_careful else 4,
         env_steps=32 * decisions * _UPDATES * (_FOLDS + 1) if plan.is_careful else 60_000,
         **careful,
     )
-    # raises ConfigError when the data's settings are invalid
-    validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
-    return text
 
 
 def _join(lines: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 import datetime as dt
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import yaml
 
 from fintrader.bars.calendar import FX, session_grid
 from fintrader.bars.detect import describe_detection, detect
+from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.presets import PRESETS
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.errors import BarError, ConfigError
+from fintrader.market.bar_source import open_slice
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.starter import config_path, render_yaml, write_config
@@ -392,7 +395,7 @@ def test_rows_outside_of_the_sessions_are_refused_or_counted(tmp_path):
     for given in ({}, {"calendar": "XKRX"}):
         with pytest.raises(BarError, match=r"4\.8% of the rows .* AAA at 2024-02-26T10:00 UTC"):
             detect(path, **given)
-    found = detect(path, calendar="XKRX", zone="Asia/Seoul")
+    found = detect(path, calendar="XKRX", known={"timezone": "Asia/Seoul"})
     assert "95.2% of the rows" in {one.setting: one.why for one in found.findings}["calendar"]
     provenance = make_market(built(found, tmp_path)).provenance
     assert provenance.outside == pytest.approx(len(night) / (len(whole) + len(night)))
@@ -492,3 +495,180 @@ def days_table(sessions, a_day):
             pd.DataFrame({"ts": ts, "ticker": chr(65 + number) * 3, **prices, "volume": volume})
         )
     return pd.concat(tables)
+
+
+def renamed(table, **columns):
+    return table.rename(columns=columns)
+
+
+def in_two_columns(table):
+    days = {"Tag des Handels": table.ts.dt.strftime("%Y-%m-%d")}
+    return table.assign(**days, ts=table.ts.dt.strftime("%H:%M"))
+
+
+def shuffled(table):
+    """Volumes before the prices, and these in no usual order."""
+    order = ["ticker", "volume", "close", "ts", "low", "high", "open"]
+    return table.assign(volume=table.volume + 50)[order]
+
+
+ANSWERS = {
+    "columns": (
+        lambda table: renamed(table, ts="Gmt moment", close="Kurs", volume="pieces"),
+        {},
+        [
+            ("which column is the time?", ["--ts", "Gmt moment"]),
+            ("which column is the close?", ["--close", "Kurs"]),
+            ("", ["--volume", "pieces"]),
+        ],
+    ),
+    "date": (
+        lambda table: renamed(in_two_columns(table), ts="Uhr"),
+        {},
+        [("which column is the time?", ["--ts", "Uhr", "--date", "Tag des Handels"])],
+    ),
+    "numbers": (
+        shuffled,
+        {"header": False},
+        [
+            ("", ["--volume", "2"]),
+            ("", ["--open", "7", "--high", "6", "--low", "5", "--close", "3"]),
+            ("", ["--ts", "4", "--symbol", "1"]),
+        ],
+    ),
+    "symbol": (
+        lambda table: renamed(table, ticker="Wert papier"),
+        {},
+        [("", ["--symbol", "Wert papier"])],
+    ),
+    "time format": (
+        lambda table: table.assign(ts=table.ts.dt.strftime("%Y:%d:%m %H.%M")),
+        {},
+        [("are unknown", ["--time-format", "%Y:%d:%m %H.%M"])],
+    ),
+    "delimiter": (lambda table: table, {"sep": "~"}, [("", ["--delimiter", "~"])]),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_options_that_a_refusal_names_answer_it(
+    name, bars, plain, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    change, how, steps = ANSWERS[name]
+    write_csv(tmp_path, change(bars), "my.csv", **how)
+    options = []
+    for problem, answer in steps:
+        if problem:
+            with pytest.raises(SystemExit, match="2"):
+                main(["init", "my.csv", *options])
+            said = capsys.readouterr().err
+            assert problem in said
+            assert all(word in said for word in answer[:1] if word.startswith("--")), said
+            assert "data.source" not in said
+            assert not Path("my.yaml").exists()
+        options += answer
+    main(["init", "my.csv", *options])
+    market = make_market(settings_of(Path("my.yaml").read_text()))
+    if name != "numbers":  # its volumes differ
+        assert_same_market(market, plain)
+    assert market.symbols == plain.symbols
+    assert (market.close == plain.close).all()
+
+
+def test_given_settings_are_not_guessed(bars, tmp_path):
+    one = bars[bars.ticker == "AAA"].drop(columns="ticker")
+    path = str(write_csv(tmp_path, one.assign(ts=one.ts + pd.Timedelta("1h")), "x.txt"))
+    known = {"timezone": "America/Halifax", "label": "start", "bar_minutes": 1}
+    found = detect(path, known={**known, "symbol": "QQ"})
+    sure = {one.setting: (one.value, one.sure) for one in found.findings}
+    assert sure["name_pattern"] == ("*{symbol=QQ}", "given")
+    assert {name: sure[name] for name in known} == {
+        name: (str(value), "given") for name, value in known.items()
+    }
+    write_config(found, tmp_path / "x.yaml")
+    market = make_market(settings_of((tmp_path / "x.yaml").read_text()))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    expected = make_market(built(detect(str(write_csv(alone, one, "QQ.csv"))), tmp_path))
+    assert_same_market(market, expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "said"),
+    [
+        (polygon_api, ["--zone", "UTC"], "carry their zone, .*leave --zone out"),
+        (single, ["--symbol", "AAA"], "the symbols stand in column 'ticker'"),
+        (single, ["--ts", "when"], "no column 'when'; it has ts, .*correct --ts"),
+        (single, ["--zone", "Mars"], "--zone: not a time zone"),
+        (kibot, ["--close", "4"], "one column would be both high and close; name .*--high or"),
+        (kibot, ["--close", "9"], "no column '9'; its columns have no names.* correct --close"),
+        (chicago, ["--zone", "America/New_York"], "is not written.* correct --zone"),
+        (many, ["--label", "start"], "is not written.* set --label to end"),
+        (many, ["--name-pattern", "*"], "give the one symbol of all bars: --symbol"),
+    ],
+)
+def test_answers_that_are_none_are_refused(layout, options, said, bars, tmp_path, capsys):
+    path = layout(tmp_path, bars)
+    with pytest.raises(SystemExit, match="2"):
+        main(["init", str(path), "--out", str(tmp_path / "x.yaml"), *options])
+    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "x.yaml").exists()
+
+
+def test_nothing_is_written_where_the_first_bars_make_no_market(
+    bars, plain, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bars").mkdir()
+    by_ticker(tmp_path / "bars", bars, ["ts", *COLUMNS], "{}-2016.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr("fintrader.bars.detect.name_pattern", lambda *_: "{symbol}_*")
+        with pytest.raises(SystemExit, match="2"):
+            main(["init", "bars"])
+    said = capsys.readouterr().err
+    assert re.search(r"bars.yaml is not written.*called like.*\(--name-pattern\)", said)
+    assert [one.name for one in tmp_path.iterdir()] == ["bars"]
+    main(["init", "bars", "--name-pattern", "{symbol}-*"])
+    assert {one.name for one in tmp_path.iterdir()} == {"bars", "bars.yaml"}  # the trial left none
+    assert_same_market(make_market(settings_of(Path("bars.yaml").read_text())), plain)
+
+
+def test_the_first_slice_is_bounded(tmp_path):
+    table = minute_table(7, 70)
+    feed, days = open_slice(FilesSettings(), str(write_csv(tmp_path, table)), "XNAS")
+    assert (len(feed.symbols), len(days)) == (5, 60)
+    assert len(feed.bars("AAA")) == 60 * 390
+
+
+def test_the_first_slice_has_days_where_files_are_sorted_by_day(tmp_path):
+    table = minute_table(1, 4).drop(columns="ticker")
+    for day, rows in table.groupby(table.ts.dt.strftime("%Y%m%d")):
+        for number in range(70):
+            (tmp_path / day).mkdir(exist_ok=True)
+            write_csv(tmp_path / day, rows[:5], f"S{number:02}.csv")
+    feed, days = open_slice(FilesSettings(name_pattern="{symbol}"), str(tmp_path), "XNAS")
+    assert (len(feed.symbols), len(days)) == (5, 4)
+
+
+def test_a_given_close_alone_fills_the_orders(bars, tmp_path, capsys):
+    table = bars[bars.ticker == "AAA"].rename(columns={"close": "Kurs"})[["ts", "Kurs"]]
+    path = write_csv(tmp_path, table, "AAA.csv")
+    out = tmp_path / "x.yaml"
+    with pytest.raises(SystemExit, match="2"):
+        main(["init", str(path), "--out", str(out)])
+    assert "name it: --close COLUMN" in capsys.readouterr().err
+    main(["init", str(path), "--out", str(out), "--close", "Kurs"])
+    assert "assumed  closes alone" in capsys.readouterr().out
+    columns = yaml.safe_load(out.read_text())["data"]["source"]["columns"]
+    assert [columns[name] for name in PRICES] == ["Kurs"] * 4
+
+
+def test_given_divisors_and_zones_are_written(bars, tmp_path):
+    whole = bars.assign(**{name: (bars[name] * 100).round().astype(int) for name in PRICES})
+    known = {"price_divisor": 100, "timezone": "America/New_York"}
+    found = detect(str(write_csv(tmp_path, whole)), known=known)
+    assert {name: found.source[name] for name in known} == known
+    market = make_market(built(found, tmp_path))
+    plain = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
+    assert np.allclose(market.close, plain.close)

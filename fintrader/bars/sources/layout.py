@@ -47,8 +47,8 @@ class FilesSettings(Settings):
     name_pattern: str | None = None
     """Pattern of the files' names, without endings, like `{symbol}_{date}_*` (folders may stand
     before, `{symbol}/{date}`); others are passed over. With `{symbol}` a file holds one symbol and
-    its name says which, else a column does. Files that end with .txt are read where this is
-    set and no other file is called like it."""
+    its name says which, else a column does; `*{symbol=AAPL}` says it of any name. Files that end
+    with .txt are read where this is set and no other file is called like it."""
     uppercase: bool = False
     """Write symbols in capitals."""
     header: tuple[str, ...] = ()
@@ -77,8 +77,8 @@ class FilesSettings(Settings):
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
     label: Literal["start", "end"] = "start"
-    """Whether a bar\'s time is its start or its end. With `end`, a bar stamped at the open becomes part of
-    the first bar where most days have one, of a single price: it is the opening\'s print."""
+    """Whether a bar's time is its start or its end. With `end`, a bar stamped at the open becomes
+    part of the first bar where most days have one, of a single price: it is the opening's print."""
     bar_minutes: int = Field(1, ge=1)
     """Length of the bars in the files; used to move end labels to the start."""
     price_divisor: int = Field(1, ge=1)
@@ -117,7 +117,8 @@ class FilesSettings(Settings):
 
         None where it is called otherwise than `name_pattern` says.
         """
-        body = re.escape(self.name_pattern or "{symbol}").replace(r"\*", "[^/]*")
+        pattern, _, fixed = (self.name_pattern or "{symbol}").partition("{symbol=")
+        body = re.escape(pattern).replace(r"\*", "[^/]*")
         body = body.replace(r"\{symbol\}", "(?P<symbol>[^/]+?)").replace(
             r"\{date\}", r"(?P<date>\d{4}-?\d\d-?\d\d)"
         )
@@ -125,7 +126,7 @@ class FilesSettings(Settings):
         if found is None:
             return None
         groups = found.groupdict()
-        symbol = groups.get("symbol") or ""
+        symbol = fixed.removesuffix("}") or groups.get("symbol") or ""
         date = (groups.get("date") or "").replace("-", "")
         return symbol.upper() if self.uppercase else symbol, date or None
 
@@ -146,6 +147,6 @@ def column_names(settings: FilesSettings) -> dict[str, str]:
     file's name."""
     names = settings.names
     names.pop("factor", None)  # read as an extra column
-    if "{symbol}" in (settings.name_pattern or "") or settings.wide is not None:
+    if "{symbol" in (settings.name_pattern or "") or settings.wide is not None:
         del names["symbol"]
     return names
