@@ -131,9 +131,8 @@ def detect(
         bars = _price_unit(found, bars, layout.vendor)
     bars, span, midnight = _recognise_days(found, layout, bars, span)
     _refuse_idle(found, layout)
-    zone = known.get("timezone")
-    layout.zone = None if zone else layout.zone
-    is_naive = not (layout.zoned or layout.whole_days or layout.zone)
+    zone = known.get("timezone", layout.zone)
+    is_naive = not (layout.zoned or layout.whole_days)
     zones = (zone,) if zone else ZONES
     proposal = propose(
         bars,
@@ -145,13 +144,10 @@ def detect(
     found.calendar = proposal.best.calendar
     if layout.whole_days:
         _note_midnight(found, midnight if layout.zoned else None)
-    elif layout.zone is not None:
-        found.source["timezone"] = layout.zone
-        found.note("timezone", layout.zone, "sure", "the file names it")
     elif layout.zoned:
         _own_zone(found)
     else:
-        bars, span = _zone(found, bars, span, proposal)
+        bars, span = _zone(found, bars, span, proposal, zone)
     grid = _grid(found, bars)
     _sessions_and_label(found, bars, grid, span, layout.whole_days)
     is_asked = calendar is not None and (zone is not None or not is_naive)
@@ -385,18 +381,21 @@ def _own_zone(found: Detection) -> None:
 
 
 def _zone(
-    found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal
+    found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal, named: str | None
 ) -> tuple[Bars, tuple[int, int]]:
-    """The bars and their span in UTC, and `timezone`."""
-    zone = found.known.get("timezone", proposal.best.zone)
+    """The bars and their span in UTC, and `timezone`; `named`: by the user or the file."""
+    zone = named or proposal.best.zone
     found.source.pop("timezone", None)
     is_usual = zone == timezone_of(found.calendar) == FilesSettings().timezone
-    if "timezone" in found.known or not is_usual:
+    if named or not is_usual:
         found.source["timezone"] = zone
     why = f"{1 - proposal.best.outside:.1%} of the rows lie in the sessions of {found.calendar}"
     sure: Sure = "assumed"
     if "timezone" in found.known:
         sure = "given"
+    elif named:
+        sure = "sure"
+        why = "the file names it, by a column, its times or its vendor"
     elif found.calendar in ("24/7", "24/5"):
         why = "no market hours tell the zone of these times, so they count as UTC (--zone)"
     elif proposal.zones:

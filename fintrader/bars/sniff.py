@@ -105,6 +105,8 @@ def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layo
     }
     if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
         layout.vendor = "databento"
+    if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", file.stem):
+        layout.zone = "Etc/GMT+5"  # histdata.com: Eastern standard time all year
     _times(table, columns, layout, date_in_name)
     return layout
 

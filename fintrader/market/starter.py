@@ -94,6 +94,7 @@ _CAREFUL = {
 }
 """Parts of the configurations for real bars (`configs/walkforward_daily.yaml`,
 `configs/walkforward_us14.yaml`)."""
+_ONE_SESSION = "  metric: return               # one session of validation has no Sharpe ratio\n"
 _NO_VOLUME = (
     "  participation: none          # the bars hold no volume, of which an order takes a part\n"
 )
@@ -194,6 +195,9 @@ def render_yaml(found: Detection, path: Path) -> str:
     windows = _cut_windows(found.sessions)
     plan = _plan(found, windows)
     careful = _CAREFUL if plan.is_careful else dict.fromkeys(_CAREFUL, "")
+    first, last = windows[1]
+    if sum(first <= day <= last for day in found.sessions) < 2:
+        careful = careful | {"tournament": _ONE_SESSION}
     decisions = plan.episode // plan.decide
     if plan.is_careful:
         agent = _AGENT.format(decisions=decisions)
