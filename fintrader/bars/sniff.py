@@ -103,12 +103,17 @@ def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layo
     layout.values["columns"] = {
         role: column if column is None else str(column) for role, column in columns.items()
     }
-    if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
-        layout.vendor = "databento"
-    if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", file.stem):
-        layout.zone = "Etc/GMT+5"  # histdata.com: Eastern standard time all year
+    _recognise_vendor(file.stem, table, layout)
     _times(table, columns, layout, date_in_name)
     return layout
+
+
+def _recognise_vendor(stem: str, table: pd.DataFrame, layout: Layout) -> None:
+    """Set what a vendor's own names say of its prices and times."""
+    if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
+        layout.vendor = "databento"
+    if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", stem):
+        layout.zone = "Etc/GMT+5"  # histdata.com: Eastern standard time all year
 
 
 def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:

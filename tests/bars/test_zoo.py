@@ -219,7 +219,7 @@ def metatrader(zoo):
 
 def histdata(zoo):
     def write(frame, path):
-        local = zoo.local(frame)
+        local = frame.tz_convert("Etc/GMT+5").tz_localize(None)  # all year
         local.set_axis(local.index.strftime("%Y%m%d %H%M%S")).to_csv(path, sep=";", header=False)
 
     return zoo.each(write, name="DAT_ASCII_{}_M1_202403")
@@ -489,8 +489,7 @@ def test_every_cell_is_the_frames(market, name, layout, daily, tmp_path):
     zoo = Zoo(tmp_path / "bars", market, daily)
     zoo.folder.mkdir()
     path = layout(zoo)
-    calendar = MARKETS[market][0]
-    found = detect(str(path), calendar=calendar)
+    found = detect(str(path))
     settings = built(found, tmp_path).model_copy(update={"bar_minutes": found.bar_minutes})
     market_made = make_market(settings)
     assert tuple(market_made.symbols) == tuple(sorted(zoo.symbols))
