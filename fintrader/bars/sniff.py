@@ -103,17 +103,21 @@ def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layo
     layout.values["columns"] = {
         role: column if column is None else str(column) for role, column in columns.items()
     }
-    _recognise_vendor(file.stem, table, layout)
     _times(table, columns, layout, date_in_name)
+    _recognise_vendor(file, table, layout)
     return layout
 
 
-def _recognise_vendor(stem: str, table: pd.DataFrame, layout: Layout) -> None:
+def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
     """Set what a vendor's own names say of its prices and times."""
     if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
         layout.vendor = "databento"
-    if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", stem):
+    if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", file.stem):
         layout.zone = "Etc/GMT+5"  # histdata.com: Eastern standard time all year
+    # Lean's bars of hours and days: aapl.zip with aapl.csv, which has no names of columns.
+    is_lean = layout.values.get("time_format") == "%Y%m%d %H:%M" and "header" in layout.values
+    if is_lean and re.search(r"([^/]+)\.zip/\1\.csv$", file.place):
+        layout.vendor = "lean"
 
 
 def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
@@ -402,7 +406,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
         if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
             found.setdefault("ts", column)
         elif (
-            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8} \d{4}").all()
+            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8} \d\d:?\d\d").all()
             or column in numeric
         ):
             found.setdefault("date", column)

@@ -1,6 +1,8 @@
 """Files of bars in the layouts that people have, of five markets: each is read as `init` reads it and
 built from the configuration it renders, and no cell may differ from the frame it was written from."""
 
+import zipfile
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -371,6 +373,17 @@ def ends(zoo):
     return zoo.each(lambda f, p: zoo.local(f).shift(freq=step).rename_axis("time").to_csv(p))
 
 
+def lean_zips(zoo):
+    """Lean's bars of hours and days: prices in 1/10,000 USD."""
+    for symbol, frame in zoo.frames.items():
+        local = zoo.local(frame)
+        table = local.set_axis(local.index.strftime("%Y%m%d %H:%M"))
+        table[PRICES] = (table[PRICES] * 10_000).round().astype(int)
+        with zipfile.ZipFile(zoo.folder / f"{symbol.lower()}.zip", "w") as archive:
+            archive.writestr(f"{symbol.lower()}.csv", table.to_csv(header=False))
+    return zoo.folder
+
+
 def zoned_days(zoo):
     def write(frame, path):
         frame.tz_localize(zoo.zone).rename(columns=str.title).rename_axis("Date").to_csv(path)
@@ -459,7 +472,16 @@ BOTH = {
         one.__name__: one
         for one in (
             *(unnamed_index, unnamed_index_parquet, long_parquet, dictionary_symbols, day_first),
-            *(german, stooq, alpha_vantage, comment_and_newest_first, lines_above, hive, pipes),
+            *(
+                lean_zips,
+                german,
+                stooq,
+                alpha_vantage,
+                comment_and_newest_first,
+                lines_above,
+                hive,
+                pipes,
+            ),
             *(vendor_in_the_name, file_a_month, wide, wide_closes, no_volume, further_columns),
         )
     },
@@ -472,6 +494,7 @@ CASES = [
     for layouts, kinds in ((INTRADAY, [False]), (DAILY, [True]), (BOTH, [False, True]))
     for name, layout in layouts.items()
     for daily in kinds
+    if not (layout is lean_zips and market != "us")
     # Where trading never stops, nothing tells a bar's end from its start.
     if not (layout is ends and market in ("crypto", "fx"))
 ]
