@@ -40,6 +40,8 @@ _CLOCKS = (
     *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p"),
     *("%H:%M UTC", "%H:%M:%S UTC", "%H:%M:%S.%f UTC", "%H:%M:%S.%f GMT%z", "%H:%M:%S GMT%z"),
 )
+_PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
+"""Words before the name of a price that are no symbols."""
 _NUMBER = re.compile(r"[-+]?[$€£¥]?\d[\d.,' \u00a0\u202f]*([eE][+-]?\d+)?[%KMB]?")
 
 Known: TypeAlias = Mapping[str, Any]
@@ -173,9 +175,14 @@ def _refuse_shared(columns: Roles, layout: Layout) -> None:
 def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     """The first rows as text, under the names of the columns, or numbers where no line names
     them."""
-    lines = [line for line in csv_head(file, _HEAD_BYTES).splitlines() if line.strip()][: _ROWS + 3]
-    if not lines:
+    numbered = [
+        (number, line)
+        for number, line in enumerate(csv_head(file, _HEAD_BYTES).splitlines())
+        if line.strip()
+    ][: _ROWS + 3]
+    if not numbered:
         return pd.DataFrame()
+    lines = [line for _, line in numbered]
     delimiter = layout.known.get("delimiter") or _delimiter(lines)
     if delimiter != "," or "delimiter" in layout.known:
         layout.note("delimiter", delimiter, "stands as often in every line")
@@ -183,8 +190,11 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     width = Counter(map(len, rows[-50:])).most_common(1)[0][0]
     above = next((number for number, row in enumerate(rows) if len(row) == width), 0)
     if 0 < above <= _MOST_ABOVE:
-        layout.note("skip_rows", above, f"the table begins below {lines[0][:40]!r}")
+        # Readers count empty lines, too.
+        layout.note("skip_rows", numbered[above][0], f"the table begins below {lines[0][:40]!r}")
         rows = rows[above:]
+    else:
+        above = 0
     decimal = layout.known.get("decimal") or _decimal(rows)
     if decimal != "." or "decimal" in layout.known:
         layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
@@ -192,7 +202,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     whole = [row for row in rows[names:] if len(row) == width]
     if names > 1:
         header = _join_lines(rows[:names])
-        layout.values |= {"header": header, "skip_rows": max(above, 0) + names}
+        layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
         layout.notes["header"] = f"{names} lines of names"
         return pd.DataFrame(whole, columns=header)
     if not names:
@@ -259,7 +269,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             role = next(
                 (name for name in COLUMNS if symbol and plain(word) in SPELLINGS[name]), None
             )
-            if role:
+            if role and plain(symbol).strip("._ ") not in _PRICE_KINDS:
                 found.setdefault(symbol, {})[role] = word
         needed = max(map(len, found.values()), default=0)
         whole = [words for words in found.values() if len(words) == needed]
@@ -371,7 +381,10 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
                 f"{layout.name}: no four columns next to each other look like prices; give their"
                 f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}"
             )
-        found = {**_order_prices(prices, numbers[prices].to_numpy().T, layout), **given}
+        clock = numbers.get(table.columns[0], pd.Series(dtype=float))
+        step = -1 if len(clock) and clock.is_monotonic_decreasing else 1  # newest first
+        values = numbers[prices].to_numpy()[::step].T
+        found = {**_order_prices(prices, values, layout), **given}
     all_columns = list(table.columns)
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]

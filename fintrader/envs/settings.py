@@ -93,7 +93,7 @@ class TradingSettings(Settings):
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: Positive = 100.0
     """`trade` only: shares ordered per symbol by an action of 1."""
-    dead_band: Fraction | None = None
+    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
     target is left alone (exits always trade); `trade`: actions of at most this size order nothing.
     None: 0 for `target`, 0.1 for `trade`."""

@@ -22,7 +22,7 @@ from fintrader.bars.calendar import day_starts
 from fintrader.bars.sources.cells import carries_zone, table_bars
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
-from fintrader.bars.sources.presets import SPELLINGS, plain
+from fintrader.bars.sources.presets import SPELLINGS, WEAK, plain
 from fintrader.config import Settings, merge_values, validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.market.build import assemble, build_market
@@ -204,6 +204,7 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
     frame = _with_index(frame, source)
     roles = _roles(frame.columns, source, tuple(SPELLINGS))
     for role, columns in roles.items():
+        columns[:] = [one for one in columns if plain(one) not in WEAK] or columns
         if len(columns) > 1:
             raise BarError(
                 f"{ORIGIN}{where}: columns {_some(columns)} could all be the {_word(role)}; drop or"

@@ -182,3 +182,19 @@ def test_a_dry_run_reads_no_bars(tmp_path, monkeypatch):
     synthetic = dry_run(DataSettings(), cache=tmp_path / "cache")
     assert synthetic.source == "synthetic"
     assert not synthetic.is_built
+
+
+@pytest.mark.parametrize("cell", ["null", "-", "9999999999"])
+def test_a_time_that_is_none_is_refused_wherever_it_is_counted(cell, tmp_path):
+    rows = [f"{stamp},1,1,1,1,5" for stamp in ("1700000000", cell)]
+    (tmp_path / "AAA.csv").write_text("\n".join(["ts,open,high,low,close,volume", *rows]) + "\n")
+    settings = FilesSettings(time_format="epoch", name_pattern="{symbol}")
+    with pytest.raises(BarError, match="row 3, column 'ts'"):
+        read_files(settings, str(tmp_path / "AAA.csv"))
+
+
+def test_only_volume_may_have_no_column():
+    assert FilesSettings.model_validate({"columns": {"volume": None}}).names.get("volume") is None
+    for role in ("ts", "symbol", "close"):
+        with pytest.raises(ValueError, match="only volume may be null"):
+            FilesSettings.model_validate({"columns": {role: None}})

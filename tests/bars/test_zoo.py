@@ -273,7 +273,7 @@ def comment_and_newest_first(zoo):
 
 def lines_above(zoo):
     path = zoo.folder / "report.csv"
-    path.write_text("Bars\nof two symbols\n\n" + zoo.long().to_csv(index=False))
+    path.write_text("Bars\n\nof two symbols\n\n" + zoo.long().to_csv(index=False))
     return path
 
 

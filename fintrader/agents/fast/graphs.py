@@ -149,7 +149,9 @@ def look_up_mean(agent: Any, obs: Tensor) -> Tensor | None:
         or len(table) > agent.settings.num_steps * len(obs)
     ):
         return None
-    if agent.embedding_cache is None or agent.buffer is None or agent.buffer.step == 0:
+    cache = agent.embedding_cache
+    is_stale = cache is None or len(cache) != len(table)
+    if is_stale or agent.buffer is None or agent.buffer.step == 0:
         means = []
         for bars in torch.split(torch.arange(len(table), device=agent.device), BARS_AT_ONCE):
             rows = agent.normaliser.normalise_bars(bars, table, obs.dtype, agent.perturbation)

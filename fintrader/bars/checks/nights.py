@@ -23,7 +23,7 @@ _AROUND = 20
 _SURE = 6.0
 """Standard deviations beyond which a result is certain."""
 _FEWEST = 5
-"""With fewer symbols the market's move is unknown."""
+"""With fewer symbols the market's move is unknown, with fewer days a symbol's usual one."""
 
 
 def compare_days(
@@ -106,8 +106,7 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
     whole_days = 1.4826 * float(np.median(steps)) if len(steps) else 0.0
     returned = np.zeros(len(night), dtype=bool)
     # a market that never closes has no nights to speak of; its ordinary days still move it as far
-    daily = np.abs(np.diff(np.log(days.close)))
-    least = max(0.03, 2 * 1.4826 * float(np.median(daily)) if len(daily) >= _FEWEST else 0.0)
+    least = max(0.03, 2 * whole_days if len(steps) >= _FEWEST else 0.0)
     for day in np.flatnonzero(size > least).tolist():
         around = slice(max(0, day - _AROUND), day + _AROUND + 1)
         others = size[around][np.isfinite(night[around]) & (days.gaps[around] == 1)]

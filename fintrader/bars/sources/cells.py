@@ -26,7 +26,7 @@ _GROUPED = rf"[+-]?\d{{1,3}}(?:{_MARKS}\d{{3}})+(?:\.\d*)?"
 """A number whose digits stand in threes."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
-_LARGEST = np.array([10**11, 10**14, 10**17])
+_LARGEST = np.array([10**10, 10**13, 10**16])
 """Numbers below are seconds, milliseconds and microseconds since 1970."""
 
 
@@ -214,7 +214,7 @@ def _count_times(
     column: Column, unit: int | None, days: pa.ChunkedArray | str | None, settings: FilesSettings
 ) -> Array:
     """Times that count units: since 1970 in UTC, or since midnight of their day in the settings'
-    zone. Without a unit, each row's size tells it: years from 1973 to 5000 differ in every unit."""
+    zone. Without a unit, each row's size tells it: from May 1970 to 2286 all units differ."""
     kind = column.cells.type
     is_exact = column.is_text or pa.types.is_integer(kind)
     if unit == 1 and not is_exact:
@@ -226,11 +226,14 @@ def _count_times(
             counts = whole.cast(pa.int64()).to_numpy()
     if counts is None:
         numbers = _numbers(column, settings)
+        column.refuse(pd.Series(np.isnan(numbers), dtype=bool), "no number")
         counts = np.round(numbers).astype(np.int64)
         if unit is None and (counts != numbers).any():  # seconds with a fraction
             counts = np.round(numbers * 1e3).astype(np.int64)
     if unit is None:
         scale = np.array(list(_UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
+        far = np.abs(counts) > 2**62 // scale
+        column.refuse(pd.Series(far, dtype=bool), "no time since 1970")
         return np.asarray(counts * scale)
     if days is None:
         if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
@@ -321,7 +324,8 @@ def _is_empty(text: pd.Series[str]) -> pd.Series[bool]:
 def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> None:
     """Raise BarError for a column of numbers like 1,234 only, where no cell of the table says
     whether a comma parts thousands or decimals."""
-    if settings.decimal == "," or not all(column.is_text for column in columns.values()):
+    columns = {name: column for name, column in columns.items() if column.is_text}
+    if settings.decimal == ",":
         return
     # 1,234,567 and 1,234.5 show that a comma parts thousands, 1.25 that a point parts decimals
     shown = r",\d{3}[,.]|^\d+\.(?:\d{1,2}|\d{4,})$"

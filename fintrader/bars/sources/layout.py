@@ -98,6 +98,9 @@ class FilesSettings(Settings):
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
+        lacking = {"ts", "symbol", "open", "high", "low", "close"} - {*self.names}
+        if lacking:
+            raise ValueError(f"columns.{min(lacking)}: name a column; only volume may be null")
         if self.wide is not None and "{symbol}" not in self.wide:
             raise ValueError("wide: expected how columns are called, like {symbol}_{field}")
         if self.wide is not None and self.extra:

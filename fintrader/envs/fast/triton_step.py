@@ -213,7 +213,11 @@ class TritonStep:
         graphs = []
         for current in range(2):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+            # In a stream of this device: torch's own belongs to the first device that captured.
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
                 self._compute(current)
             graphs.append(graph)
         return graphs
