@@ -226,7 +226,7 @@ def _count_times(
             counts = whole.cast(pa.int64()).to_numpy()
     if counts is None:
         numbers = _numbers(column, settings)
-        column.refuse(pd.Series(np.isnan(numbers), dtype=bool), "no number")
+        column.refuse(pd.Series(numbers).isna(), "no number")
         counts = np.round(numbers).astype(np.int64)
         if unit is None and (counts != numbers).any():  # seconds with a fraction
             counts = np.round(numbers * 1e3).astype(np.int64)
