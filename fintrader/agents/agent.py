@@ -96,7 +96,7 @@ def make_agent(
     agent = _AGENTS[type(settings)](settings, layout, device=device, seed=seed)
     refuse_idle(agent.head)
     if isinstance(agent, OnPolicyAgent) and settings.learners > 1:
-        agent.learner = BatchedLearners(agent).learn
+        agent.make_learners = BatchedLearners
     if isinstance(agent, OffPolicyAgent) and settings.pipeline:
         return PipelinedAgent(agent)
     return agent

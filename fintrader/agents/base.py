@@ -3,7 +3,7 @@ environment that it trains in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.checkpoint import Resumable, load_generator
 from fintrader.agents.environment import MarketEnv, to_training_env
+from fintrader.agents.fast.graphs import ReplayedStep, StepFunction
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.networks import tanh
@@ -82,6 +83,7 @@ class BaseAgent(Resumable):
         """`[T, L*W]`: the market rows that the last column of `obs` points to."""
         self.decision_interval = 1
         """Bars from one decision to the next."""
+        self.replayed = ReplayedStep(self.generator) if self.device.type == "cuda" else None
         self.add_parts()
 
     def add_parts(self) -> None:
@@ -144,6 +146,14 @@ class BaseAgent(Resumable):
     ) -> None:
         """Add Adam over `parameters`."""
         self.optimisers[name] = make_adam(parameters, rate, self.settings.weight_decay, eps)
+
+    def take_step(
+        self, step: StepFunction, *inputs: Any, branch: Hashable = None
+    ) -> dict[str, Tensor]:
+        """Take a gradient step, `step(*inputs)`; on a GPU by its graph (`ReplayedStep`)."""
+        if self.replayed is None:
+            return step(*inputs)
+        return self.replayed(step, branch, *inputs)
 
     def descend(self, name: str, loss: Tensor | Iterable[Tensor]) -> Tensor:
         """Take one step of an optimiser down `loss`, or down the sum of several, computed one at a

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, Metrics, to_metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import add_prefix, select_below
-from fintrader.agents.fast.graphs import replay_on_gpu
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.agents.settings import OffPolicySettings
@@ -63,7 +62,6 @@ class OffPolicyAgent(BaseAgent):
         self.learned = 0
         """Updates so far."""
         self.since_report: dict[str, list[Tensor]] = {}
-        self.take_step = replay_on_gpu(self, self.learn, lambda: self.is_actor_due)
 
     @property
     def is_warming_up(self) -> bool:
@@ -106,7 +104,8 @@ class OffPolicyAgent(BaseAgent):
         None."""
         while self.learned < self.count_due_updates():
             assert self.replay is not None
-            self.record(self.take_step(self.draw_sample(self.replay)))
+            sample = self.draw_sample(self.replay)
+            self.record(self.take_step(self.learn, sample, branch=self.is_actor_due))
             self.redraw_perturbation()
         return self.report()
 

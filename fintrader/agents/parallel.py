@@ -67,7 +67,6 @@ class BatchedLearners:
         self.agent = agent
         self.count = agent.settings.learners
         self.loss = LossModule(agent)
-        self.grad = vmap(grad_and_value(self._evaluate_loss, has_aux=True), in_dims=(0, 0))
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Take all learners' gradient steps on their accounts' rows of one rollout, then average.
@@ -147,7 +146,8 @@ class BatchedLearners:
         batch = Batch(private[learner, rows], market, row_index[learner, rows])
         minibatch = Rollout(batch, *(column[learner, rows] for column in columns))
         weights = {name: parameter.detach() for name, parameter in self.weights.items()}
-        grads, (_, step) = self.grad(weights, minibatch)
+        differentiate = vmap(grad_and_value(self._evaluate_loss, has_aux=True), in_dims=(0, 0))
+        grads, (_, step) = differentiate(weights, minibatch)
         squares = [grad.flatten(1).pow(2).sum(1) for grad in grads.values()]
         norm = torch.stack(squares).sum(0).sqrt()
         # As nn.utils.clip_grad_norm_, each learner by its own norm.

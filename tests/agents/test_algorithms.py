@@ -1,4 +1,6 @@
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -66,6 +68,33 @@ def test_learns_the_identity(algo):
     shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
     with torch.no_grad():
         assert float((agent.policy(shown) - shown).abs().mean()) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("algo", "values"),
+    [
+        ("ppo", {"num_steps": 8}),
+        ("ppo", {"num_steps": 8, "learners": 2}),
+        ("a2c", {}),
+        *((algo, {"learning_starts": 32}) for algo in ("ddpg", "td3", "sac", "redq")),
+        ("sac", {"learning_starts": 32, "pipeline": True}),
+    ],
+)
+def test_an_agent_and_its_experience_are_freed_at_once(algo, values):
+    env = Identity()
+    settings = agent_settings(algo, values)
+    make_agent(settings, env.layout)  # torch keeps the frames of its first import of compilers
+    agent = make_agent(settings, env.layout)
+    train(agent, env, Budget(env_steps=160))
+    trained = getattr(agent, "agent", agent)
+    experience = trained.buffer if algo in ("ppo", "a2c") else trained.replay
+    alive = [weakref.ref(part) for part in (agent, trained, experience)]
+    gc.disable()
+    try:
+        del agent, trained, experience
+        assert [part() for part in alive] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 def test_apg_learns_the_identity():

@@ -35,7 +35,7 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline):
         agent_settings("a2c", {"num_steps": 4, "group_baseline": baseline}), env.layout, seed=1
     )
     learned = []
-    agent.learner = lambda rollout: learned.append(rollout) or {}
+    agent.learn = lambda rollout: learned.append(rollout) or {}
     env = agent.prepare_env(env)
     obs = as_tensor(env.reset(seed=1)[0])
     for _ in range(4):

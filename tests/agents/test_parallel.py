@@ -78,7 +78,7 @@ def test_learners_in_a_batch_are_learners_one_after_another(algo, kind, clocked)
         whole = rollout_of(
             steps * learners * accounts, layout, together.head.latents, number, clocked=clocked
         )
-        metrics = together.learner(whole)
+        metrics = together.make_learners(together).learn(whole)
         found = []
         for k, learner in enumerate(apart):
             learner.generator = shared
@@ -110,7 +110,7 @@ def test_learners_in_a_batch_are_learners_one_after_another(algo, kind, clocked)
 def test_learners_pass_on_what_they_fused(tmp_path):
     def team(seed=0):
         agent = on_policy("ppo", LEARNS, Identity().layout, seed)
-        assert isinstance(getattr(agent.learner, "__self__", None), BatchedLearners)
+        assert agent.make_learners is BatchedLearners
         return agent
 
     whole = team()

@@ -251,9 +251,7 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(agent, tmp_path,
     made = trained[0][0]
     assert isinstance(made, PipelinedAgent) == (agent is PIPELINE)
     if isinstance(made, OnPolicyAgent):
-        assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners) == (
-            agent is LEARNERS
-        )
+        assert (made.make_learners is BatchedLearners) == (agent is LEARNERS)
     stored = RunStore(context.run).get(str(whole.snapshot))
     state = load(stored)
     policy = load_policy(context.folder / "policy.safetensors").state_dict()

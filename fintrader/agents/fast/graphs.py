@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.normalisation import Batch
+from fintrader.envs.fast.capture import capture
 
 StepFunction: TypeAlias = Callable[..., dict[str, Tensor]]
 
@@ -35,28 +36,23 @@ class Recording(NamedTuple):
 
 
 class ReplayedStep:
-    """A function of tensors that takes one gradient step, on a GPU.
+    """A gradient step of one agent on a GPU, repeated by graphs.
 
     For each form of its inputs the first call runs as it is, the second records a graph, and all
-    others replay it. The function must not wait for the device, and all that it changes must stay
-    at its place in memory: `forget` follows every replacement of an optimiser's state.
+    others replay it. The step must not wait for the device, and all that it changes must stay at
+    its place in memory: `forget` follows every replacement of an optimiser's state.
     """
 
-    def __init__(
-        self,
-        function: StepFunction,
-        generator: torch.Generator,
-        find_branch: Callable[[], Hashable],
-    ) -> None:
-        """`generator`: the stream that the function draws from. `find_branch` tells apart the
-        ways that the function takes for inputs of one form."""
-        self.function = function
-        self.find_branch = find_branch
+    def __init__(self, generator: torch.Generator) -> None:
+        """`generator`: the stream that the step draws from."""
         self.generator = generator
-        device = generator.device
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         self.can_record = True
+        self._open_stream()
         self.forget()
+
+    def _open_stream(self) -> None:
+        device = self.generator.device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
 
     def forget(self) -> None:
         """Drop all graphs."""
@@ -65,21 +61,19 @@ class ReplayedStep:
         self.copied: dict[int, Tensor] = {}
         """The tensor that each place of an input was last copied from."""
 
-    def __call__(self, *inputs: Any) -> dict[str, Tensor]:
-        """Take a step; return its scalar results."""
+    def __call__(self, step: StepFunction, branch: Hashable, *inputs: Any) -> dict[str, Tensor]:
+        """Take `step(*inputs)`; return its scalar results. `branch` tells apart the ways that the
+        step takes for inputs of one form."""
         given = list(flatten(inputs))
-        form = (self.find_branch(), *((tensor.shape, tensor.dtype) for tensor in given))
+        form = (branch, *((tensor.shape, tensor.dtype) for tensor in given))
         if form not in self.recordings or not self.can_record:
             self.recordings[form] = None
-            return self._run(inputs)
+            return self._run(step, inputs)
         recording = self.recordings[form]
         if recording is None:
-            try:
-                recording = self._record(inputs)
-            except RuntimeError as error:
-                logger.warning("training goes on without CUDA graphs, more slowly: %s", error)
-                self.can_record = False
-                return self._run(inputs)
+            recording = self._try_to_record(step, inputs)
+            if recording is None:
+                return self._run(step, inputs)
             self.recordings[form] = recording
         for place, tensor in zip(recording.inputs, given, strict=True):
             # A rollout is copied once, for all its minibatches.
@@ -91,24 +85,38 @@ class ReplayedStep:
         results = recording.results.clone()
         return dict(zip(recording.names, results.unbind(), strict=True))
 
-    def _run(self, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
+    def _run(self, step: StepFunction, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
         # In the stream of the graphs, because a gradient is added up in the stream that it was first
         # added up in.
         here = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
-            outputs = self.function(*inputs)
+            outputs = step(*inputs)
         here.wait_stream(self.stream)
         return outputs
 
-    def _record(self, inputs: tuple[Any, ...]) -> Recording:
+    def _try_to_record(self, step: StepFunction, inputs: tuple[Any, ...]) -> Recording | None:
+        """Record a graph; without one, None, and all later steps run as they are."""
+        before = self.generator.clone_state()
+        here = torch.cuda.current_stream(self.stream.device)
+        try:
+            return self._record(step, inputs)
+        except RuntimeError as error:
+            logger.warning("training goes on without CUDA graphs, more slowly: %s", error)
+        # A capture that ends in an error leaves its stream the current one, and the generator as
+        # if it were still recorded.
+        torch.cuda.set_stream(here)
+        self.generator.graphsafe_set_state(before)
+        self._open_stream()
+        self.forget()
+        self.can_record = False
+        return None
+
+    def _record(self, step: StepFunction, inputs: tuple[Any, ...]) -> Recording:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        # Another thread may use the GPU meanwhile, so only this one is held to the rules.
-        with torch.cuda.graph(
-            graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
-        ):
-            outputs = self.function(*inputs)
+        with capture(graph, self.stream, self.pool):
+            outputs = step(*inputs)
             results = torch.stack([value.detach().float() for value in outputs.values()])
         return Recording(graph, list(flatten(inputs)), list(outputs), results)
 
@@ -120,17 +128,6 @@ def flatten(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple):
         for part in value:
             yield from flatten(part)
-
-
-def replay_on_gpu(
-    agent: Any, step: StepFunction, find_branch: Callable[[], Hashable] = lambda: None
-) -> StepFunction:
-    """Return the function of an agent's gradient step; on a GPU one that replays it."""
-    if agent.device.type != "cuda":
-        return step
-    replayed = ReplayedStep(step, agent.generator, find_branch)
-    agent.replayed = replayed
-    return replayed
 
 
 def look_up_mean(agent: Any, obs: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from fintrader.envs.fast.buffers import (
     finish_reward,
     pack_quotes,
 )
+from fintrader.envs.fast.capture import capture
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import EQUITY_FLOOR, USD_GRID
 from fintrader.envs.reward import Reward
@@ -213,11 +214,7 @@ class TritonStep:
         graphs = []
         for current in range(2):
             graph = torch.cuda.CUDAGraph()
-            # In a stream of this device: torch's own belongs to the first device that captured.
-            with (
-                torch.cuda.device(self._device),
-                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-            ):
+            with capture(graph, stream):
                 self._compute(current)
             graphs.append(graph)
         return graphs
