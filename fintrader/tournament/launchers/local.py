@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from fintrader.errors import ConfigError, RunError, TournamentError
@@ -301,6 +303,33 @@ def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, st
     return "error", f"exited with status {code}; {tail}"
 
 
+CARD_SECONDS = 30
+"""Seconds between two counts of the cards."""
+COUNT_CARDS = """
+import ctypes, sys
+driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+count = ctypes.c_int()
+code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+if code not in (0, 100):  # 100: there is none
+    sys.exit(code)
+print(count.value)
+"""
+
+
+@lru_cache(maxsize=1)
+def count_cards(visible: str | None, period: int) -> int | None:
+    """Ask the driver, in a new process, for the cards that a process finds with `visible` as
+    `CUDA_VISIBLE_DEVICES`, once in a `period`; None if it gives no answer.
+
+    A process that uses CUDA, and torch in it, still counts a card that was lost meanwhile.
+    """
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        command = [sys.executable, "-c", COUNT_CARDS]
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=CARD_SECONDS)
+        return int(answer.stdout)
+    return None
+
+
 def list_cuda_devices() -> list[str]:
     """List the CUDA devices that a new process would find, by their names in
     `CUDA_VISIBLE_DEVICES`, without it `["0", "1"]`.
@@ -311,6 +340,9 @@ def list_cuda_devices() -> list[str]:
 
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if count:
+        there = count_cards(visible, int(time.monotonic() // CARD_SECONDS))
+        count = count if there is None else min(count, there)
     names = map(str, range(count)) if visible is None else visible.split(",")
     # CUDA reads up to the first name that is none.
     return [name.strip() for name in names][:count]

@@ -11,13 +11,21 @@ import pytest
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure
-from fintrader.tournament.launchers.local import LocalLauncher, Slot, find_slots, list_cuda_devices
+from fintrader.tournament.launchers.local import (
+    LocalLauncher,
+    Slot,
+    count_cards,
+    find_slots,
+    list_cuda_devices,
+)
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.store import RunStore
 from tests import ROOT
 from tests.engines import stubs
 from tests.engines.stubs import spec
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
+
+LOCAL = "fintrader.tournament.launchers.local"
 
 
 def which(spec, context):
@@ -52,8 +60,7 @@ def launcher(run, slots=None, **more):
     ],
 )
 def test_slots_follow_the_devices_that_are_there(devices, found, names, monkeypatch):
-    cards = "fintrader.tournament.launchers.local.list_cuda_devices"
-    monkeypatch.setattr(cards, lambda: found)
+    monkeypatch.setattr(f"{LOCAL}.list_cuda_devices", lambda: found)
     slots = find_slots(devices * 2)
     assert [slot.name for slot in slots] == names
     for slot in slots:
@@ -76,11 +83,39 @@ def test_slots_follow_the_devices_that_are_there(devices, found, names, monkeypa
 )
 def test_devices_are_those_that_torch_counts(monkeypatch, count, visible, found):
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setattr(f"{LOCAL}.count_cards", lambda visible, period: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert list_cuda_devices() == found
     assert len(find_slots(("cuda",) * 2)) == 2 * len(found)
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [("print(1)", ["0"]), ("print(0)", []), ("print(3)", ["0", "1"]), ("exit(3)", ["0", "1"])],
+)
+def test_a_card_that_a_new_process_does_not_find_is_lost(monkeypatch, answer, found):
+    """torch counts once; the driver is asked again, and only a count is believed."""
+    now = [1000.0]
+    monkeypatch.setattr(f"{LOCAL}.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(f"{LOCAL}.COUNT_CARDS", answer)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    count_cards.cache_clear()
+    assert list_cuda_devices() == found
+    monkeypatch.setattr(f"{LOCAL}.COUNT_CARDS", "print(2)")
+    assert list_cuda_devices() == found  # until the period is over
+    now[0] += 60
+    assert list_cuda_devices() == ["0", "1"]
+    count_cards.cache_clear()
+
+
+@pytest.mark.gpu
+def test_the_driver_counts_the_cards_that_torch_counts(monkeypatch):
+    assert count_cards(os.environ.get("CUDA_VISIBLE_DEVICES"), -1) == len(list_cuda_devices())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert count_cards("", -1) == 0
 
 
 def test_the_cpu_has_a_slot_a_core(monkeypatch):
@@ -126,7 +161,7 @@ def waiting(run, slots=None):
 def test_a_killed_worker_loses_only_its_own_pod(tmp_path, monkeypatch, starved, reason, detail):
     """`starved`: the kernel says that it has killed because memory ran out."""
     kills = itertools.count() if starved else itertools.repeat(7)
-    monkeypatch.setattr("fintrader.tournament.launchers.local.count_oom_kills", lambda: next(kills))
+    monkeypatch.setattr(f"{LOCAL}.count_oom_kills", lambda: next(kills))
     run = RunFolder(tmp_path)
     with closing(waiting(run)) as local:
         lost = local.submit(spec(0))
