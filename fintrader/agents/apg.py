@@ -65,17 +65,14 @@ class APGAgent(BaseAgent):
         """B of the steps so far."""
 
     def prepare_env(self, env: Any) -> Any:
-        """Prepare `env`, with fractions of a share. Raises ConfigError when `env` cannot be
+        """Prepare `env` as every agent does. Raises ConfigError when `env` cannot be
         differentiated."""
-        if getattr(env, "differentiable", False):
-            return super().prepare_env(env)
-        if not isinstance(env, TradingEnv | JoinedEnv):
+        is_market = isinstance(env, TradingEnv | JoinedEnv)
+        if not is_market and not getattr(env, "differentiable", False):
             raise ConfigError(
                 f"agent.algo apg cannot differentiate {type(env).__name__}; choose another"
                 " algorithm"
             )
-        if not env.settings.fractional:
-            env = env.with_settings(env.settings.model_copy(update={"fractional": True}))
         return super().prepare_env(env)
 
     def act(self, obs: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class BaseAgent(Resumable):
         cannot learn there."""
         if not isinstance(env, MarketEnv):
             return env
-        env = to_training_env(env, self.seed)
+        env = to_training_env(env, self.seed, differentiable=self.differentiable)
         self.table = env.market_rows
         self.decision_interval = env.settings.decision_interval
         if "observations" in self.settings.normalise and not self.normaliser.has_market_statistics:

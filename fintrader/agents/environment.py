@@ -15,9 +15,10 @@ MAX_CLOCK_BARS = 1 << 24
 """Largest number of bars that float32 can count exactly."""
 
 
-def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
+def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> MarketEnv:
     """Give `env` the costs of training, the variants of `env.randomise`, and, where possible,
-    observations with the bar's number instead of its market data.
+    observations with the bar's number instead of its market data; if `differentiable`, fractions of
+    a share, because whole ones have no gradient.
 
     With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
     when `env.randomise` is set for several windows.
@@ -28,13 +29,19 @@ def to_training_env(env: MarketEnv, seed: int) -> MarketEnv:
     has_clock = len(env.market_rows) <= MAX_CLOCK_BARS and env.layout.market_width > 1
     observation = "factored" if has_clock else "flat"
     settings = env.settings.for_training().model_copy(update={"observation": observation})
-    if isinstance(env, TradingEnv) and env.device.type == "cuda" and has_clock and env.copies:
+    if differentiable:
+        settings = settings.model_copy(update={"fractional": True})
+    has_variants = settings.randomise.active
+    steps_by_graph = (
+        env.device.type == "cuda" and has_clock and not (differentiable or has_variants)
+    )
+    if steps_by_graph and isinstance(env, TradingEnv) and env.copies:
         # A step that writes to the same place again is one CUDA graph. The training loop copies
         # observations with clocks.
         env = env.with_settings(settings, copy=False)
     elif settings != env.settings:
         env = env.with_settings(settings)
-    if not env.settings.randomise.active:
+    if not has_variants:
         return env
     if isinstance(env, JoinedEnv):
         raise ConfigError(

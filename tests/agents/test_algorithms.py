@@ -256,6 +256,30 @@ def test_children_and_policy_files(algo, tmp_path):
     assert train(child, env, Budget(env_steps=steps)).updates > 0
 
 
+@pytest.mark.parametrize(
+    ("algo", "randomise", "copies"),
+    [
+        ("ppo", {}, [True, False]),
+        ("apg", {}, [True, True]),
+        ("ppo", {"delay_bars": 2}, [True, True]),
+    ],
+)
+def test_only_steps_by_a_graph_reuse_their_memory(algo, randomise, copies):
+    """On a GPU; steps with a gradient, and those of variants, run without that graph."""
+    made = []
+
+    class OnGPU(TradingEnv):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.device = torch.device("cuda")
+            made.append(self.copies)
+
+    given = EnvSettings(randomise={**randomise, "variants": 2})
+    env = OnGPU(rising_market(), given, num_envs=4)
+    make_agent(agent_settings(algo, {}), env.layout).prepare_env(env)
+    assert made == copies
+
+
 def test_apg_needs_an_environment_that_can_be_differentiated():
     with pytest.raises(ConfigError, match="apg"):
         make_agent(agent_settings("apg", {}), Identity().layout)
