@@ -124,7 +124,7 @@ class FinishedRuns:
             stored = {"settings": wanted, "record": {**measure(), "commit": read_commit()}}
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(stored))
-        record: dict[str, Any] = stored["record"]
+        record = stored["record"]
         self.commits.add(record["commit"])
         print(key, record.get("curve", [record])[-1])
         return record
@@ -146,7 +146,7 @@ def alternate(
         begun = clock()
         run(2)
         steps[name] = max(1, round(2 * seconds / max(clock() - begun, 1e-6)))
-    rates: dict[str, list[float]] = {name: [] for name in runs}
+    rates = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             begun = clock()

@@ -171,7 +171,7 @@ class SimulatedCluster(Launcher):
             training = 0.0
         starting = float(random.choice(world.start))
         seconds = starting + training + float(random.choice(world.end))
-        future: Future[PodResult] = Future()
+        future = Future()
         work = self.work[spec.pod] = _Work(spec, attempt, place, future, self.clock.time)
         self.attempts[spec.pod] += 1
         failure = (
@@ -349,7 +349,7 @@ def simulate(
 
 def make_settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
     """A tournament by arrival over that many pods."""
-    values: dict[str, Any] = {
+    values = {
         "fresh": 0.25,
         "order": "arrival",
         "pool_size": gpus,

@@ -70,6 +70,21 @@ def make_run(env: Any, actions: Sequence[Any], accounts: int) -> Run:
     return run
 
 
+def make_single_run(env: Any, assets: int) -> Run:
+    """One account of gymnasium's interface under random actions."""
+    actions = np.random.default_rng(0).uniform(-1, 1, (8, assets)).astype(np.float32)
+    env.reset()
+
+    def run(steps: int) -> int:
+        for step in range(steps):
+            *_, terminated, truncated, _ = env.step(actions[step % 8])
+            if terminated or truncated:
+                env.reset()
+        return steps
+
+    return run
+
+
 def run_finrl(module: ModuleType, market: MarketTensors) -> Run:
     """FinRL's numpy environment (meta/env_stock_trading/env_stocktrading_np.py), one account."""
     config = {
@@ -78,18 +93,7 @@ def run_finrl(module: ModuleType, market: MarketTensors) -> Run:
         "turbulence_array": np.zeros(market.num_bars),
         "if_train": True,
     }
-    env = module.StockTradingEnv(config)
-    actions = np.random.default_rng(0).uniform(-1, 1, (8, market.num_assets)).astype(np.float32)
-    env.reset()
-
-    def run(steps: int) -> int:
-        for step in range(steps):
-            *_, done, _, _ = env.step(actions[step % 8])
-            if done:
-                env.reset()
-        return steps
-
-    return run
+    return make_single_run(module.StockTradingEnv(config), market.num_assets)
 
 
 def run_elegantrl(module: ModuleType, market: MarketTensors, accounts: int) -> Run:

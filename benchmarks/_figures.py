@@ -254,10 +254,6 @@ WAYS = {
 }
 
 
-RIVALS = ("seeds", "random", "asha", "tpe", "ray_pbt")
-"""The arms that the plan tests the tournament against."""
-
-
 def tournament(records: Records) -> str:
     """The same number of environment steps, spent in different ways."""
     found = records["tournament"]
@@ -292,6 +288,7 @@ def tournament(records: Records) -> str:
 
 
 SHORT = {"seeds": "seeds", "random": "random", "asha": "ASHA", "tpe": "TPE", "ray_pbt": "Ray's PBT"}
+"""The arms that the plan tests the tournament against."""
 
 
 def tournament_short(records: Records) -> str:
@@ -328,7 +325,7 @@ def _plan(found: Named) -> str:
 def _came_out(found: Named) -> str:
     """Arms that the tournament is ahead of, and behind, beyond chance; in words."""
     against = found["against"]
-    known = [key for key in RIVALS if against[key]["p_holm"] < 0.05]
+    known = [key for key in SHORT if against[key]["p_holm"] < 0.05]
     ahead = [WAYS[key] for key in known if against[key]["median_difference"] > 0]
     behind = [WAYS[key] for key in known if against[key]["median_difference"] < 0]
     said = [f"The tournament is ahead of {joined(ahead)} beyond chance."] if ahead else []

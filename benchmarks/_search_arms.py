@@ -39,13 +39,13 @@ LOOKS = 10
 """Env-steps of a whole training, how many of them an arm may spend, and looks at each."""
 TOTAL = WHOLE * COUNT
 METRIC = "active_utility"
-SEARCH: dict[str, Any] = {
+SEARCH = {
     "learning_rate": {"low": 2e-3, "high": 6e-2, "log": True},
     "weight_decay": {"low": 1e-3, "high": 1e-1, "log": True},
     "feature_dropout": {"low": 0.0, "high": 0.6},
     "feature_noise": {"low": 0.1, "high": 3.0, "log": True},
 }
-COMMON: dict[str, Any] = {
+COMMON = {
     "metric": METRIC,
     "search": SEARCH,
     "devices": ("cpu",),
@@ -55,7 +55,7 @@ COMMON: dict[str, Any] = {
     "leaderboard_size": 16,
     "ensemble_size": 4,
 }
-OURS: dict[str, Any] = {
+OURS = {
     "niche": "lineage",
     "founders": 6,
     "fresh": 0.0,
@@ -63,8 +63,8 @@ OURS: dict[str, Any] = {
     "unchanged": 0.3,
     "resample": 0.1,
 }
-PLAIN: dict[str, Any] = {"founders": 2, "fresh": 0.25, "temperature": 1.0}
-LOOKING: dict[str, Any] = {"fresh": 1.0, "early_stopping": "best_validation", "diversity": 0.0}
+PLAIN = {"founders": 2, "fresh": 0.25, "temperature": 1.0}
+LOOKING = {"fresh": 1.0, "early_stopping": "best_validation", "diversity": 0.0}
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def run_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, floa
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler: Any = optuna.samplers.RandomSampler(seed=seed)
-    pruner: Any = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    sampler = optuna.samplers.RandomSampler(seed=seed)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     if name == "tpe":
         sampler = optuna.samplers.TPESampler(seed=seed)
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=2)

@@ -98,10 +98,7 @@ class Normaliser:
         self.mean += share * (mean - self.mean)
 
     def __call__(self, obs: Tensor, out: Tensor | None = None) -> Tensor:
-        scaled: Tensor = (
-            torch.sub(obs, self.mean, out=out).mul_((self.var + 1e-8).rsqrt()).clamp_(-10, 10)
-        )
-        return scaled
+        return torch.sub(obs, self.mean, out=out).mul_((self.var + 1e-8).rsqrt()).clamp_(-10, 10)
 
 
 def mlp(sizes: list[int], activation: str, out_gain: float | None) -> nn.Sequential:
@@ -172,8 +169,7 @@ class CleanPPO:
 
     def values(self, obs: Tensor) -> Tensor:
         """`[B]`."""
-        value: Tensor = self.critic(self.torso(obs)).squeeze(1)
-        return value
+        return self.critic(self.torso(obs)).squeeze(1)
 
     @torch.no_grad()
     def policy(self, obs: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
     python benchmarks/app.py [--runs 1000] [--save]
 
-`cold_first_page_s` is the first drawing of the Runs page in a fresh process, from the first import
-of the app's own modules (the server has imported streamlit before it answers at all);
 `benchmarks/app_browser.py` measures a reader's wait in a browser. `rerun_ms` are medians of 20
 reruns, on the cores as they are (`load` shows how busy; the `cpu` figures do not depend on it).
 `largest_chart_bytes` is over all pages, with a backtest of a million rows.
@@ -21,15 +19,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import ROOT, finish, milliseconds, read_arguments, run_child
+from fintrader.runs import RunFolder
+from tests.engines import fakes
 
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
-COLD = """
+LIST = """
 import json, sys, time
 from streamlit.testing.v1 import AppTest
-test = AppTest.from_file(sys.argv[1], default_timeout=120)
-start, spent = time.perf_counter(), time.process_time()
-test.run()
-cold, cold_cpu = time.perf_counter() - start, time.process_time() - spent
+test = AppTest.from_file(sys.argv[1], default_timeout=120).run()
 assert not test.exception and any("<td>" in one.proto.body for one in test.get("html"))
 test.session_state["runs_ready"] = test.session_state["preview_ready"] = True  # what a browser asks for a moment later
 test.run()
@@ -40,9 +37,7 @@ for _ in range(20):
     test.run()
     times.append(time.perf_counter() - start)
 cpu = (time.process_time() - spent) / 20
-print(json.dumps(
-    {"cold": cold, "cold_cpu": cold_cpu, "reruns": times, "rerun_cpu": cpu, "torch": "torch" in sys.modules}
-))
+print(json.dumps({"reruns": times, "rerun_cpu": cpu}))
 """
 EACH = """
 import json, sys, time
@@ -70,22 +65,21 @@ print(json.dumps(found))
 """
 
 
-def measure(home: Path, count: int) -> dict[str, Any]:
-    """Draw the pages of one run and of many, and of a backtest of a million rows."""
-    from fintrader.runs import RunFolder
-    from tests.engines import fakes
-
+def make_runs(home: Path, count: int) -> dict[str, Any]:
+    """Write one run and many; their number, and the machine's load."""
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
-    figures: dict[str, Any] = {"runs": count, "load": round(os.getloadavg()[0], 1)}
-    cold = draw(COLD, home / "many", str(count))
+    return {"runs": count, "load": round(os.getloadavg()[0], 1)}
+
+
+def measure(home: Path, count: int) -> dict[str, Any]:
+    """Draw the pages of one run and of many, and of a backtest of a million rows."""
+    figures = make_runs(home, count)
+    drawn = draw(LIST, home / "many", str(count))
     figures |= {
-        "cold_first_page_s": round(cold["cold"], 3),
-        "cold_first_page_cpu_s": round(cold["cold_cpu"], 3),
-        "rerun_ms": median_ms(cold["reruns"]),
-        "rerun_cpu_ms": milliseconds(cold["rerun_cpu"], 1),
-        "imports_torch": cold["torch"],
+        "rerun_ms": median_ms(drawn["reruns"]),
+        "rerun_cpu_ms": milliseconds(drawn["rerun_cpu"], 1),
     }
     each = draw(EACH, home / "one", ",".join(PAGES))
     figures["page_rerun_ms"] = {page: median_ms(found["times"]) for page, found in each.items()}
@@ -96,8 +90,8 @@ def measure(home: Path, count: int) -> dict[str, Any]:
     figures["million_rows_rerun_ms"] = {
         page: median_ms(found["times"]) for page, found in long.items()
     }
-    drawn = [*each.values(), *long.values()]
-    figures["largest_chart_bytes"] = max(found["largest"] for found in drawn)
+    pages = [*each.values(), *long.values()]
+    figures["largest_chart_bytes"] = max(found["largest"] for found in pages)
     return figures
 
 
@@ -112,8 +106,7 @@ def draw(program: str, site: Path, *arguments: str) -> dict[str, Any]:
     script = str(ROOT / "app" / "fintrader_app" / "streamlit_app.py")
     variables = build_environment(site / "runs")
     variables[CACHE_VARIABLE] = str(site.parent.resolve() / "data" / "tensors")
-    found: dict[str, Any] = run_child(["-c", program, script, *arguments], **variables)
-    return found
+    return run_child(["-c", program, script, *arguments], **variables)
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ in that folder instead; nothing is measured.
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import subprocess
@@ -33,10 +32,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import ROOT, finish, read_arguments
-from tests.engines import fakes
+from benchmarks.app import PAGES, make_runs
 from tests.engines.waiting import answers, free_port
 
-PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
 PICTURES = {"runs": 1130, "tournament": 1640, "backtest": 1400, "honesty": 960}
 """Pages that the documentation shows, and how far down, in pixels."""
 WAITS = (
@@ -78,15 +76,8 @@ RERUN = """() => new Promise((done, failed) => {
 
 def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str, Any]:
     """Open the pages of many runs again and again; medians."""
-    market = fakes.save_market(home / "data" / "tensors")
-    template = fakes.make_run(home / "one" / "runs", "demo", market=market)
-    fakes.many_runs(template, home / "many" / "runs", count)
-    figures: dict[str, Any] = {
-        "runs": count,
-        "repeats": repeats,
-        "load": round(os.getloadavg()[0], 1),
-    }
-    waits: dict[str, list[float]] = {name: [] for name in WAITS}
+    figures = make_runs(home, count) | {"repeats": repeats}
+    waits = {name: [] for name in WAITS}
     bare = home / "bare.py"
     bare.write_text(BARE)
     for _ in range(repeats):

@@ -91,8 +91,7 @@ def draw(case: Case, seed: int) -> Drawn:
     days = 2 * case.sessions + 1
 
     def fat(*shape: int) -> Array:
-        values: Array = rng.standard_t(5, shape) / np.sqrt(5 / 3)
-        return values
+        return rng.standard_t(5, shape) / np.sqrt(5 / 3)
 
     common = 0.0004 + COMMON * cluster_volatility(fat(days))
     own = OWN * make_persistent(cluster_volatility(fat(days, STOCKS)), DEPENDENCE)
@@ -147,7 +146,7 @@ POWER = [
 def main() -> None:
     """Measure every case."""
     options = read_arguments(__doc__, repeats=600)
-    figures: dict[str, Any] = {"repeats": options.repeats, "level": LEVEL}
+    figures = {"repeats": options.repeats, "level": LEVEL}
     for name, cases in (("size", SIZE), ("power", POWER), ("at_it", None)):
         if cases is None:
             cases = [

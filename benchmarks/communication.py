@@ -48,7 +48,7 @@ from fintrader.agents import Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
 from fintrader.agents.parallel import average
 from fintrader.seeding import derive
-from fintrader.tournament.fusion.worker import Exchange, inherited
+from fintrader.tournament.fusion.worker import Exchange, select_inherited
 from tests.engines.tiny import agent_settings
 
 ARMS = ("gradients", "every_update", "fusions_8", "fusions_1", "alone")
@@ -142,7 +142,7 @@ class FusedAfterEveryUpdate:
 
     def update(self) -> dict[str, float] | None:
         """The agent's update, then the average over all ranks."""
-        metrics: dict[str, float] | None = self.agent.update()
+        metrics = self.agent.update()
         if metrics is not None:
             fuse_by_all_reduce(self.agent)
         return metrics
@@ -151,7 +151,8 @@ class FusedAfterEveryUpdate:
 def fuse_states(agent: BaseAgent, exchange: Exchange) -> None:
     """As the ranks of a pod do: exchange the states, average them in the order of the ranks."""
     states = [
-        load(data) for data in exchange.gather(save(inherited(agent.collect_inheritable_state())))
+        load(data)
+        for data in exchange.gather(save(select_inherited(agent.collect_inheritable_state())))
     ]
     BaseAgent.inherit(agent, average(states))
 
@@ -167,12 +168,12 @@ def train_arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     settings = agent_settings("ppo", {**ENGINE_PPO, **job["agent"]})
     own = derive(seed, "rank", dist.get_rank())
     env = QuadraticMarket(job["num_envs"], seed=own)
-    agent: Any = make_agent(settings, env.layout, seed=own)
-    first: Any = make_agent(settings, env.layout, seed=seed)
+    agent = make_agent(settings, env.layout, seed=own)
+    first = make_agent(settings, env.layout, seed=seed)
     BaseAgent.inherit(agent, first.collect_inheritable_state())
     meter = Meter()
     exchange = Exchange(torch.device("cpu"))
-    learner: Any = agent
+    learner = agent
     if name == "every_update":
         learner = FusedAfterEveryUpdate(agent)
     elif name == "gradients":
@@ -225,7 +226,7 @@ def compare(job: dict[str, Any], *, quality: bool) -> dict[str, Any]:
             json.loads(Path(f"{job['store']}-{rank}.json").read_text())
             for rank in range(job["ranks"])
         ]
-    figures: dict[str, Any] = {
+    figures = {
         "parameters": ranks[0][0]["parameters"],
         "env_steps_per_rank": job["env_steps"],
         "updates_per_epoch": job["env_steps"] // EPOCHS // (16 * job["num_envs"]),

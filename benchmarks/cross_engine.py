@@ -63,7 +63,7 @@ def compare(
     stored = {
         word: np.round(getattr(market, word).double().numpy(), 3) for word in ("open", "close")
     }
-    ways: dict[str, dict[str, Any]] = {
+    ways = {
         "commission_in_cents": {"cents": True},
         "prices_in_tenths_of_a_cent": {"prices": stored},
         "fills_at_next_close": {"fill": "next_close"},

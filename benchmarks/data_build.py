@@ -178,16 +178,10 @@ def align(parts: list[Any], grid: SessionGrid) -> list[SymbolBars]:
 
 
 def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
-    """Rows a second of `clean`, `to_grid` and `symbol_bars`, in order and shuffled."""
+    """Rows a second of `clean`, `to_grid` and `symbol_bars`."""
     parts = read_eight(folder)
-    random = np.random.default_rng(0)
-    shuffled = [part.take(random.permutation(len(part))) for part in parts]
     rows = sum(len(part) for part in parts)
-    return {
-        "rows": rows,
-        "rows_per_second": rows / time_best(lambda: align(parts, grid)),
-        "rows_per_second_shuffled": rows / time_best(lambda: align(shuffled, grid)),
-    }
+    return {"rows": rows, "rows_per_second": rows / time_best(lambda: align(parts, grid))}
 
 
 def time_fresh_gib(home: Path, size: int = 4) -> float:
@@ -205,14 +199,13 @@ def build(bars: Path, cache: Path) -> dict[str, Any]:
     """Build a market of these bars in a process; what it took."""
     config = cache.with_suffix(".yaml")
     config.write_text(CONFIG.format(path=bars))
-    found: dict[str, Any] = run_child(["-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
-    return found
+    return run_child(["-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
 
 
 def build_paper(folder: Path, home: Path) -> dict[str, Any]:
     """Build twice from nothing, since the price of new memory differs by as much as the build, and
     once more."""
-    runs: dict[str, Any] = {"fresh_gib_seconds": time_fresh_gib(home)}
+    runs = {"fresh_gib_seconds": time_fresh_gib(home)}
     for name in ("first", "first", "second"):
         if name == "first":
             shutil.rmtree(home / "cache", ignore_errors=True)
@@ -250,7 +243,7 @@ def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int
         sample = market.features[market.num_bars // 2 :: market.num_bars // 7, 0].double().numpy()
         np.testing.assert_allclose(sample, theirs[-1].pop("sample"), atol=1e-3)
         shutil.rmtree(cache)
-    found: dict[str, Any] = {"symbols": market.num_assets, "bars": market.num_bars}
+    found = {"symbols": market.num_assets, "bars": market.num_bars}
     for name, side in (("ours", ours), ("theirs", theirs)):
         found[f"{name}_cpu_seconds"] = min(one["cpu_seconds"] for one in side)
         found[f"{name}_peak_gib"] = max(one["peak_gib"] for one in side)
@@ -267,7 +260,7 @@ def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) 
     bars = home / "bars"
     store = ObjectStore(home / "store")
     bars.mkdir(parents=True)
-    found: dict[str, Any] = {"symbols": symbols, "sessions": sessions}
+    found = {"symbols": symbols, "sessions": sessions}
     for name in ("first", "appended"):
         parts = tables
         if name == "first":

@@ -45,7 +45,7 @@ from fintrader.market.build import make_market
 from fintrader.market.features import SLOW_FEATURES
 from fintrader.market.settings import read_settings
 
-HUNDRED: dict[str, Any] = {
+HUNDRED = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},
     "features": {
         "names": list(SLOW_FEATURES),

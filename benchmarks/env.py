@@ -40,14 +40,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _env_factored, _env_torchtrade
 from benchmarks._bench import Figures, Run, alternate, finish, read_arguments
-from benchmarks._env_peers import make_peer_runs, make_run
+from benchmarks._env_peers import make_peer_runs, make_run, make_single_run
 from benchmarks._learning import make_network, make_random_market
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv
 from fintrader.envs.trading import engine_for
@@ -63,7 +62,7 @@ WIDTH = 4 + ASSETS + ASSETS * (FEATURES + 1)
 SIZES = (1, 64, 1024, 4096, 16384)
 INTERVALS = (1, 5, 30)
 FEE = 2e-3
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "plain": {},
     "costs": {"impact_bps": 10.0, "min_commission_usd": 1.0, "half_spread_bps": 1.0},
     "fractional": {"fractional": True},
@@ -124,17 +123,7 @@ def run_single(market: MarketTensors) -> Run:
     """One account through `gymnasium.make`."""
     rules = EnvSettings(random_start=False)
     env = gymnasium.make("fintrader/Trading-v0", market=market, settings=rules)
-    actions = np.random.default_rng(0).uniform(-1, 1, (8, ASSETS)).astype(np.float32)
-    env.reset(seed=0)
-
-    def run(steps: int) -> int:
-        for step in range(steps):
-            _, _, terminated, truncated, _ = env.step(actions[step % 8])
-            if terminated or truncated:
-                env.reset()
-        return steps
-
-    return run
+    return make_single_run(env, ASSETS)
 
 
 # --- theirs, and the memory's ---------------------------------------------------------------------

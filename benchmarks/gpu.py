@@ -32,12 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import Figures, Run, alternate, finish, read_arguments
 from benchmarks.env import ASSETS, WIDTH, copy_rows, make_env, make_market, run_policy, run_random
-from fintrader.agents import A2C, APG, PPO, SAC, TD3, Budget, make_agent, train
-from fintrader.agents.off_policy import REPORT_STEPS
-from fintrader.envs import EnvSettings, TradingEnv
+from benchmarks.training import run_ours
+from fintrader.agents import A2C, APG, PPO, SAC, TD3
 from fintrader.market.tensors import MarketTensors
 
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "flat_float32": {},
     "flat_bfloat16": {"observation_dtype": "bfloat16"},
     "factored": {"observation": "factored"},
@@ -45,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
 SIZES = tuple(1 << power for power in (6, 10, 14, 18, 20))
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
 REPLAY = {"learning_starts": 1024, "buffer_size": 1 << 15}
-TRAININGS: dict[str, tuple[Any, tuple[int, ...]]] = {
+TRAININGS = {
     "ppo": (PPO(), (256, 4096, 16384, 65536)),
     "ppo_mlp": (PPO.model_validate({"network": {"kind": "mlp"}}), (4096,)),
     "a2c": (A2C(), (4096,)),
@@ -76,19 +75,6 @@ def measure_env(market: MarketTensors, turns: Any) -> Figures:
     return figures
 
 
-def make_update(market: MarketTensors, settings: Any, accounts: int) -> tuple[Any, Run]:
-    """An agent, and its updates in an environment, rollouts included."""
-    env = TradingEnv(market, EnvSettings(episode_bars=1000), num_envs=accounts, seed=0)
-    agent: Any = make_agent(settings, env.layout, device="cuda", seed=0)
-    prepared = agent.prepare_env(env)
-    steps = accounts * getattr(settings, "num_steps", REPORT_STEPS)
-
-    def update(updates: int) -> int:
-        return train(agent, prepared, Budget(env_steps=steps * updates)).env_steps
-
-    return agent, update
-
-
 def count_calls(update: Run, updates: int) -> tuple[float, float, float]:
     """Launches, waits and kernel seconds of some updates."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -108,7 +94,7 @@ def measure_training(market: MarketTensors, settings: Any, accounts: int, turns:
     """One training's figures."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    _, update = make_update(market, settings, accounts)
+    _, update = run_ours(market, settings, accounts, 0)
     rate = max(turns({"train": update})["train"])
     memory = torch.cuda.max_memory_allocated() / 2**30
     figures = Figures(rate=rate, memory_gib=memory)
@@ -124,7 +110,7 @@ def measure_drift(market: MarketTensors) -> float:
     """Distance of two equal trainings by the distance that they moved."""
     ends = []
     for _ in range(2):
-        agent, update = make_update(market, PPO(), 4096)
+        agent, update = run_ours(market, PPO(), 4096, 0)
         start = parameters_to_vector(agent.modules.parameters()).detach().clone()
         update(10)
         ends.append(parameters_to_vector(agent.modules.parameters()).detach())

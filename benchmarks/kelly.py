@@ -114,15 +114,15 @@ def evaluate(policy: Any, *, steps: int = 16, num_envs: int = 4) -> tuple[float,
     return float(expected_growth(rows[:: max(len(rows) // 16, 1)]).mean() / best), rows.mean(dim=0)
 
 
-COMMON: dict[str, Any] = {"head": {"scale": 2.0}, "gamma": 0.0, "anneal": True}
-ON: dict[str, Any] = {
+COMMON = {"head": {"scale": 2.0}, "gamma": 0.0, "anneal": True}
+ON = {
     **COMMON,
     "noise": 0.3,
     "noise_persistence": 0.0,
     "network": {"hidden": [32], "activation": "tanh"},
     "num_steps": 16,
 }
-OFF: dict[str, Any] = {
+OFF = {
     **COMMON,
     "noise_persistence": 0.0,
     "network": {"hidden": [32], "activation": "silu"},
@@ -133,8 +133,8 @@ OFF: dict[str, Any] = {
     "learning_rate": 3e-3,
     "saturation_coef": 5e-3,
 }
-SOFT: dict[str, Any] = {**OFF, "noise": 0.5, "alpha": 0.001}
-SETTINGS: dict[str, dict[str, Any]] = {
+SOFT = {**OFF, "noise": 0.5, "alpha": 0.001}
+SETTINGS = {
     "ppo": {**ON, "update_epochs": 2, "num_minibatches": 2, "learning_rate": 4e-3},
     "a2c": {**ON, "learning_rate": 5e-3},
     "apg": {**COMMON, "noise": 0.0, "bootstrap": False, "learning_rate": 1e-2},
@@ -152,8 +152,8 @@ def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> dict[str, A
     """Train one agent; its share of the optimal growth at half time and at the end, and its
     weights."""
     env = KellyMarket(num_envs, seed=seed)
-    agent: Any = make_agent(agent_settings(algo, SETTINGS[algo]), env.layout, seed=seed)
-    record: dict[str, Any] = {"algo": algo, "seed": seed}
+    agent = make_agent(agent_settings(algo, SETTINGS[algo]), env.layout, seed=seed)
+    record = {"algo": algo, "seed": seed}
 
     def judge(mark: float, _: float, env_steps: int) -> None:
         share, weights = evaluate(agent.policy)
@@ -177,7 +177,7 @@ def main() -> None:
             settings = {**SETTINGS[algo], **how}
             work = partial(learn, algo, seed=seed, **how)
             runs.append(finished.get(f"{algo}-{seed}", settings, work))
-    figures: dict[str, Any] = {"kelly_weights": WEIGHTS.tolist(), "target_share": 0.98}
+    figures = {"kelly_weights": WEIGHTS.tolist(), "target_share": 0.98}
     for algo in options.algo:
         shares = [run["share"] for run in runs if run["algo"] == algo]
         figures[f"{algo}_share"] = summarise(shares)

@@ -141,14 +141,14 @@ def evaluate(
     return total / (steps - 100), cross / square
 
 
-COMMON: dict[str, Any] = {"head": {"kind": "direct"}, "gamma": 0.95, "anneal": True}
-ON: dict[str, Any] = {
+COMMON = {"head": {"kind": "direct"}, "gamma": 0.95, "anneal": True}
+ON = {
     **COMMON,
     "noise": 0.2,
     "network": {"hidden": [32], "activation": "tanh"},
     "num_steps": 32,
 }
-ENGINE_PPO: dict[str, Any] = {
+ENGINE_PPO = {
     **ON,
     "network": {"hidden": [32, 32], "activation": "tanh"},
     "num_steps": 16,
@@ -159,7 +159,7 @@ ENGINE_PPO: dict[str, Any] = {
 """Settings for `communication.py` and `search.py`, which measure the engine, not the algorithm."""
 JUDGE = {"steps": 300, "num_envs": 32}
 """Paths on which these two evaluate."""
-OFF: dict[str, Any] = {
+OFF = {
     **COMMON,
     "network": {"hidden": [32], "activation": "silu"},
     "learning_rate": 3e-3,
@@ -169,9 +169,9 @@ OFF: dict[str, Any] = {
     "updates_per_step": 1.0,
     "tau": 0.02,
 }
-HARD: dict[str, Any] = {**OFF, "noise": 0.3, "saturation_coef": 1e-3}
-SOFT: dict[str, Any] = {**OFF, "noise": 0.2, "alpha": 0.01}
-SETTINGS: dict[str, dict[str, Any]] = {
+HARD = {**OFF, "noise": 0.3, "saturation_coef": 1e-3}
+SOFT = {**OFF, "noise": 0.2, "alpha": 0.01}
+SETTINGS = {
     # A critic that noise keeps flat undervalues what a trade earns later: with λ below 1 the agents
     # trade too little.
     "ppo": {
@@ -216,7 +216,7 @@ def learn(algo: str, reward: str, *, seed: int, seconds: float) -> dict[str, Any
     num_envs, episode = ENVS_AND_EPISODES[algo]
     realised = reward == "realised"
     env = QuadraticMarket(num_envs, realised=realised, episode_steps=episode, seed=seed)
-    agent: Any = make_agent(agent_settings(algo, SETTINGS[algo]), env.layout, seed=seed)
+    agent = make_agent(agent_settings(algo, SETTINGS[algo]), env.layout, seed=seed)
     curve: list[dict[str, float]] = []
 
     def judge(mark: float, used: float, env_steps: int) -> None:

@@ -38,7 +38,7 @@ COST = 2e-4
 RULES = EnvSettings(
     episode_bars=64, fill="close", cost_bps=COST * 1e4, fractional=True, reward="log_return"
 )
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "ppo": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.3, "network": {"hidden": [32, 32]}},
     "apg": {
         "gamma": 0.5,
@@ -107,7 +107,7 @@ def measure_share(
     env = TradingEnv(make_leaked_market(20_000, late=late, seed=seed), rules, seed=seed)
     settings = agent_settings(algo, SETTINGS[algo])
     train(make_agent(settings, env.layout, seed=seed), env, Budget(env_steps=1))  # compiles
-    agent: Any = make_agent(settings, env.layout, seed=seed)
+    agent = make_agent(settings, env.layout, seed=seed)
     steps = []
     train_by_clock(agent, env, [seconds], lambda *seen: steps.append(seen[2]), anneal=False)
     best = log_growth(lambda obs: act_greedily(obs, truth), truth)

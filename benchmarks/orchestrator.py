@@ -37,6 +37,7 @@ from fintrader.tournament.pod import run_pod
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.races import stub_race
 from tests.engines.thread_launcher import ThreadLauncher
@@ -94,8 +95,6 @@ def stub_result(spec: PodSpec, snapshot: str) -> PodResult:
 
 def serve_farm(root: str, seconds: float) -> None:
     """One farm: a thread a pod, results as JSON lines."""
-    from fintrader.tournament.store import RunStore
-
     run = RunFolder(Path(root))
     out = queue.SimpleQueue[str]()
 
@@ -211,7 +210,6 @@ def train_pods(
     from fintrader.envs import EnvSettings
     from fintrader.market.tensors import MarketTensors
     from fintrader.tournament.run_tournament import run_tournament
-    from fintrader.tournament.store import RunStore
 
     cores = sorted(os.sched_getaffinity(0))
     if devices == "cpu":
@@ -263,7 +261,7 @@ def measure_efficiency(
             print(f"{count} pod(s): {found['pods']:,.0f} env-steps/s")
             for name, rate in found.items():
                 rates.setdefault(name, {}).setdefault(str(count), []).append(rate)
-    figures: dict[str, Any] = {"devices": devices, "num_envs": num_envs, "repeats": repeats}
+    figures = {"devices": devices, "num_envs": num_envs, "repeats": repeats}
     for name, by_count in rates.items():
         medians = {count: statistics.median(values) for count, values in by_count.items()}
         alone = medians[str(counts[0])]

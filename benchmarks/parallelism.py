@@ -170,8 +170,7 @@ class OneAfterAnother:
             fused = average([learner.collect_inheritable_state() for learner in self.learners])
             for learner in self.learners:
                 learner.inherit(fused)
-        metrics: dict[str, float] | None = found[0]
-        return metrics
+        return found[0]
 
 
 def run_team(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
@@ -182,7 +181,7 @@ def run_team(together: bool, bars: MarketTensors, options: argparse.Namespace) -
     env = TradingEnv(
         bars, EnvSettings(num_envs=16 * LEARNERS), device=options.device, seed=options.seed
     )
-    team: Any = OneAfterAnother(settings, env.layout, options)
+    team = OneAfterAnother(settings, env.layout, options)
     if together:
         team = make_agent(settings, env.layout, device=options.device, seed=options.seed)
 
@@ -266,7 +265,7 @@ def main() -> None:
     options = read_arguments(__doc__, rounds=5, seconds=2.0, device="cpu", pipeline_reports=8)
     torch.set_num_threads(1)
     bars = make_random_market(2000, ASSETS, 6, seed=options.seed, context=1).to(options.device)
-    pairs: dict[str, tuple[Rate, Rate]] = {
+    pairs = {
         "worker_accounts_1024_over_1": (
             run_accounts(bars, 1024, options),
             run_accounts(bars, 1, options),
@@ -285,7 +284,7 @@ def main() -> None:
             run_critics(False, bars, options),
         ),
     }
-    figures: dict[str, Any] = {"learners": LEARNERS, "critics": MEMBERS, "rounds": options.rounds}
+    figures = {"learners": LEARNERS, "critics": MEMBERS, "rounds": options.rounds}
     for name, (on, off) in pairs.items():
         figures[name] = take_turns(on, off, options.rounds)
         print(name, figures[name])

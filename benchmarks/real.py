@@ -66,7 +66,7 @@ def plant(ic: float) -> dict[str, Any]:
 
 
 MINUTES = {"sessions": [55, 11, 17]}
-SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
+SETS = {
     "daily": (
         "walkforward_daily",
         DAILY,
@@ -97,7 +97,7 @@ def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfi
     if file != US14:
         values["data"]["universe"].pop("members")
         where = {"data": {"universe": {"members": str(bars / MEMBERS)}}}
-    own: dict[str, Any] = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
     if name == "noise":
         own["data"] = {"source": {"seed": seed}}
     return RunConfig.model_validate(

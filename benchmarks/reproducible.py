@@ -19,15 +19,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._bench import finish, read_arguments, run_child
+from benchmarks._bench import alternate, finish, read_arguments, run_child
 from fintrader import reproducible
 
 SETTINGS = ("same_machine", "across_machines")
@@ -65,38 +63,23 @@ def measure_rates(seconds: float) -> dict[str, float]:
     """Account steps a second of CPU time: the environment alone, and trainings."""
     import torch
 
+    from benchmarks._env_peers import make_run
     from benchmarks.env import make_market
     from fintrader import TradingEnv, train
     from fintrader.agents import PPO, SAC
 
     market = make_market(100, seed=0)
-    found = {}
-
-    def per_second(step: Callable[[], int]) -> float:
-        step()  # compiles, and finds its memory
-        start = time.process_time()
-        done = 0
-        while time.process_time() - start < seconds:
-            done += step()
-        return done / (time.process_time() - start)
-
     env = TradingEnv(market, num_envs=4096)
     env.reset(seed=0)
-    action = torch.rand(4096, market.num_assets) / 50
-
-    def steps() -> int:
-        for _ in range(16):
-            env.step(action)
-        return 16 * 4096
-
-    found["environment"] = per_second(steps)
+    actions = [torch.rand(4096, market.num_assets) / 50]
+    runs = {"environment": make_run(env, actions, 4096)}
     for name, agent in (("ppo", PPO()), ("sac", SAC(learning_starts=256))):
         env_steps = 256 * agent.num_steps if name == "ppo" else 256 * 4
         accounts = TradingEnv(market, num_envs=256, seed=1)
-        found[name] = per_second(
-            lambda a=agent, e=accounts, n=env_steps: train(a, e, env_steps=n, seed=0).env_steps
+        runs[name] = lambda times, a=agent, e=accounts, n=env_steps: (
+            train(a, e, env_steps=times * n, seed=0).env_steps
         )
-    return found
+    return {name: rate for name, (rate,) in alternate(runs, 1, seconds).items()}
 
 
 def ask(setting: str, seconds: float, outer: dict[str, str]) -> Any:
@@ -115,13 +98,13 @@ def main() -> None:
         print(json.dumps(measure_rates(options.child) if options.child else hash_results()))
         return
     rounds, seconds = (1, 1.0) if options.quick else (3, 10.0)
-    found: dict[str, Any] = {"bytes": {}, "equal": {}}
+    found = {"bytes": {}, "equal": {}}
     for setting in SETTINGS:
         both = {"here": ask(setting, 0, {}), "there": ask(setting, 0, THERE)}
         found["bytes"][setting] = both
         found["equal"][setting] = both["here"] == both["there"]
         print(f"{setting}: {both}")
-    timed: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
+    timed = {setting: [] for setting in SETTINGS}
     for _ in range(rounds):
         for setting in SETTINGS:
             timed[setting].append(ask(setting, seconds, {}))

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks._bench import finish, milliseconds, read_arguments
-from benchmarks.orchestrator import SEARCH, FarmLauncher, race, stub_result
+from benchmarks.orchestrator import SEARCH, FarmLauncher, stub_result
 from fintrader.results.tournament_events import ProposalEvent, TournamentEvent
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
@@ -37,6 +37,7 @@ from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import build_result_event, submit
 from tests.engines import stubs
+from tests.engines.races import stub_race
 
 SESSIONS = 42
 LAST = 1000
@@ -111,7 +112,7 @@ def resume(run: RunFolder, settings: TournamentSettings) -> float:
     """Seconds until a finished tournament reports that it has finished."""
     launcher = FarmLauncher(run, 1, 0.0, farms=0)
     began = time.perf_counter()
-    race(run, settings, launcher)
+    stub_race(run, settings, launcher=launcher, seed=0)
     return time.perf_counter() - began
 
 
@@ -121,7 +122,9 @@ def go_on(run: RunFolder, settings: TournamentSettings, more: int) -> dict[str, 
     turns: list[float] = []
     longer = settings.model_copy(update={"pods": settings.pods + more})
     launcher = FarmLauncher(run, 256, 2.0)
-    race(run, longer, launcher, lambda _: turns.append(time.process_time()))
+    stub_race(
+        run, longer, launcher=launcher, seed=0, watch=lambda _: turns.append(time.process_time())
+    )
     end = time.process_time() - turns[-1]
     return {
         "cpu_ms_per_pod": milliseconds((turns[-1] - turns[0]) / more),
@@ -139,7 +142,7 @@ def measure(home: Path, rows: int, size: int, more: int, repeats: int) -> dict[s
     """One run of `rows` pods with a leaderboard of `size` rows."""
     run = RunFolder(home / f"{rows}-{size}")
     settings = make_settings(rows, size, "all")
-    figures: dict[str, Any] = {"rows": rows, "leaderboard_size": size, **fill(run, settings)}
+    figures = {"rows": rows, "leaderboard_size": size, **fill(run, settings)}
     times = [resume(run, settings) for _ in range(repeats)]
     figures["resume_seconds_median"] = round(median(times), 2)
     figures["resume_seconds_worst"] = round(max(times), 2)

@@ -42,15 +42,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import ROOT, finish, milliseconds, read_arguments
 from benchmarks._cluster import Simulated, World, check, make_settings, simulate
+from fintrader.agents import Budget, load_policy, train
+from fintrader.agents.training import TrainingRun
+from fintrader.config import read_yaml, validate
+from fintrader.market.build import build_market
+from fintrader.market.tensors import MarketTensors
+from fintrader.pipeline.config import RunConfig
 from fintrader.runs import RunFolder
 from fintrader.storage.objects import ObjectStore
+from fintrader.tournament.evaluator import evaluate
+from fintrader.tournament.fusion.learners import build_maker, read_parent_state
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.pod import run_pod
 from fintrader.tournament.pod_context import BODY, PodContext
 from fintrader.tournament.process import build_environment
+from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import object_stores
@@ -103,14 +116,6 @@ def time_calls(call: Callable[[], Any], count: int) -> Samples:
 def train_one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
     """The quickstart's market and a trained pod of it, whose files the measurements are taken
     from."""
-    from fintrader.config import read_yaml, validate
-    from fintrader.market.build import build_market
-    from fintrader.pipeline.config import RunConfig
-    from fintrader.tournament.generator import Generator
-    from fintrader.tournament.leaderboard import Leaderboard
-    from fintrader.tournament.pod import run_pod
-    from fintrader.tournament.settings import TournamentSettings
-
     values = read_yaml(ROOT / "configs" / "quickstart.yaml")
     config = validate(RunConfig, {**values, "cache": str(home / "cache")}, "quickstart.yaml")
     market = build_market(config.data, cache=config.cache)
@@ -177,9 +182,6 @@ def import_body() -> Iterator[int]:
 def time_warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
     """In a process that has its imports: make environment and agent, verify and take the parent's
     snapshot."""
-    import torch
-
-    from fintrader.tournament.fusion.learners import build_maker, read_parent_state
 
     def start() -> None:
         agent, env = build_maker(spec, context)(0, 0, torch.device("cpu"))
@@ -193,10 +195,6 @@ def time_warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
 
 def time_evaluation(config: Any, context: PodContext, pod: str, count: int) -> Samples:
     """Trade the validation window once in float64."""
-    from fintrader.agents import load_policy
-    from fintrader.market.tensors import MarketTensors
-    from fintrader.tournament.evaluator import evaluate
-
     validation = MarketTensors.load(context.market).split().validation
     policy = load_policy(context.run.pod(pod) / "policy.safetensors")
     return time_calls(lambda: evaluate([(policy, validation)], config.env), count)
@@ -204,12 +202,6 @@ def time_evaluation(config: Any, context: PodContext, pod: str, count: int) -> S
 
 def time_checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> Samples:
     """Hash, write and sync one `state.safetensors`."""
-    import torch
-
-    from fintrader.agents import Budget, train
-    from fintrader.agents.training import TrainingRun
-    from fintrader.tournament.fusion.learners import build_maker
-
     agent, env = build_maker(spec, context)(0, 0, torch.device("cpu"))
     budget = Budget(env_steps=2_000)
     train(agent, env, budget)
@@ -322,7 +314,7 @@ def predict_throughput(
             "efficiency": round(ideal / outcome.makespan, 4),
             "orchestrator_cpu_ms_per_pod": milliseconds(outcome.clock.cpu / pods, 3),
         }
-    found: dict[str, Any] = {
+    found = {
         "pods": pods,
         "pod_seconds": seconds,
         "overhead_seconds": round(
@@ -354,7 +346,6 @@ def measure_stress(home: Path, pods: int, gpus: int) -> dict[str, Any]:
     return {
         **describe_outcome(outcome, world, pods),
         "lost_or_doubled_results": 0,
-        "capacity_exceeded": 0,
     }
 
 

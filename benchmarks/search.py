@@ -1,25 +1,24 @@
 """The gain of the search itself from more GPUs: real pods on a simulated clock.
 
-    python benchmarks/search.py [--seeds 20] [--gpus 16 80] [--jobs 2] [--rows FILE] [--save]
+    python benchmarks/search.py [--seeds 20] [--gpus 16 80] [--jobs 2] [--fresh] [--save]
 
 Pods are real trainings (PPO on the market of Gârleanu and Pedersen, whose optimum is known:
 `known_optimum.py`), bred by the real generator from the real leaderboard. Only time is simulated: a
 pod takes `POD_SECONDS` of a GPU, so that 80 of them work at once although they are
 computed one after another. The result is the time until the leaderboard's best agent reaches a
 share of the optimum, for each number of GPUs. The figures do not depend on the machine's speed.
-`--rows` keeps searches as JSON lines and does not run those in it again; `--jobs` are at work at
-once. With `--save` the picture of docs/scaling.md is drawn again.
+Finished searches are in `runs/benchmarks`; `--fresh` runs them again; `--jobs` are at work at once.
+With `--save` the picture of docs/scaling.md is drawn again.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from safetensors.torch import load, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import FinishedRuns, finish, read_arguments
 from benchmarks._cluster import World, make_settings, simulate
 from benchmarks.known_optimum import ENGINE_PPO, JUDGE, QuadraticMarket, evaluate, optimal_policy
 from benchmarks.scaling import redraw
@@ -80,7 +79,7 @@ def learn(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
 def search(gpus: int, seed: int) -> dict[str, Any]:
     """One tournament on so many GPUs: simulated seconds to each target."""
     torch.set_num_threads(1)
-    times: dict[str, float | None] = {str(target): None for target in TARGETS}
+    times = {str(target): None for target in TARGETS}
 
     def watch(orchestrator: Orchestrator, now: float) -> bool:
         rows = orchestrator.leaderboard.rows
@@ -101,11 +100,7 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
             agent=PPO.model_validate(ENGINE_PPO),
             stop=watch,
         )
-    return {
-        "gpus": gpus,
-        "seed": seed,
-        "seconds": times,
-    }
+    return {"gpus": gpus, "seed": seed, "seconds": times}
 
 
 def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +112,7 @@ def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for target in map(str, TARGETS):
         times = {(run["gpus"], run["seed"]): run["seconds"][target] or math.inf for run in runs}
-        entry: dict[str, Any] = {"seconds": {}, "arrived": {}}
+        entry = {"seconds": {}, "arrived": {}}
         for gpus in sorted({run["gpus"] for run in runs}):
             own = [time for (count, _), time in times.items() if count == gpus]
             middle = statistics.median(own)
@@ -140,22 +135,20 @@ def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Every number of GPUs with every seed."""
-    options = read_arguments(__doc__, seeds=20, gpus=[16, 80], jobs=2, rows=Path)
-    runs: list[dict[str, Any]] = []
-    if options.rows and options.rows.exists():
-        runs = [json.loads(line) for line in options.rows.read_text().splitlines()]
-    wanted = [(gpus, seed) for seed in range(options.seeds) for gpus in options.gpus]
-    known = {(run["gpus"], run["seed"]) for run in runs}
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        missing = [pool.submit(search, *one) for one in wanted if one not in known]
-        for done in as_completed(missing):
-            runs.append(done.result())
-            print(runs[-1])
-            if options.rows:
-                with options.rows.open("a") as file:
-                    file.write(json.dumps(runs[-1]) + "\n")
-    runs = [run for run in runs if (run["gpus"], run["seed"]) in wanted]
-    runs.sort(key=lambda run: (run["seed"], run["gpus"]))
+    options = read_arguments(__doc__, seeds=20, gpus=[16, 80], jobs=2, fresh=False)
+    finished = FinishedRuns("search", fresh=options.fresh)
+    settings = {"targets": TARGETS, "pod_seconds": POD_SECONDS, "steps": ENV_STEPS, "waves": WAVES}
+    pairs = [(gpus, seed) for seed in range(options.seeds) for gpus in sorted(options.gpus)]
+    with (
+        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
+        ThreadPoolExecutor(options.jobs) as threads,
+    ):
+
+        def run(pair: tuple[int, int]) -> dict[str, Any]:
+            work = partial(pool.submit, search, *pair)
+            return finished.get("{}-{}".format(*pair), settings, lambda: work().result())
+
+        runs = list(threads.map(run, pairs))
     record = {
         "problem": "PPO on the Garleanu-Pedersen market, 10 assets",
         "pod_env_steps": ENV_STEPS,

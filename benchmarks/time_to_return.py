@@ -176,12 +176,11 @@ def main() -> None:
         record = finished.get(
             f"{side}-{seed}", settings, lambda: {"curve": run_child(words, PYTHONWARNINGS="ignore")}
         )
-        found: Curve = record["curve"]
-        return found
+        return record["curve"]
 
     seeds = range(options.seed, options.seed + options.seeds)
     goals = [log_return(rule, windows(seed)[1], OURS) for seed in seeds]
-    curves: dict[str, list[Curve]] = {side: [] for side in options.side}
+    curves = {side: [] for side in options.side}
     for seed in seeds:
         for side, known in curves.items():
             known.append(run(side, seed, options.seconds))

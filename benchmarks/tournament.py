@@ -68,7 +68,7 @@ def measure_market(home: Path, bars: Path, number: int, arms: tuple[str, ...]) -
     """Every arm once; figures that are there are only read."""
     market = Market.planted(home, bars, number, COEFFICIENTS[number % len(COEFFICIENTS)], SYMBOLS)
     done = home / f"market-{number}.json"
-    known: dict[str, Any] = json.loads(done.read_text()) if done.exists() else {}
+    known = json.loads(done.read_text()) if done.exists() else {}
     for name in arms:
         if name in known:
             continue

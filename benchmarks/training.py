@@ -37,6 +37,7 @@ from benchmarks._train_clean import Recipe
 from benchmarks._train_peers import make_peer
 from benchmarks.env import ASSETS, FEATURES, make_market
 from fintrader.agents import PPO, Budget, make_agent, networks, train
+from fintrader.agents.off_policy import REPORT_STEPS
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
 
@@ -70,12 +71,12 @@ def make_mlp_settings() -> PPO:
     )
 
 
-def run_ours(market: MarketTensors, settings: PPO, accounts: int, seed: int) -> tuple[Any, Run]:
-    """One of our agents, and its updates, rollouts included."""
+def run_ours(market: MarketTensors, settings: Any, accounts: int, seed: int) -> tuple[Any, Run]:
+    """One of our agents on the market's device, and its updates, rollouts included."""
     env = TradingEnv(market, SETTINGS, num_envs=accounts, seed=seed)
-    agent: Any = make_agent(settings, env.layout, seed=seed)
+    agent = make_agent(settings, env.layout, device=market.device, seed=seed)
     prepared = agent.prepare_env(env)  # once, not for every update
-    steps = accounts * settings.num_steps
+    steps = accounts * getattr(settings, "num_steps", REPORT_STEPS)
 
     def update(updates: int) -> int:
         return train(agent, prepared, Budget(env_steps=steps * updates)).env_steps
@@ -86,7 +87,7 @@ def run_ours(market: MarketTensors, settings: PPO, accounts: int, seed: int) -> 
 def make_peers(market: MarketTensors, seed: int) -> dict[str, Run]:
     """The peers under `SAME`; those that can be had."""
     loop = make_peer("clean", market, SETTINGS, SAME, seed)
-    runs: dict[str, Run] = {"clean": lambda updates: sum(loop.update() for _ in range(updates))}
+    runs = {"clean": lambda updates: sum(loop.update() for _ in range(updates))}
     try:
         model = make_peer("sb3", market, SETTINGS, SAME, seed)
     except NoPeer as error:
@@ -137,7 +138,7 @@ def measure_micro(market: MarketTensors, seed: int, turns: Any) -> Figures:
     compiled = torch.compile(by_torch, dynamic=True)
     plain = {"fused": False, "foreach": False}
     adam = {name: agent.optimisers["adam"].param_groups[0] for name, (agent, _) in sides.items()}
-    changes: dict[str, tuple[str, Any]] = {
+    changes = {
         "mlp_without_onednn": ("mlp", patch.object(mkldnn, "enabled", False)),
         "mlp_bfloat16_products": ("mlp", patch.object(mkldnn.matmul, "fp32_precision", "bf16")),
         "mlp_plain_adam": ("mlp", patch.dict(adam["mlp"], plain)),

@@ -15,6 +15,7 @@ from benchmarks.scaling import PAPER, add_overhead, describe_paper, fit_amdahl
 from fintrader.agents import PPO, Budget, make_agent, train
 from fintrader.envs import TradingEnv
 from fintrader.results.leaderboard_reader import canonical
+from tests import ROOT
 from tests.engines.chaos import events_of
 from tests.engines.tiny import agent_settings
 
@@ -68,6 +69,17 @@ def test_analytic_gradients_come_near_the_optimum():
     assert evaluate(agent.policy)[0] < 0.2 * best
     train(agent, env, Budget(env_steps=256 * settings.num_steps * 25))
     assert evaluate(agent.policy)[0] > 0.9 * best
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "benchmarks").glob("*.py")])
+def test_a_benchmark_finds_what_it_imports(name):
+    """Nothing else here runs most of them."""
+    try:
+        importlib.import_module(f"benchmarks.{name}")
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] in ("benchmarks", "fintrader", "tests"):
+            raise
+        pytest.skip(f"{error.name} is not installed")
 
 
 @pytest.mark.parametrize("name", ["kelly", "known_optimum", "leaked_future"])
