@@ -148,7 +148,7 @@ class LoopbackAlpaca:
     ) -> dict[str, Any]:
         """An order as if it had been sent, `age_s` ago."""
         sent = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
-        row: dict[str, Any] = {
+        row = {
             "id": str(uuid.uuid4()),
             "client_order_id": client_id,
             "symbol": symbol,

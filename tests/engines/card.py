@@ -93,7 +93,7 @@ class CardTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> CardTensor:
-        made: CardTensor = Tensor._make_wrapper_subclass(
+        made = Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
             strides=inner.stride(),

@@ -203,8 +203,7 @@ def play(
         done = subprocess.run(command, env=variables, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{engine} failed:\n{done.stderr[-3000:]}")
-        found: dict[str, Any] = json.loads(result_file.read_text())
-    return found
+        return json.loads(result_file.read_text())
 
 
 def fills_of(market: MarketTensors, result: BacktestResult) -> list[list[float]]:

@@ -39,7 +39,7 @@ FREE = LimitSettings(enforced=False)
 def settings(**changes: Any) -> DataSettings:
     """Made-up bars of a quarter of an hour, 26 a session, with features that look back a few
     sessions."""
-    values: dict[str, Any] = {
+    values = {
         "bar_minutes": 15,
         "source": {
             "kind": "synthetic",

@@ -56,7 +56,7 @@ def _meant(one: Manifest, target: dict[str, str]) -> bool:
 
 def cluster_spec(manifest: Manifest) -> Manifest:
     """The Ray cluster of a RayCluster or a RayJob."""
-    spec: Manifest = manifest["spec"]
+    spec = manifest["spec"]
     return spec if manifest["kind"] == "RayCluster" else spec["rayClusterSpec"]
 
 

@@ -36,7 +36,7 @@ STUBBORN = OPERATIONS.model_copy(update={"retries": 50})
 
 def settings(**changes: Any) -> TournamentSettings:
     """Small, and the same on every run; tests of the default order ask for it (`order=ORDER`)."""
-    values: dict[str, Any] = {
+    values = {
         "pods": 8,
         "search": SEARCH,
         "devices": ("cpu",),
@@ -49,7 +49,7 @@ def settings(**changes: Any) -> TournamentSettings:
 
 def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> SimpleNamespace:
     """A tournament of stub pods; their market lies beside the run."""
-    usual: dict[str, Any] = {
+    usual = {
         "operations": OPERATIONS,
         "data_hash": "data",
         "env": Settings(),
@@ -99,7 +99,7 @@ def real_race(run: RunFolder, wanted: TournamentSettings = SETTINGS, **how: Any)
     """A tournament of real pods, in spawned processes unless `how` says otherwise; their market
     lies beside the run."""
     market = market_file(run.root.parent)
-    usual: dict[str, Any] = {"env": ENV, "agents": (AGENT,), "seed": 3, "operations": OPERATIONS}
+    usual = {"env": ENV, "agents": (AGENT,), "seed": 3, "operations": OPERATIONS}
     usual["data_hash"] = MarketTensors.stored_hash(market)
     return raced(run, wanted, market, **{**usual, **how})
 

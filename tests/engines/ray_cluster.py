@@ -67,7 +67,7 @@ class Nodes:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the cluster's process died at {command}")
-        answer: dict[str, Any] = json.loads(line)
+        answer = json.loads(line)
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer

@@ -38,7 +38,7 @@ def generational(
     """Two generations or more: `stub` pods, such that are `leaving` their evaluation to others, or
     `real` PPO pods."""
     own = {name: changes.pop(name) for name in OperationsSettings.model_fields if name in changes}
-    how: dict[str, Any] = {"launcher": launcher, "watch": changes.pop("watch", None)}
+    how = {"launcher": launcher, "watch": changes.pop("watch", None)}
     how["operations"] = races.STUBBORN.model_copy(update=own)
     small = {
         "order": "generations",

@@ -16,7 +16,7 @@ import yaml
 
 from fintrader.cli import main
 
-TINY: dict[str, Any] = {
+TINY = {
     "seed": 1,
     "device": "cpu",
     "data": {"source": {"kind": "synthetic", "num_symbols": 4, "num_sessions": 12}},

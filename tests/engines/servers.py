@@ -113,7 +113,7 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
         rows.groupby(rows.ts.dt.normalize(), as_index=False).last() if events else rows
     )
     quote = {name: rows[name].tolist() for name in ("open", "high", "low", "close", "volume")}
-    meta: dict[str, Any] = {
+    meta = {
         "currency": "USD",
         "symbol": ticker,
         "instrumentType": "EQUITY",
@@ -138,7 +138,7 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
             ]
             for a, b in hours
         ]
-    result: dict[str, Any] = {
+    result = {
         "meta": meta,
         "indicators": {"quote": [quote], "adjclose": [{"adjclose": quote["close"]}]},
     }
@@ -153,7 +153,7 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
 
 def yahoo_events(fake: Fake, ticker: str) -> dict[str, Any]:
     """Splits, and dividends for a share of today, as Yahoo states them."""
-    found: dict[str, dict[str, Any]] = {"splits": {}, "dividends": {}}
+    found = {"splits": {}, "dividends": {}}
     for name, day, split, dividend in fake.actions:
         moment = int(pd.Timestamp(f"{day} 09:30", tz="America/New_York").timestamp())
         if name != ticker or day > fake.now:

@@ -308,7 +308,7 @@ class _Pods(Launcher):
         return found
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        future: Future[PodResult] = Future()
+        future = Future()
         access = self.access
         context = PodContext(
             access.run, access.market, mirror=access.mirror, token=access.token, attempt=attempt

@@ -124,7 +124,7 @@ def _fault(run: RunFolder, pod: str, step: int) -> None:
         _wait(gate)
     if step != 2 or not path.exists():
         return
-    fault: dict[str, Any] = json.loads(path.read_text())
+    fault = json.loads(path.read_text())
     if fault["kind"] == "wait":
         _wait(path)
         return

@@ -50,8 +50,7 @@ class EnvAccount:
 
     @property
     def held(self) -> Array:
-        held: Array = self.env.account.shares[0].to(torch.float64).cpu().numpy()
-        return held
+        return self.env.account.shares[0].to(torch.float64).cpu().numpy()
 
     def observe(self) -> Tensor:
         return self._obs
