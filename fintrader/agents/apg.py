@@ -60,7 +60,6 @@ class APGAgent(BaseAgent):
         self.add_optimiser("actor", self.actor.parameters(), self.settings.learning_rate)
         self.add_optimiser("critic", self.critic.parameters(), VALUE_LEARNING_RATE)
         self.steps: list[Transition] = []
-        self.has_statistics = False
         self.accounts = 0
         """B of the steps so far."""
 
@@ -77,10 +76,7 @@ class APGAgent(BaseAgent):
 
     def act(self, obs: Tensor) -> Tensor:
         """Choose actions `[B, N]`, connected to the actor's weights and to `obs`."""
-        if not self.has_statistics:
-            self.has_statistics = True
-            if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
-                self.normaliser.update(obs.detach())
+        self.begin_statistics(obs.detach())
         (latent,) = self.actor(self.normalise(obs, acting=True))
         if self.settings.noise > 0:
             latent = latent + self.settings.noise * self.draw_normal(latent.shape)
@@ -170,5 +166,4 @@ class APGAgent(BaseAgent):
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_extra_state(state)
-        self.has_statistics = True
         self.steps = []

@@ -83,6 +83,8 @@ class BaseAgent(Resumable):
         """`[T, L*W]`: the market rows that the last column of `obs` points to."""
         self.decision_interval = 1
         """Bars from one decision to the next."""
+        self.has_statistics = False
+        """True if observations have been standardised, or may be from now on."""
         self.replayed = ReplayedStep(self.generator) if self.device.type == "cuda" else None
         self.add_parts()
 
@@ -100,6 +102,14 @@ class BaseAgent(Resumable):
         if "observations" in self.settings.normalise and not self.normaliser.has_market_statistics:
             self.normaliser.update_market(self.table)
         return env
+
+    def begin_statistics(self, obs: Tensor) -> None:
+        """Take the statistics of the first observations `[B, D]`, before anything is
+        standardised."""
+        if not self.has_statistics:
+            self.has_statistics = True
+            if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
+                self.normaliser.update(obs)
 
     def normalise(self, obs: Tensor, *, acting: bool = False) -> Batch:
         """Standardise raw observations `[R, D]` or `[R, A + N + 1]`; `acting` without a wait."""
@@ -195,6 +205,7 @@ class BaseAgent(Resumable):
         }
         self.rewards.running = own.get("running_return")
         self.last_noise = own.get("last_noise")
+        self.has_statistics = True
         if self.perturbation is not None and "perturbation" in own:
             self.perturbation.drawn = own["perturbation"]
             load_generator(self.perturbation.generator, own["perturbation_generator"])

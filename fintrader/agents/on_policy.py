@@ -119,7 +119,6 @@ class OnPolicyAgent(BaseAgent):
         self.add_optimiser("adam", parameters, settings.learning_rate, eps=1e-5)
         self.buffer: RolloutBuffer | None = None
         self.latent: Tensor | None = None
-        self.has_statistics = False
         self.embedding_cache: EmbeddingCache | Tensor | None = None
 
     @property
@@ -131,10 +130,7 @@ class OnPolicyAgent(BaseAgent):
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """Draw actions `[B, N]` for `obs [B, D]`."""
-        if not self.has_statistics:
-            self.has_statistics = True
-            if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
-                self.normaliser.update(obs)
+        self.begin_statistics(obs)
         mean = predict_acting_mean(obs, self)
         # Each draw is N(0, 1) by itself: ratios are made of the density of one decision.
         noise = self.draw_exploration_noise(mean.shape)
@@ -293,7 +289,3 @@ class OnPolicyAgent(BaseAgent):
             floor = self.log_std.clamp_max(math.log(NOISE_FLOOR))
             lessened = self.log_std + math.log1p(-decay)
             self.log_std.copy_(torch.maximum(lessened, floor))
-
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        super().load_extra_state(state)
-        self.has_statistics = True

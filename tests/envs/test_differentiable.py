@@ -50,6 +50,16 @@ def test_steps_with_and_without_gradients_take_turns():
     torch.testing.assert_close(obs, plain.step(action)[0], rtol=1e-5, atol=1e-6)
 
 
+def draw_actions(steps):
+    """Actions with a sale in the second step, which require a gradient."""
+    generator = torch.Generator().manual_seed(3)
+    actions = [
+        torch.rand(2, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for _ in range(steps)
+    ]
+    actions[1][:, 0] *= -1.0
+    return [action.requires_grad_() for action in actions]
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_through_the_environment_are_finite_differences(case):
     config = EnvSettings(fractional=True, random_start=False, initial_cash_usd=1e5, **case)
@@ -67,14 +77,7 @@ def test_gradients_through_the_environment_are_finite_differences(case):
             account.peak_equity / 1e5,
         )
 
-    generator = torch.Generator().manual_seed(3)
-    actions = [
-        torch.rand(2, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for _ in range(3)
-    ]
-    actions[1][:, 0] *= -1.0  # a sale
-    for value in actions:
-        value.requires_grad_(True)
-    assert torch.autograd.gradcheck(three_steps, actions, eps=1e-6, atol=1e-7, rtol=1e-5)
+    assert torch.autograd.gradcheck(three_steps, draw_actions(3), eps=1e-6, atol=1e-7, rtol=1e-5)
 
 
 @pytest.mark.parametrize("reward_name", REWARDS)
@@ -94,13 +97,7 @@ def test_gradients_of_rewards_and_observations_are_finite_differences(reward_nam
         last, r2, *_ = advance(view, middle, second, config, reward, record=False)
         return r1, r2, observe(view, last, torch.float64)
 
-    generator = torch.Generator().manual_seed(3)
-    inputs = [
-        torch.rand(2, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for _ in range(2)
-    ]
-    inputs[1][:, 0] *= -1.0  # a sale
-    for value in inputs:
-        value.requires_grad_(True)
+    inputs = draw_actions(2)
     assert torch.autograd.gradcheck(two_steps, inputs, eps=1e-6, atol=1e-5, rtol=1e-3)
     gradients = torch.autograd.grad(sum(out.sum() for out in two_steps(*inputs)[:2]), inputs)
     assert all(bool((g != 0).any()) for g in gradients)

@@ -54,9 +54,7 @@ def equity_figure(
     return figure.update_yaxes(tickformat=".2f")
 
 
-def drawdown_figure(
-    curves: pd.DataFrame, *, session: Session | None = None, main: str | None = None
-) -> go.Figure:
+def drawdown_figure(curves: pd.DataFrame, *, session: Session | None = None) -> go.Figure:
     """Distance of every strategy below its running peak. `curves`: wide equity at every bar.
 
     With `session` it is measured between session closes, the starting capital included, as the
@@ -67,7 +65,7 @@ def drawdown_figure(
         shown = curves.iloc[np.union1d([0], find_session_ends(session))]
     peak = shown.cummax()
     below = (shown / peak.where(peak > 0) - 1).fillna(0.0)
-    figure = draw_lines(below, "%{y:.2%}", main)
+    figure = draw_lines(below, "%{y:.2%}")
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
     title = "Drawdown at every bar" if session is None else "Drawdown, from session closes"
     return layout(figure, title, "below peak", percent=True, height=320)
