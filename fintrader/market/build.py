@@ -230,13 +230,15 @@ def _draft(
         waived, doubtful = reader.gate.judge(symbols)
         close = columns.adjusted("close")
         day_close = _stack_day_closes(columns, grid)
-        days = member_days(symbols, membership, grid.dates, aliases)
+        members = member_days(symbols, membership, grid.dates, aliases)
+        days = members & _has_history([reader.history[name] for name in symbols], grid)
+        _log_late(symbols, members, days, grid)
         benchmark, benchmark_name, is_foreign = _benchmark(settings, feed, close, grid, days)
         ended = tuple(symbol for symbol in symbols if symbol in reader.ended)
         survivors = survivorship(
             ended,
             day_close,
-            days,
+            members,
             missing=missing_members(
                 *(sorted({*feed.symbols} - {*sparse}), membership, grid.dates, aliases),
                 dict(zip(symbols, np.isfinite(day_close).T, strict=True)),
@@ -332,6 +334,26 @@ def _stack_day_closes(columns: ColumnStore, grid: SessionGrid) -> Array:
     last = grid.first_bar[1:] - 1
     closes = np.column_stack([columns.adjusted_close(slot)[last] for slot in columns.slots])
     return closes.astype(np.float64)
+
+
+def _has_history(history: Sequence[tuple[int, int]], grid: SessionGrid) -> Array:
+    """`[S, N]` bool: False on the first sessions of a symbol that joins after the others, until its
+    features' windows are full. history: see `Reader.history`."""
+    first, full = np.array(history).T
+    joined = grid.session[first]
+    return (grid.first_bar[:-1, None] >= full) | (joined == joined.min())
+
+
+def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: SessionGrid) -> None:
+    """Log the first day on which each symbol that joins late may be bought."""
+    late = [
+        f"{symbols[column]} {f'from {grid.dates[own.argmax()]}' if own.any() else 'never'}"
+        for column, own in enumerate(days.T)
+        if (members[:, column] & ~own).any()
+    ]
+    if late:
+        rest = f" and {len(late) - 5} more" if len(late) > 5 else ""
+        log.info("bought once features have enough history: %s%s", ", ".join(late[:5]), rest)
 
 
 def _fit_scales(

@@ -107,9 +107,10 @@ def read_all(
             own = symbol_bars(merged, grid, reader.sessions_over)
             one, adjusted, events = hold_through(own, happened, grid)
             reader.events[symbol] = events
-            columns.fill(
-                column, one, ft.symbol_features(adjusted, names, later, np.float32), events
-            )
+            table = ft.symbol_features(adjusted, names, later, np.float32)
+            columns.fill(column, one, table, events)
+            undefined = ft.count_undefined(names, table, later, own.extras)
+            reader.history[symbol] = own.first, own.first + undefined
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
@@ -130,6 +131,8 @@ class Reader:
         """Symbols whose bars stop for good before the grid's end."""
         self.events: dict[str, list[tuple[int, float, float]]] = {}
         """Bar, split and dividend of what happened to each symbol."""
+        self.history: dict[str, tuple[int, int]] = {}
+        """Each symbol's first bar, and the first one at which its features' windows are full."""
         source = settings.source
         files = source if isinstance(source, FilesSettings) else None
         self.evidence = SessionEvidence(grid, None if files is None else files.bar_minutes)
