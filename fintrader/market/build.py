@@ -341,7 +341,7 @@ def _has_history(history: Sequence[tuple[int, int]], grid: SessionGrid) -> Array
     features' windows are full. history: see `Reader.history`."""
     first, full = np.array(history).T
     joined = grid.session[first]
-    return (grid.first_bar[:-1, None] >= full) | (joined == joined.min())
+    return np.asarray((grid.first_bar[:-1, None] >= full) | (joined == joined.min()))
 
 
 def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: SessionGrid) -> None:

@@ -86,6 +86,7 @@ class Gate:
             return raw
         (symbol,) = raw.symbols
         order = np.argsort(raw.ts, kind="stable")
+        order = order[~raw.empty()[order]]  # a row without a price contradicts none
         keep = np.ones(len(raw), dtype=bool)
         counts = Counter[str]()
         for row in order[raw.take(order).contradictions()].tolist():
@@ -172,9 +173,10 @@ def suggest_waivers(faults: Sequence[Fault]) -> list[str]:
 
 def _explain_refusal(faults: Sequence[Fault]) -> str:
     meaning = KINDS[faults[0].kind].partition(": stops")[0]
+    action = ", declare the action under data.actions (a split of 1 where there was none)"
     has_split = any(fault.kind == "split" for fault in faults)
     return (
         f"bars that cannot be right: {name_faults(faults)}; {faults[0].kind} means that {meaning}."
-        f" Correct the bars{', declare the action under data.actions' if has_split else ''}, or let"
-        f" them pass: data.waive: [{', '.join(suggest_waivers(faults))}]"
+        f" Correct the bars{action if has_split else ''}, or let them pass: data.waive:"
+        f" [{', '.join(suggest_waivers(faults))}]"
     )
