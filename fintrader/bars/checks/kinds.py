@@ -92,9 +92,9 @@ KINDS: dict[str, str] = {
         " only one is adjusted for dividends: kept and named in the log"
     ),
     "paid_twice": (
-        "the declared dividends do not show in the prices, as where these are adjusted for them:"
-        " kept and named in the log; take them out of data.actions, or the adjustment out of the"
-        " prices"
+        "the declared dividends do not show in the prices, as where these are adjusted for them,"
+        " or one is declared twice: kept and named in the log; take them out of data.actions (there"
+        " dividend_usd 0 overrules a vendor's), or the adjustment out of the prices"
     ),
     "price_spike": (
         "closes jump away and come back within 180 bars, both at once: kept and named in the log"
