@@ -160,6 +160,8 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
             identity[name] = hash_bytes(read_whole(path, setting))
     if settings.universe.index is not None:
         identity["members"] = index_digest(settings.universe.index)
+    if feed.daily is not None:
+        identity["daily"] = hash_bytes(json.dumps(feed.daily.inputs).encode())
     if settings.features.normalisation is not None:
         identity["normalisation"] = read_statistics(settings.features.normalisation).digest
     return MarketSource(kind, tuple(SourceFile(**file) for file in files), identity)
@@ -168,7 +170,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
 def portable(settings: DataSettings) -> Mapping[str, JsonValue]:
     """Write settings as JSON without any path: the place of a file changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
-    del values["store"]
+    del values["store"], values["daily"]
     # The content of files counts, see `identify_source`.
     values["path"] = values["actions"] = values["benchmark"] = None
     values["universe"]["members"] = settings.universe.index
@@ -345,7 +347,7 @@ def _has_history(history: Sequence[tuple[int, int]], grid: SessionGrid) -> Array
 
 
 def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: SessionGrid) -> None:
-    """Log the first day on which each symbol that joins late may be bought."""
+    """Warn of the symbols that join late, with the first day on which each may be bought."""
     late = [
         f"{symbols[column]} {f'from {grid.dates[own.argmax()]}' if own.any() else 'never'}"
         for column, own in enumerate(days.T)
@@ -353,7 +355,7 @@ def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: Session
     ]
     if late:
         rest = f" and {len(late) - 5} more" if len(late) > 5 else ""
-        log.info("bought once features have enough history: %s%s", ", ".join(late[:5]), rest)
+        log.warning("bought once features have enough history: %s%s", ", ".join(late[:5]), rest)
 
 
 def _fit_scales(

@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -30,6 +31,8 @@ from fintrader.market.settings import DataSettings, factor_column
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import Coverage, choose, member_days
 from fintrader.progress import Progress
+
+log = logging.getLogger("fintrader.market")
 
 
 def candidates_of(
@@ -119,6 +122,21 @@ def read_all(
     return kept, sparse, left_out | small
 
 
+def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
+    """The cleaned daily bars of these symbols. Raises DataError where there is none."""
+    names = sorted({*symbols} & {*feed.symbols})
+    lacking = sorted({*symbols} - {*names})
+    if not names:
+        raise DataError(
+            f"data.daily has no bars of {', '.join(lacking[:3])} or any other symbol; its symbols"
+            f" are {', '.join(feed.symbols[:3])}, ...: correct the path"
+        )
+    if lacking:
+        rest = ", ..." if len(lacking) > 5 else ""
+        log.warning("data.daily has no bars of %s%s", ", ".join(lacking[:5]), rest)
+    return {name: clean(feed.bars(name))[0] for name in names}
+
+
 class Reader:
     """One symbol's bars on the grid: cleaned, as traded, put together; remembers what was
     repaired."""
@@ -149,7 +167,8 @@ class Reader:
             regular = session_grid(
                 settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes
             )
-        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up)
+        daily = {} if feed.daily is None else read_daily(feed.daily, feed.symbols)
+        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up, daily=daily)
         self.repairs: dict[str, dict[str, int]] = {}
         """Number of repaired rows of each symbol, by kind."""
         self.rows: dict[str, int] = {}

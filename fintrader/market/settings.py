@@ -63,6 +63,9 @@ class DataSettings(Settings):
     """CSV or Parquet file of the index to compare with (a path or an fsspec URL), which is called
     like it: date (or ts) and close. Times without a zone are in the calendar's. None: the synthetic
     index, or all symbols in equal weights."""
+    daily: PathText | None = None
+    """Daily bars of the same symbols from another source (a table, a folder, a glob pattern or a
+    URL; their layout is detected), with which the build compares opening prints and days."""
     features: FeatureSettings = FeatureSettings()
     windows: WindowSettings = WindowSettings()
     actions: PathText | None = None

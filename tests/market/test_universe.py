@@ -59,7 +59,6 @@ def market_with_ipo(folder, **values):
     ],
 )
 def test_a_late_listing_is_bought_once_its_features_have_history(tmp_path, caplog, names, first):
-    caplog.set_level("INFO")
     market = market_with_ipo(tmp_path, features={"names": names, "context": []})
     dates = market.timestamps().astype("datetime64[D]").astype(str)
     bought = market.member[:, 1].numpy()

@@ -38,6 +38,8 @@ _CHANCE = 1e-3
 """Probability of one false alarm in a whole market, shared by all tests (Bonferroni)."""
 _LEAST_SILENCE = 0.005
 """Minutes without a trade are not independent: their probability counts as no less."""
+_LEAST_SURPRISE = 0.02
+"""The least share of days whose opening print counts as another one by chance."""
 
 
 def find_misaligned(days: Sequence[Days]) -> Iterator[Fault]:
@@ -129,9 +131,10 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
             away = _measure_openings(days, suspect)
             by_symbol = _exceed_half(np.where(whole, np.nan, away), 1)
             early = suspect & np.where(whole, _exceed_half(away, 0), by_symbol[:, None])
+            early |= _find_unopened(days, lost, expected, tests)
             for row, session in np.argwhere(early).tolist():
                 day = int(np.searchsorted(days[row].session, session))
-                said = "early: its last bar is missing, its first has not an opening's volume"
+                said = "early: its last bar is missing, its first is not the opening's"
                 yield days[row].fault("misaligned", day, days[row].bars[day], said)
             suspect &= ~early
         for row in np.flatnonzero(suspect.any(axis=1)).tolist():
@@ -139,6 +142,19 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
             hit = np.flatnonzero(suspect[row, one.session])
             said = f"the {name} bar, on {len(hit)} of {len(one.session)} days"
             yield one.fault("missing_edge", hit[0], len(hit), said)
+
+
+def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: int) -> Array:
+    """`[N, S]` bool: days without a last bar whose first bar has not the opening print of daily
+    bars, of symbols with more of them than two independent events allow."""
+    prints = np.full(lost.shape, np.nan)
+    for row, one in enumerate(days):
+        prints[row, one.session] = one.unopened
+    usual = np.where(lost == 0, prints, np.nan)
+    rate = np.nansum(usual, axis=1) / np.maximum(np.isfinite(usual).sum(axis=1), 1)
+    both = lost * prints
+    chance = np.isfinite(both) * expected * np.maximum(rate, _LEAST_SURPRISE)[:, None]
+    return (both > 0) & _is_unlikely(both, chance, 1, tests, 0.0)[:, None]
 
 
 def _rate_silence(days: Days) -> float:
@@ -164,7 +180,7 @@ def _is_unlikely(lost: Array, expected: Array, axis: int, tests: int, share: flo
 def _measure_openings(days: Sequence[Days], suspect: Array) -> Array:
     """`[N, S]` how far the volume of a suspect day's first bar lies from that of a usual opening
     (0) to that of a usual second bar (1); NaN of the other days, and of symbols whose openings have
-    not twice as much."""
+    not twice as much. Where daily bars know the opening print, it decides."""
     away = np.full(suspect.shape, np.nan)
     for row, one in enumerate(days):
         hit = suspect[row, one.session]
@@ -172,6 +188,8 @@ def _measure_openings(days: Sequence[Days], suspect: Array) -> Array:
             first, second = np.median(one.opening[:, ~hit], axis=1)
             if first - second > np.log(2):
                 away[row, one.session[hit]] = (first - one.opening[0, hit]) / (first - second)
+        hit &= np.isfinite(one.unopened)
+        away[row, one.session[hit]] = one.unopened[hit]
     return away
 
 

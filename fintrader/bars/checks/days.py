@@ -30,6 +30,8 @@ _SURE = 6.0
 """Standard deviations beyond which a result is certain."""
 _UNLIKELY = -15.0
 """Probability, as a power of ten, below which a run is a fault."""
+LAGS = (-2, -1, 0, 1, 2)
+"""Places around a session's begin at which an opening print is sought."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,8 @@ class Days:
     """`[D]` int64: number of bars."""
     open: Array
     """`[D]` float64: the first bar's; `close` is the last bar's."""
+    high: Array
+    low: Array
     close: Array
     volume: Array
     """`[D]` float64: shares a bar, on average."""
@@ -65,6 +69,11 @@ class Days:
     """`[2, D]` int64: places without a bar before the first bar and after the last one."""
     opening: Array
     """`[2, D]` float64: log of the first and of the second bar's volume over the day's mean."""
+    openings: Array
+    """`[D, 5]` float64: opens of the bars at LAGS places from the session's begin, else NaN."""
+    unopened: Array
+    """`[D]` float64: 1 where daily bars have another opening print than the first bar, 0 where
+    the same, NaN where that is unknown."""
 
     @cached_property
     def first(self) -> Array:
@@ -94,6 +103,7 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     length = bar_length(bars, 0)
     length = length if length < DAY_MINUTES // 2 else 0
     found = list(_find_shifted(bars, grid, length))
+    whole = bars
     at = grid.locate(bars.ts)
     if (at < 0).any():
         bars = bars.take(at >= 0)
@@ -119,6 +129,8 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         dates=grid.dates[number],
         bars=counts,
         open=bars.open[first],
+        high=np.maximum.reduceat(bars.high, first),
+        low=np.minimum.reduceat(bars.low, first),
         close=bars.close[last],
         volume=volume,
         turnover=np.add.reduceat(bars.volume * bars.close, first) / counts,
@@ -129,6 +141,8 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         places=np.diff(begin)[number],
         silent=np.stack([edges[0] - begin[number], begin[number + 1] - 1 - edges[1]]),
         opening=opening,
+        openings=_pick_openings(whole, grid.begin[number], length),
+        unopened=np.full(len(number), np.nan),
     )
     found += _find_scale_jumps(bars, days)
     found += _find_repeated(days)
@@ -141,6 +155,13 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         found += _find_middles(bars, days)
         found += _find_adjusted(bars, days)
     return days, found
+
+
+def _pick_openings(bars: Bars, begin: Array, length: int) -> Array:
+    """Pick `Days.openings`; begin: `[D]` int64, when each session opens."""
+    wanted = begin[:, None] + np.array(LAGS) * length * MINUTE_NS
+    row = np.minimum(np.searchsorted(bars.ts, wanted), len(bars) - 1)
+    return np.where(bars.ts[row] == wanted, bars.open[row], np.nan)
 
 
 def _trace_moves(

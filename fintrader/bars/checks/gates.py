@@ -10,13 +10,14 @@ import datetime as dt
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.checks.against_daily import compare_with_daily
 from fintrader.bars.checks.alignment import find_misaligned, find_missing_edges
 from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
@@ -68,13 +69,15 @@ class Gate:
         actions: Sequence[Action] = (),
         *,
         closed: bool = True,
+        daily: Mapping[str, Bars] | None = None,
     ) -> None:
         """actions: declared splits and dividends; closed: False lets everything pass, for a
-        synthetic market."""
+        synthetic market; daily: daily bars of another source by symbol, to compare with."""
         self.grid = grid
         self.actions = actions
         self.closed = closed
         self.waivers = [read_waiver(text) for text in waive]
+        self.daily = daily or {}
         self._days: dict[str, Days] = {}
         self._faults: dict[str, list[Fault]] = {}
 
@@ -106,6 +109,9 @@ class Gate:
             return
         days, faults = check_days(bars, self.grid)
         self._faults.setdefault(bars.symbols[0], []).extend(faults)
+        if days is not None and days.symbol in self.daily:
+            days, differences = compare_with_daily(days, self.daily[days.symbol], self.grid)
+            self._faults[days.symbol].extend(differences)
         if days is not None:
             self._days[days.symbol] = days
 

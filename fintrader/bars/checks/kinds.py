@@ -33,8 +33,9 @@ KINDS: dict[str, str] = {
         " build; waived, those outside are left out"
     ),
     "misaligned": (
-        "a symbol's bars are early or late against those of the others, or all of them are early,"
-        " so that one shows the next return of another: stops the build; waived, kept"
+        "a symbol's bars are early or late against those of the others or against daily bars, or"
+        " all of them are early, so that one shows the next return of another: stops the build;"
+        " waived, kept"
     ),
     "bar_length": (
         "a day's bars stand further apart than the symbol's others, as if only every second or"
@@ -96,6 +97,10 @@ KINDS: dict[str, str] = {
         " or one is declared twice: kept and named in the log; take them out of data.actions (there"
         " dividend_usd 0 overrules a vendor's), or the adjustment out of the prices"
     ),
+    "unlike_daily": (
+        "a day's open, high, low or close is not that of the daily bars of data.daily, by half of a"
+        " usual day's range or more: kept and named in the log"
+    ),
     "price_spike": (
         "closes jump away and come back within 180 bars, both at once: kept and named in the log"
     ),
@@ -127,6 +132,7 @@ DOUBTFUL = (
     "middle_close",
     "adjusted_part",
     "paid_twice",
+    "unlike_daily",
     "price_spike",
 )
 """Kinds that a market rarely produces: a build names them and goes on."""

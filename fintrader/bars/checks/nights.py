@@ -36,7 +36,6 @@ _AROUND = 20
 """Days on each side from which the usual move and volume are taken."""
 _SURE = 6.0
 """Standard deviations beyond which a result is certain."""
-_NO_EVENT = (1.0, 0.0)
 _FEWEST = 5
 """With fewer symbols the market's move is unknown, with fewer days a symbol's usual one."""
 _WEEK = 5
@@ -146,41 +145,50 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
         if size[day] < 6 * usual or returned[day]:
             continue
         activity = _compare_activity(days, day)
-        known, after = (_split_at(days, number, declared) for number in (day, day + 1))
         back = float(night[day + 1]) if day + 1 < len(night) else np.nan
         if abs(move + back) < 0.35 * abs(move):
             returned[day + 1] = True
-            if known != after:
-                said = f"declared for {days.dates[day if known != 1 else day + 1]}"
-                yield days.fault("split", day if known == 1 else day + 1, 1, said)
-            elif activity < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
-                yield days.fault("excursion_day", day, days.bars[day], f"{np.expm1(move):+.1%}")
+            if activity < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
+                yield _name_excursion(days, day, move, declared)
             continue
         within = float(np.log(days.close[day] / days.open[day]))
         if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
             continue
-        split = _match_split(move)
-        part = abs(float(np.log(known))) / 2
-        if not split and part and size[day] > min(part, 0.2):
-            split = float(np.exp(-move))
+        split = _name_split(days, day, move, _split_at(days, day, declared))
         if split and activity < 3:
-            kind = "split" if max(split, 1 / split, known, 1 / known) >= 2 else "small_split"
-            yield days.fault(kind, day, 1, _describe_split(split, known))
+            yield split
         elif 0.08 < abs(move) < np.log(SCALE) and size[day] > 8 * usual and activity < 1.8:
             yield days.fault("quiet_jump", day, 1, f"{np.expm1(move):+.1%}")
 
 
+def _name_excursion(days: Days, day: int, move: float, declared: Events) -> Fault:
+    """Name a day away from those around it, which a split makes that is declared for the wrong
+    one."""
+    known, after = (_split_at(days, number, declared) for number in (day, day + 1))
+    if known == after:
+        return days.fault("excursion_day", day, days.bars[day], f"{np.expm1(move):+.1%}")
+    late = int(known != 1)
+    return days.fault("split", day + late, 1, f"declared for {days.dates[day + 1 - late]}")
+
+
+def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None:
+    """Name the split that a night's move shows besides the `known` one; None without."""
+    split = _match_split(move)
+    part = abs(float(np.log(known))) / 2
+    if not split and part and abs(move) > min(part, 0.2):
+        split = float(np.exp(-move))
+    if not split:
+        return None
+    seen = split * known
+    shown = f"{seen:.3g} to 1" if abs(np.log(seen)) > min(part or 0.2, 0.2) else "no split"
+    kind = "split" if max(split, 1 / split, known, 1 / known) >= 2 else "small_split"
+    known_as = "none" if known == 1 else f"{known:g} to 1"
+    return days.fault(kind, day, 1, f"{shown}, and {known_as} is declared")
+
+
 def _split_at(days: Days, day: int, declared: Events) -> float:
     """The split declared for the day of this number, 1 for none."""
-    return declared.get(int(days.session[day]), _NO_EVENT)[0] if day < len(days.session) else 1.0
-
-
-def _describe_split(split: float, declared: float) -> str:
-    """Name the split that the prices show, and the declared one."""
-    seen = split * declared
-    least = min(0.2, abs(np.log(declared)) / 2 or 0.2)
-    shown = f"{seen:.3g} to 1" if abs(np.log(seen)) > least else "no split"
-    return f"{shown}, and {'none' if declared == 1 else f'{declared:g} to 1'} is declared"
+    return declared.get(int(days.session[day]), (1.0, 0.0))[0] if day < len(days.bars) else 1.0
 
 
 def _compare_activity(days: Days, day: int) -> float:
