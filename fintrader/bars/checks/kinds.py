@@ -50,7 +50,9 @@ KINDS: dict[str, str] = {
         " frozen feed: stops the build; waived, kept"
     ),
     "repeated_day": "a day's closes are those of another day: stops the build; waived, kept",
-    "foreign_day": "a day's prices are those of another symbol: stops the build; waived, kept",
+    "foreign_day": (
+        "a day's prices or a part are those of another symbol: stops the build; waived, kept"
+    ),
     "excursion_day": (
         "a whole day's prices lie away from the days before and after by one factor, without the"
         " trading that such news brings: stops the build; waived, kept"
@@ -82,7 +84,8 @@ KINDS: dict[str, str] = {
     ),
     "missing_edge": (
         "the first or the last bar of sessions is missing, in all symbols or in one, where others"
-        " hardly ever are: kept and named in the log"
+        " hardly ever are, or a day's volume stands as many bars late or early as are missing: kept"
+        " and named in the log"
     ),
     "middle_close": (
         "closes are the middle of high and low, at which there need have been no trade: kept and"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.bars.checks.days import SCALE, Days
+from fintrader.bars.checks.days import HASHED, SCALE, Days
 from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
 
@@ -244,18 +244,34 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
     }
     table = pd.DataFrame(columns).query("content != 0")
     twice = table[table.duplicated(["session", "content"], keep=False)]
-    pairs: dict[tuple[int, int], list[int]] = {}
+    pairs: dict[tuple[int, int], set[int]] = {}
     for _, same in twice.groupby(["session", "content"]):
         for pair in itertools.pairwise(same.owner):
-            pairs.setdefault(pair, []).append(int(same.session.iloc[0]))
+            pairs.setdefault(pair, set()).add(int(same.session.iloc[0]))
+    for pair, session in _find_pasted(days):
+        pairs.setdefault(pair, set()).add(session)
     for (one, other), sessions in pairs.items():
         common = len(np.intersect1d(days[one].session, days[other].session))
         if 2 * len(sessions) < common:  # a company under its old and its new name is no fault
-            for number in sessions:
+            for number in sorted(sessions):
                 stranger, donor = _order_by_fit(days[one], days[other], number)
                 day = int(np.searchsorted(stranger.session, number))
                 detail = f"same as {donor.symbol}"
                 yield stranger.fault("foreign_day", day, stranger.bars[day], detail)
+
+
+def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
+    """Find the pairs of symbols, and the sessions, that have the same closes for a while."""
+    for length in {one.length for one in days if one.length > 0}:
+        rows = np.array([row for row, one in enumerate(days) if one.length == length])
+        table = np.stack([days[row].blocks for row in rows])
+        order = np.argsort(table, axis=0, kind="stable")
+        ordered = np.take_along_axis(table, order, axis=0)
+        alike = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
+        for rank, block in np.argwhere(alike).tolist():
+            first, second = rows[order[rank : rank + 2, block]].tolist()
+            day = np.searchsorted(days[first].place, HASHED * block, side="right") - 1
+            yield (first, second), int(days[first].session[day])
 
 
 def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
