@@ -55,9 +55,16 @@ class Bars:
             self, **columns, extras=extras, row=None if self.row is None else self.row[index]
         )
 
+    def empty(self) -> Array:
+        """`[R]` bool: rows without any price."""
+        empty = np.ones(len(self), dtype=bool)
+        for name in PRICES:
+            empty &= np.isnan(getattr(self, name))
+        return empty
+
     def without_empty(self) -> Bars:
         """Drop the rows without any price."""
-        empty = np.logical_and.reduce([np.isnan(getattr(self, name)) for name in PRICES])
+        empty = self.empty()
         return self.take(~empty) if empty.any() else self
 
     def without_unused(self) -> Bars:

@@ -101,10 +101,12 @@ def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Acti
     Declared actions have precedence: a source's split or dividend of the same symbol and day is
     left out.
     """
+    # a split of 1 or a dividend of 0 that is written down says that there was none
     mine = {
-        (action.symbol, action.day, kind): value
+        (action.symbol, action.day, kind): float(getattr(action, kind))
         for action in declared
-        for kind, value in action.effects().items()
+        for kind in _NOTHING
+        if kind in action.model_fields_set
     }
     more = []
     differ = []
@@ -121,7 +123,7 @@ def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Acti
         rest = action.model_copy(update={kind: _NOTHING[kind] for kind in known})
         if rest.effects():
             more.append(rest)
-    return (*declared, *more), differ
+    return (*(action for action in declared if action.effects()), *more), differ
 
 
 def _fields(row: Mapping[str, str]) -> dict[str, str]:
@@ -157,7 +159,7 @@ def place_actions(
         if grid.dates[session] != day:
             raise DataError(
                 f"{action.symbol}: {action.day} is no session of {grid.calendar}; give the ex-date"
-                " of the action"
+                " of the action (in place of a vendor's, with data.source.actions: false)"
             )
         events = found[action.symbol]
         split, dividend = events.get(session, (1.0, 0.0))

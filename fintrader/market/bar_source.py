@@ -50,7 +50,7 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     Without a cache, bars are read into memory.
     """
     universe = settings.universe
-    return join_by_company(
+    feed = join_by_company(
         open_source(settings, cache),
         universe.index,
         settings.calendar,
@@ -58,6 +58,28 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
         aliases=universe.aliases,
         wanted=universe.symbols,
     )
+    feed.daily = open_daily(settings)
+    return feed
+
+
+def open_daily(settings: DataSettings) -> Feed | None:
+    """The daily bars of `data.daily` in memory, read as `fintrader init` would; None without.
+    Raises DataError for bars that are not daily, and where they cannot be read."""
+    if settings.daily is None:
+        return None
+    from fintrader.bars.detect import detect
+
+    try:
+        found = detect(settings.daily, calendar=settings.calendar)
+    except DataError as error:
+        raise type(error)(f"data.daily: {error}") from None
+    if found.bar_minutes < found.session_minutes:
+        raise DataError(
+            f"data.daily: {settings.daily} holds {found.bar_minutes}-minute bars; give one bar a"
+            " day"
+        )
+    changes = {"path": settings.daily, "source": found.settings(), "daily": None}
+    return open_feed(settings.model_copy(update=changes).effective(), None)
 
 
 def open_source(settings: DataSettings, cache: Path | None) -> Feed:

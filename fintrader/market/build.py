@@ -160,6 +160,8 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
             identity[name] = hash_bytes(read_whole(path, setting))
     if settings.universe.index is not None:
         identity["members"] = index_digest(settings.universe.index)
+    if feed.daily is not None:
+        identity["daily"] = hash_bytes(json.dumps(feed.daily.inputs).encode())
     if settings.features.normalisation is not None:
         identity["normalisation"] = read_statistics(settings.features.normalisation).digest
     return MarketSource(kind, tuple(SourceFile(**file) for file in files), identity)
@@ -168,7 +170,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
 def portable(settings: DataSettings) -> Mapping[str, JsonValue]:
     """Write settings as JSON without any path: the place of a file changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
-    del values["store"]
+    del values["store"], values["daily"]
     # The content of files counts, see `identify_source`.
     values["path"] = values["actions"] = values["benchmark"] = None
     values["universe"]["members"] = settings.universe.index
@@ -230,13 +232,15 @@ def _draft(
         waived, doubtful = reader.gate.judge(symbols)
         close = columns.adjusted("close")
         day_close = _stack_day_closes(columns, grid)
-        days = member_days(symbols, membership, grid.dates, aliases)
+        members = member_days(symbols, membership, grid.dates, aliases)
+        days = members & _has_history([reader.history[name] for name in symbols], grid)
+        _log_late(symbols, members, days, grid)
         benchmark, benchmark_name, is_foreign = _benchmark(settings, feed, close, grid, days)
         ended = tuple(symbol for symbol in symbols if symbol in reader.ended)
         survivors = survivorship(
             ended,
             day_close,
-            days,
+            members,
             missing=missing_members(
                 *(sorted({*feed.symbols} - {*sparse}), membership, grid.dates, aliases),
                 dict(zip(symbols, np.isfinite(day_close).T, strict=True)),
@@ -332,6 +336,26 @@ def _stack_day_closes(columns: ColumnStore, grid: SessionGrid) -> Array:
     last = grid.first_bar[1:] - 1
     closes = np.column_stack([columns.adjusted_close(slot)[last] for slot in columns.slots])
     return closes.astype(np.float64)
+
+
+def _has_history(history: Sequence[tuple[int, int]], grid: SessionGrid) -> Array:
+    """`[S, N]` bool: False on the first sessions of a symbol that joins after the others, until its
+    features' windows are full. history: see `Reader.history`."""
+    first, full = np.array(history).T
+    joined = grid.session[first]
+    return np.asarray((grid.first_bar[:-1, None] >= full) | (joined == joined.min()))
+
+
+def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: SessionGrid) -> None:
+    """Warn of the symbols that join late, with the first day on which each may be bought."""
+    late = [
+        f"{symbols[column]} {f'from {grid.dates[own.argmax()]}' if own.any() else 'never'}"
+        for column, own in enumerate(days.T)
+        if (members[:, column] & ~own).any()
+    ]
+    if late:
+        rest = f" and {len(late) - 5} more" if len(late) > 5 else ""
+        log.warning("bought once features have enough history: %s%s", ", ".join(late[:5]), rest)
 
 
 def _fit_scales(

@@ -421,6 +421,23 @@ def symbol_features(
     return table
 
 
+def count_undefined(
+    names: Sequence[str], table: Array, later: Collection[str], extras: Collection[str]
+) -> int:
+    """Count the first bars of a symbol on which a window of its features `[L, F]` is not full yet.
+
+    A kind, as a user's function, is NaN until then; columns of the file (`extras`) and a planted
+    signal have no window.
+    """
+    wide = market_wide(names)
+    counts = [_parse(name)[1] for name in wide]
+    for column, name in enumerate(names):
+        if name not in later and name not in extras:
+            known = np.isfinite(table[:, column])
+            counts.append(int(known.argmax()) if known.any() else len(table))
+    return min(max(counts, default=0), len(table))
+
+
 def context_features(
     names: Sequence[str],
     session: Array,

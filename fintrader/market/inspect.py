@@ -34,8 +34,9 @@ from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.vendor import Request, VendorFeed
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
-from fintrader.market.bar_source import bar_store, open_source
+from fintrader.market.bar_source import bar_store, open_daily, open_source
 from fintrader.market.build import RECORD, lay_grid, market_path
+from fintrader.market.reading import read_daily
 from fintrader.market.settings import DataSettings, factor_column
 from fintrader.progress import SILENT, Progress
 from fintrader.records import to_json
@@ -254,7 +255,9 @@ def examine(
     grid = _lay_grid(bars, settings, now)
     bars = as_traded(bars, factor_column(settings))
     actions, _ = with_announced(load_actions(settings.actions), announced)
-    faults = find_faults(bars, grid, actions=actions, now=now)
+    feed = open_daily(settings)
+    daily = None if feed is None else read_daily(feed, bars.symbols)
+    faults = find_faults(bars, grid, actions=actions, daily=daily, now=now)
     dates = tuple(str(day) for day in grid.dates)
     minutes = grid.session_minutes
     early = np.flatnonzero(minutes < minutes.max())

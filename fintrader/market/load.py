@@ -25,6 +25,7 @@ from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.presets import SPELLINGS, WEAK, plain
 from fintrader.config import Settings, merge_values, validate
 from fintrader.errors import BarError, ConfigError
+from fintrader.market.bar_source import open_daily
 from fintrader.market.build import assemble, build_market
 from fintrader.market.settings import DataSettings, read_settings
 from fintrader.market.tensors import MarketTensors
@@ -107,6 +108,7 @@ def _market_of(
         )
     if "bar_minutes" not in values:
         settings = settings.model_copy(update={"bar_minutes": minutes})
+    feed.daily = open_daily(settings)
     return assemble(settings, feed)
 
 

@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -30,6 +31,8 @@ from fintrader.market.settings import DataSettings, factor_column
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import Coverage, choose, member_days
 from fintrader.progress import Progress
+
+log = logging.getLogger("fintrader.market")
 
 
 def candidates_of(
@@ -107,15 +110,31 @@ def read_all(
             own = symbol_bars(merged, grid, reader.sessions_over)
             one, adjusted, events = hold_through(own, happened, grid)
             reader.events[symbol] = events
-            columns.fill(
-                column, one, ft.symbol_features(adjusted, names, later, np.float32), events
-            )
+            table = ft.symbol_features(adjusted, names, later, np.float32)
+            columns.fill(column, one, table, events)
+            undefined = ft.count_undefined(names, table, later, own.extras)
+            reader.history[symbol] = own.first, own.first + undefined
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
     kept, sparse, small = choose(universe, coverage)
     columns.slots = [column_of[symbol] for symbol in kept]
     return kept, sparse, left_out | small
+
+
+def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
+    """The cleaned daily bars of these symbols. Raises DataError where there is none."""
+    names = sorted({*symbols} & {*feed.symbols})
+    lacking = sorted({*symbols} - {*names})
+    if not names:
+        raise DataError(
+            f"data.daily has no bars of {', '.join(lacking[:3])} or any other symbol; its symbols"
+            f" are {', '.join(feed.symbols[:3])}, ...: correct the path"
+        )
+    if lacking:
+        rest = ", ..." if len(lacking) > 5 else ""
+        log.warning("data.daily has no bars of %s%s", ", ".join(lacking[:5]), rest)
+    return {name: clean(feed.bars(name))[0] for name in names}
 
 
 class Reader:
@@ -130,6 +149,8 @@ class Reader:
         """Symbols whose bars stop for good before the grid's end."""
         self.events: dict[str, list[tuple[int, float, float]]] = {}
         """Bar, split and dividend of what happened to each symbol."""
+        self.history: dict[str, tuple[int, int]] = {}
+        """Each symbol's first bar, and the first one at which its features' windows are full."""
         source = settings.source
         files = source if isinstance(source, FilesSettings) else None
         self.evidence = SessionEvidence(grid, None if files is None else files.bar_minutes)
@@ -146,7 +167,8 @@ class Reader:
             regular = session_grid(
                 settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes
             )
-        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up)
+        daily = {} if feed.daily is None else read_daily(feed.daily, feed.symbols)
+        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up, daily=daily)
         self.repairs: dict[str, dict[str, int]] = {}
         """Number of repaired rows of each symbol, by kind."""
         self.rows: dict[str, int] = {}

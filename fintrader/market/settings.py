@@ -63,12 +63,16 @@ class DataSettings(Settings):
     """CSV or Parquet file of the index to compare with (a path or an fsspec URL), which is called
     like it: date (or ts) and close. Times without a zone are in the calendar's. None: the synthetic
     index, or all symbols in equal weights."""
+    daily: PathText | None = None
+    """Daily bars of the same symbols from another source (a table, a folder, a glob pattern or a
+    URL; their layout is detected), with which the build compares opening prints and days."""
     features: FeatureSettings = FeatureSettings()
     windows: WindowSettings = WindowSettings()
     actions: PathText | None = None
     """CSV file or fsspec URL of splits and dividends: symbol, day, split, dividend_usd (the last
-    two may be empty), or ticker, ex_date, kind (split, dividend), value. Without any, a split looks
-    like a loss and dividends are never paid."""
+    two may be empty), or ticker, ex_date, kind (split, dividend), value. It goes before the
+    vendor's: a split of 1 or a dividend of 0 cancels one. Without any, a split looks like a loss
+    and dividends are never paid."""
     waive: tuple[str, ...] = ()
     """Faults that stop the build (see `data quality`) and may pass: a kind everywhere
     (`excursion_day`), of a symbol (`excursion_day:AAPL`) or of one day

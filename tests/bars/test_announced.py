@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.corporate_actions import Action, load_actions, with_announced
 from fintrader.bars.sources.announced import scale, select_for_accounts
-from fintrader.errors import DataError
+from fintrader.errors import BarError, DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
@@ -131,6 +131,52 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, ca
     line = "AAA 2016-01-12: dividend_usd 0.5 is declared, the source says 0.4"
     assert again.provenance.contradictions == (line,)
     assert line in caplog.text
+
+
+@pytest.mark.usefixtures("then")
+def test_a_split_that_a_vendor_announces_and_its_prices_lack_is_refused(fake_alpaca, tmp_path):
+    """The remedy of the message works: the user's word goes before the vendor's."""
+    fake_alpaca.actions = [("AAA", EX, 4.0, 0.0), ("BBB", "2016-01-12", 1.0, 0.01)]
+    base = {
+        "source": {"kind": "alpaca"},
+        "start": "2016-01-04",
+        "end": "2016-01-22",
+        "universe": {"symbols": ["AAA", "BBB"]},
+        "features": {"names": ["return_1"], "context": []},
+    }
+    with pytest.raises(BarError, match="no split, and 4 to 1 is declared") as caught:
+        market_of(base, tmp_path / "a")
+    assert "declare the action under data.actions (a split of 1 where there was none)" in str(
+        caught.value
+    )
+    none = [
+        {"symbol": "AAA", "day": EX, "split": 1.0},
+        {"symbol": "BBB", "day": "2016-01-12", "dividend_usd": 0.0},
+    ]
+    market = market_of(base | {"actions": write_actions(tmp_path, none)}, tmp_path / "a")
+    assert len(market.events.bar) == 0
+    assert market.provenance.contradictions == (
+        f"AAA {EX}: split 1 is declared, the source says 4",
+        "BBB 2016-01-12: dividend_usd 0 is declared, the source says 0.01",
+    )
+
+
+@pytest.mark.usefixtures("then")
+def test_a_step_in_a_vendors_prices_that_it_does_not_announce_is_refused(fake_alpaca, tmp_path):
+    splitting(fake_alpaca)
+    fake_alpaca.actions = fake_alpaca.actions[1:]
+    base = {
+        "source": {"kind": "alpaca"},
+        "start": "2016-01-04",
+        "end": "2016-01-22",
+        "universe": {"symbols": ["AAA"]},
+        "features": {"names": ["return_1"], "context": []},
+    }
+    with pytest.raises(BarError, match="4 to 1, and none is declared"):
+        market_of(base, tmp_path / "a")
+    mine = write_actions(tmp_path, [{"symbol": "AAA", "day": EX, "split": 4.0}])
+    market = market_of(base | {"actions": mine}, tmp_path / "a")
+    assert market.events.split.tolist() == [1.0, 4.0, 1.0]
 
 
 def test_prices_with_dividends_in_them_are_asked_for_again(fake_alpaca, tmp_path):

@@ -226,8 +226,8 @@ def test_an_injected_fault_is_found(name, healthy):
 
 
 def test_every_kind_is_tested_and_explained():
-    partial = {said.partition(": ")[2] for _, said in documented().values()}
-    elsewhere = {"market_halt", "paid_twice"}
+    partial = {said.partition(": ")[2] for _, said in documented().values()} - {""}
+    elsewhere = {"market_halt", "paid_twice", "unlike_daily"}
     assert {kind for kind, _, _ in FAULTS.values()} | partial | elsewhere == set(KINDS)
 
 
@@ -257,7 +257,10 @@ def test_false_alarms_stay_below_a_thousandth():
         ({"BBB": 4.0}, []),
         ({"BBB": 2.0}, [("split", "BBB", "4 to 1, and 2 to 1 is declared")]),
         ({"BBB": 4.0, "AAA": 3.0}, [("split", "AAA", "no split, and 3 to 1 is declared")]),
-        ({"BBB": 4.0, "AAA": 1.05}, []),
+        ({"BBB": 4.0, "AAA": 1.05}, []),  # less than a day moves it
+        ({"BBB": 3.0}, [("split", "BBB", "4 to 1, and 3 to 1 is declared")]),
+        ({"BBB": 0.25}, [("split", "BBB", "4 to 1, and 0.25 to 1 is declared")]),
+        ({"BBB": 4.0, "AAA": 7.5}, [("split", "AAA", "no split, and 7.5 to 1 is declared")]),
     ],
 )
 def test_declared_splits_are_compared_with_what_the_prices_show(tmp_path, healthy, declared, found):
@@ -269,6 +272,38 @@ def test_declared_splits_are_compared_with_what_the_prices_show(tmp_path, health
     assert [(fault.kind, fault.symbol, fault.detail) for fault in report.faults] == found
     announced = [Action.model_validate(action) for action in actions]
     assert examine(as_bars(table), DataSettings(), announced, now=NOW).faults == report.faults
+
+
+@pytest.mark.parametrize("declared", ["2016-01-05", "2016-01-07"])
+def test_a_split_that_is_declared_for_the_wrong_day_is_named(healthy, declared):
+    table = FAULTS["unadjusted split"][1](healthy.copy())
+    action = Action(symbol="BBB", day=declared, split=4.0)
+    faults = examine(as_bars(table), DataSettings(), [action], now=NOW).faults
+    said = [(fault.kind, fault.day, fault.detail) for fault in faults]
+    assert said == [("split", DAY, f"declared for {declared}")]
+
+
+def dividends(*rows):
+    return [Action(symbol="BBB", day=day, dividend_usd=paid) for day, paid in rows]
+
+
+def test_dividends_are_compared_with_the_prices_and_with_each_other(healthy):
+    fallen = moved(healthy, 0.95)
+    before = healthy[(healthy.ticker == "BBB") & (healthy.ts < DAY)].close.iloc[-1]
+    paid = round(0.05 * before, 2)
+    for table, rows, found in (
+        (fallen, [(DAY, paid)], []),
+        (healthy, [(DAY, paid)], [(DAY, f"{paid:g} USD, and no fall")]),
+        (healthy, [("2016-01-08", 0.01), ("2016-01-13", 0.02)], []),
+        (
+            healthy,
+            [("2016-01-08", 0.01), ("2016-01-12", 0.01)],
+            [("2016-01-12", "0.01 USD again after 2 sessions")],
+        ),
+    ):
+        faults = examine(as_bars(table), DataSettings(), dividends(*rows), now=NOW).faults
+        assert [(fault.day, fault.detail) for fault in faults] == found
+        assert {fault.kind for fault in faults} <= {"paid_twice"}
 
 
 @pytest.mark.parametrize("ratio", [1.74, 1.25, 0.83, 0.6, 1.21, 0.8])

@@ -76,6 +76,20 @@ def test_the_first_of_contradicting_rows_is_kept(tmp_path, healthy):
     assert market.provenance.repairs["exact_duplicates"] == 1
 
 
+def test_an_empty_row_before_it_costs_no_row_its_price(tmp_path, healthy):
+    row = healthy[(healthy.ticker == "BBB") & (healthy.ts == f"{DAY} 12:00")]
+    empty = row.assign(**dict.fromkeys(PRICES, np.nan))
+    other = row.assign(close=row.close * 0.9999)
+    whole = make_market(file_settings(write_csv(tmp_path, healthy, "whole.csv")))
+    for rows in ([empty, row], [empty, row, other], [row, empty, other]):
+        table = pd.concat([healthy.drop(row.index), *rows], ignore_index=True)
+        path = write_csv(tmp_path, table)
+        market = make_market(file_settings(path, waive=["conflicting_duplicate"]))
+        np.testing.assert_array_equal(market.close, whole.close)
+        assert market.provenance.repairs["empty_rows"] == 1
+        assert len(market.provenance.waived) == len(rows) - 2
+
+
 def test_a_kind_is_spelt_right_or_said_to_be_wrong():
     for text, said in (
         ("excursion", "did you mean 'excursion_day'"),

@@ -206,8 +206,16 @@ def part(
     return PartialFault(kind, apply)
 
 
-def pasted(kind: str, days: Iterable[int], source: Source, *, volume: bool = True) -> PartialFault:
-    """On these days names have the prices, and the volume, of another name and day."""
+def pasted(
+    kind: str,
+    days: Iterable[int],
+    source: Source,
+    *,
+    volume: bool = True,
+    places: slice = slice(None),
+) -> PartialFault:
+    """On these days, or places of them, names have the prices, and the volume, of another name and
+    day."""
     columns = [*PRICES, "volume"] if volume else PRICES
 
     def apply(market: Clean) -> Table:
@@ -218,8 +226,8 @@ def pasted(kind: str, days: Iterable[int], source: Source, *, volume: bool = Tru
                 begin = first[day - ago]
                 length = min(first[day + 1] - first[day], first[day - ago + 1] - begin)
                 theirs = market.table[f"N{other:02d}"][columns].iloc[begin : begin + length]
-                rows = slice(first[day], first[day] + length - 1)
-                result[f"N{number:02d}"].loc[rows, columns] = theirs.to_numpy()
+                rows = np.arange(first[day], first[day] + length)[places]
+                result[f"N{number:02d}"].loc[rows, columns] = theirs.to_numpy()[places]
         return result
 
     return PartialFault(kind, apply)
@@ -333,8 +341,39 @@ FAULTS = {
     "KRX: a day of all names 15 minutes late": part("krx", late(15), DAY),
     "KRX: split of 5 to 1 that is not declared": jump("krx", 0.2),
     "KRX: closing bar missing on all days": part("krx", without(-1)),
+    "45 bars of one name over another": pasted("us", DAY, {2: (5, 0)}, places=slice(60, 105)),
+    "KRX: 45 bars of one name over another": pasted("krx", DAY, {2: (5, 0)}, places=slice(60, 105)),
+    "alone: some days one bar early": part("alone", late(-1, crop=True), DAYS),
+    "alone: some days one bar early, whole": part("alone", late(-1), DAYS),
+    "alone: a day one bar early": part("alone", late(-1, crop=True), DAY),
+    "alone: a week one bar early": part("alone", late(-1, crop=True), WEEK),
+    "alone: a month one bar early": part("alone", late(-1, crop=True), MONTH),
+    "alone: all days one bar early": part("alone", late(-1, crop=True)),
+    "alone: two hours of some days one bar early": part("alone", hours(late(-1), 120, 240), DAYS),
+    "alone: some days one bar late": part("alone", late(1, crop=True), DAYS),
+    "alone: END labels in a month": part("alone", late(1), MONTH),
+    "alone: a day 15 minutes late": part("alone", late(15), DAY),
+    "alone: a day 15 minutes late, cut": part("alone", late(15, crop=True), DAY),
+    "alone: a day 15 minutes early, cut": part("alone", late(-15, crop=True), DAY),
+    "alone: a week an hour late, cut": part("alone", late(60, crop=True), WEEK),
+    "alone: daylight saving missed, cut": part("alone", late(60, crop=True), range(15, 30)),
+    "alone: 6 % up for 45 bars": part("alone", away(1.06, 45), DAY),
+    "alone: 3 % up for 45 bars": part("alone", away(1.03, 45), DAY),
+    "alone: opening bar missing on all days": part("alone", without(0)),
+    "alone: close the middle of high and low": part("alone", middle),
+    "alone: volume in lots for a month": part("alone", lots, MONTH),
+    "apart: some days of one name one bar early": part("apart", late(-1, crop=True), DAYS, ONE),
+    "apart: a week of one name one bar early": part("apart", late(-1, crop=True), WEEK, ONE),
+    "apart: all days of one name one bar early": part("apart", late(-1, crop=True), names=ONE),
+    "apart: a week of one name 15 minutes late, cut": part("apart", late(15, crop=True), WEEK, ONE),
 }
 """Fault -> the change that makes it."""
+
+
+def clean_markets() -> dict[str, Clean]:
+    """One market of each kind, one of a single name, and one of names without a common factor."""
+    alone, apart = make_clean("us", names=1), make_clean("us", common=0.0)
+    return {kind: make_clean(kind) for kind in MARKETS} | {"alone": alone, "apart": apart}
 
 
 # --- the answer -----------------------------------------------------------------------------------

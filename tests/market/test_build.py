@@ -346,7 +346,8 @@ def test_coverage_counts_the_days_between_the_first_bar_and_the_last_in_training
     assert "BBB" in absent  # a member with bars that was left out is as missing as one without
     late = market.symbols.index("DDD")
     buyable = (market.tradable & market.member)[:, late]
-    assert int(buyable.nonzero()[0]) == 8 * 390  # from its first day on
+    # from its first day on at whose open the windows of its features are full
+    assert int(buyable.nonzero()[0]) == 9 * 390
     with pytest.raises(DataError, match="ZZZ"):
         make_market(settings(tmp_path / "bars.csv", universe={"symbols": ["AAA", "ZZZ"]}))
 

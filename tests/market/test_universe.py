@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fintrader.config import validate
+from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import DataError
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
@@ -37,6 +38,50 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path):
     market = make_market(validate(DataSettings, values, "test"))
     assert market.symbols == ("AAA", "BBB", "CCC")
     assert market.member[:, 2].all()
+
+
+def market_with_ipo(folder, **values):
+    """BBB is listed on the second day of the test window, 2016-01-21."""
+    table = minute_table(3, 16)
+    table = table[(table.ticker != "BBB") | (table.ts >= "2016-01-21 11:00")]
+    values = {"path": str(write_csv(folder, table)), **PLAIN, **values}
+    return make_market(validate(DataSettings, values, "test"))
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        (["return_1"], "2016-01-22"),  # of its first day a part is over
+        (["return_1", "sma_400"], "2016-01-25"),
+        (["return_1", "beta_900"], "2016-01-26"),  # of the members' returns
+        (["gap_3"], "2016-01-26"),  # days, not bars
+        (["sma_4000"], None),
+    ],
+)
+def test_a_late_listing_is_bought_once_its_features_have_history(tmp_path, caplog, names, first):
+    market = market_with_ipo(tmp_path, features={"names": names, "context": []})
+    dates = market.timestamps().astype("datetime64[D]").astype(str)
+    bought = market.member[:, 1].numpy()
+    assert bought.tolist() == (dates >= (first or "9999")).tolist()
+    assert (market.features[bought, 1] != 0).any(dim=-1).sum() >= 0.9 * bought.sum()
+    assert market.member[:, [0, 2]].all()
+    assert f"enough history: BBB {f'from {first}' if first else 'never'}" in caplog.text
+    # the prices are there, and who leaves is not changed by it
+    assert torch.isfinite(market.close[dates >= "2016-01-22", 1]).all()
+    assert market.provenance.survivorship.left_the_list == 0
+
+
+def test_no_account_buys_a_listing_without_history(tmp_path):
+    market = market_with_ipo(tmp_path, features={"names": ["sma_400"], "context": []})
+    test = market.split().test
+    env = TradingEnv(test, EnvSettings(num_envs=1, random_start=False), seed=0)
+    env.reset()
+    held = [0.0]
+    for _ in range(test.num_bars - 2):
+        env.step(torch.ones(1, 3))
+        held.append(float(env.account.shares[0, 1]))
+    assert np.isfinite(test.close[480:, 1]).all()
+    assert int(np.flatnonzero(held)[0]) == int(test.member[:, 1].int().argmax()) > 480
 
 
 def test_a_bad_list_is_named(tmp_path):

@@ -38,6 +38,10 @@ _CHANCE = 1e-3
 """Probability of one false alarm in a whole market, shared by all tests (Bonferroni)."""
 _LEAST_SILENCE = 0.005
 """Minutes without a trade are not independent: their probability counts as no less."""
+_UNLIKELY = -15.0
+"""Probability, as a power of ten, below which silence is no chance."""
+_LEAST_SURPRISE = 0.02
+"""The least share of days whose opening print counts as another one by chance."""
 
 
 def find_misaligned(days: Sequence[Days]) -> Iterator[Fault]:
@@ -129,16 +133,47 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
             away = _measure_openings(days, suspect)
             by_symbol = _exceed_half(np.where(whole, np.nan, away), 1)
             early = suspect & np.where(whole, _exceed_half(away, 0), by_symbol[:, None])
+            early |= _find_unopened(days, lost, expected, tests)
             for row, session in np.argwhere(early).tolist():
                 day = int(np.searchsorted(days[row].session, session))
-                said = "early: its last bar is missing, its first has not an opening's volume"
+                said = "early: its last bar is missing, its first is not the opening's"
                 yield days[row].fault("misaligned", day, days[row].bars[day], said)
             suspect &= ~early
+        for one, rate in zip(days, silence, strict=True):
+            yield from _find_moved(one, rate, end)
         for row in np.flatnonzero(suspect.any(axis=1)).tolist():
             one = days[row]
             hit = np.flatnonzero(suspect[row, one.session])
             said = f"the {name} bar, on {len(hit)} of {len(one.session)} days"
             yield one.fault("missing_edge", hit[0], len(hit), said)
+
+
+def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
+    """Find days whose bars begin late (end: 0) or stop early (1) by more silent bars than chance
+    allows, and whose volume says that they are moved: there the opening's or the closing's is at
+    the day's ends, and at the other end it is not. After a halt both are in place."""
+    ends = days.ends[[0, 2]]
+    usual = np.median(ends, axis=1, keepdims=True)
+    away = ends < usual / 2
+    moved = (days.silent[end] * np.log10(silence) < _UNLIKELY) & (days.silent[1 - end] == 0)
+    moved &= ~away[end] & away[1 - end] & bool((usual > np.log(2)).all())
+    for day in np.flatnonzero(moved).tolist():
+        count = int(days.silent[end, day])
+        said = f"the {'last' if end else 'first'} {count}, as of a day {'early' if end else 'late'}"
+        yield days.fault("missing_edge", day, count, said)
+
+
+def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: int) -> Array:
+    """`[N, S]` bool: days without a last bar whose first bar has not the opening print of daily
+    bars, of symbols with more of them than two independent events allow."""
+    prints = np.full(lost.shape, np.nan)
+    for row, one in enumerate(days):
+        prints[row, one.session] = one.unopened
+    usual = np.where(lost == 0, prints, np.nan)
+    rate = np.nansum(usual, axis=1) / np.maximum(np.isfinite(usual).sum(axis=1), 1)
+    both = lost * prints
+    chance = np.isfinite(both) * expected * np.maximum(rate, _LEAST_SURPRISE)[:, None]
+    return (both > 0) & _is_unlikely(both, chance, 1, tests, 0.0)[:, None]
 
 
 def _rate_silence(days: Days) -> float:
@@ -163,15 +198,21 @@ def _is_unlikely(lost: Array, expected: Array, axis: int, tests: int, share: flo
 
 def _measure_openings(days: Sequence[Days], suspect: Array) -> Array:
     """`[N, S]` how far the volume of a suspect day's first bar lies from that of a usual opening
-    (0) to that of a usual second bar (1); NaN of the other days, and of symbols whose openings have
-    not twice as much."""
+    (0) to that of a usual second bar (1), of the symbol or else of all; NaN of the other days, and
+    where usual openings have not twice as much. Where daily bars know the opening print, it
+    decides."""
     away = np.full(suspect.shape, np.nan)
+    usual = [one.ends[:2, ~suspect[row, one.session]] for row, one in enumerate(days)]
+    every = np.concatenate(usual, axis=1)
     for row, one in enumerate(days):
         hit = suspect[row, one.session]
-        if hit.any() and np.count_nonzero(~hit) >= 5:
-            first, second = np.median(one.opening[:, ~hit], axis=1)
+        own = usual[row] if usual[row].shape[1] >= 5 else every
+        if hit.any() and own.shape[1] >= 5:
+            first, second = np.median(own, axis=1)
             if first - second > np.log(2):
-                away[row, one.session[hit]] = (first - one.opening[0, hit]) / (first - second)
+                away[row, one.session[hit]] = (first - one.ends[0, hit]) / (first - second)
+        hit &= np.isfinite(one.unopened)
+        away[row, one.session[hit]] = one.unopened[hit]
     return away
 
 

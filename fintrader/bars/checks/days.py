@@ -24,12 +24,16 @@ _FEW = 5
 SCALE = 70.0
 """No price changes by this factor in one bar."""
 _EXCURSION_BARS = 180
+HASHED = 15
+"""Places of a block that is compared with those of other symbols."""
 _BLOCK = 30
 """Bars that share one scale."""
 _SURE = 6.0
 """Standard deviations beyond which a result is certain."""
 _UNLIKELY = -15.0
 """Probability, as a power of ten, below which a run is a fault."""
+LAGS = (-2, -1, 0, 1, 2)
+"""Places around a session's begin at which an opening print is sought."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,8 @@ class Days:
     """`[D]` int64: number of bars."""
     open: Array
     """`[D]` float64: the first bar's; `close` is the last bar's."""
+    high: Array
+    low: Array
     close: Array
     volume: Array
     """`[D]` float64: shares a bar, on average."""
@@ -53,6 +59,9 @@ class Days:
     content: Array
     """`[D]` int64: a hash of the day's closes, equal for equal ones; 0 for a day too uniform to be
     recognised by it."""
+    blocks: Array
+    """`[P // 15]` uint64: a hash of the closes on 15 places in a row, 0 where bars or moves are
+    missing."""
     length: int
     """Minutes between most bars and the next one; 0 where there is one a day, and then the fields
     below are empty."""
@@ -63,8 +72,14 @@ class Days:
     places: Array
     silent: Array
     """`[2, D]` int64: places without a bar before the first bar and after the last one."""
-    opening: Array
-    """`[2, D]` float64: log of the first and of the second bar's volume over the day's mean."""
+    ends: Array
+    """`[3, D]` float64: log of the first, the second and the last bar's volume over the day's
+    mean."""
+    openings: Array
+    """`[D, 5]` float64: opens of the bars at LAGS places from the session's begin, else NaN."""
+    unopened: Array
+    """`[D]` float64: 1 where daily bars have another opening print than the first bar, 0 where
+    the same, NaN where that is unknown."""
 
     @cached_property
     def first(self) -> Array:
@@ -94,6 +109,7 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     length = bar_length(bars, 0)
     length = length if length < DAY_MINUTES // 2 else 0
     found = list(_find_shifted(bars, grid, length))
+    whole = bars
     at = grid.locate(bars.ts)
     if (at < 0).any():
         bars = bars.take(at >= 0)
@@ -106,29 +122,36 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     first = np.cumsum(counts) - counts
     last = first + counts - 1
     moves = place = np.zeros(0, dtype=np.int8)
+    blocks = np.zeros(0, dtype=np.uint64)
     begin = np.zeros(grid.num_sessions + 1, dtype=np.int64)
     if length > 0:
         moves, place, begin = _trace_moves(bars, grid, at, first, length)
+        blocks = _hash_blocks(bars.close, place, len(moves))
     edges = place[[first, last]] if length > 0 else np.zeros((2, len(first)), dtype=np.int64)
     volume = np.add.reduceat(bars.volume, first) / counts
-    ends = bars.volume[[first, np.minimum(first + 1, last)]]
-    opening = np.log(np.maximum(ends / np.maximum(volume, 1e-9), 1e-6))
+    ends = bars.volume[[first, np.minimum(first + 1, last), last]]
+    ends = np.log(np.maximum(ends / np.maximum(volume, 1e-9), 1e-6))
     days = Days(
         symbol=bars.symbols[0],
         session=number,
         dates=grid.dates[number],
         bars=counts,
         open=bars.open[first],
+        high=np.maximum.reduceat(bars.high, first),
+        low=np.minimum.reduceat(bars.low, first),
         close=bars.close[last],
         volume=volume,
         turnover=np.add.reduceat(bars.volume * bars.close, first) / counts,
         content=_hash_days(bars, first, last + 1),
+        blocks=blocks,
         length=length,
         moves=moves,
         place=begin[number],
         places=np.diff(begin)[number],
         silent=np.stack([edges[0] - begin[number], begin[number + 1] - 1 - edges[1]]),
-        opening=opening,
+        ends=ends,
+        openings=_pick_openings(whole, grid.begin[number], length),
+        unopened=np.full(len(number), np.nan),
     )
     found += _find_scale_jumps(bars, days)
     found += _find_repeated(days)
@@ -141,6 +164,13 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         found += _find_middles(bars, days)
         found += _find_adjusted(bars, days)
     return days, found
+
+
+def _pick_openings(bars: Bars, begin: Array, length: int) -> Array:
+    """Pick `Days.openings`; begin: `[D]` int64, when each session opens."""
+    wanted = begin[:, None] + np.array(LAGS) * length * MINUTE_NS
+    row = np.minimum(np.searchsorted(bars.ts, wanted), len(bars) - 1)
+    return np.where(bars.ts[row] == wanted, bars.open[row], np.nan)
 
 
 def _trace_moves(
@@ -211,6 +241,24 @@ def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
             rows = [getattr(bars, name)[begin:end] for name in (*PRICES, "volume")]
             found[day] = hash(np.concatenate(rows).tobytes())
     return found
+
+
+def _hash_blocks(close: Array, place: Array, places: int) -> Array:
+    """Hash the closes `[R]` by blocks of places, see `Days.blocks`."""
+    number = place // HASHED
+    first = np.flatnonzero(np.diff(number, prepend=-1))
+    # the sum of products wraps, so that unlike closes give unlike numbers
+    weights = np.random.default_rng(0).integers(1 << 62, size=HASHED, dtype=np.uint64)
+    bits = np.ascontiguousarray(close, dtype=np.float64).view(np.uint64)
+    found = np.add.reduceat(bits * weights[place % HASHED], first)
+    # prices that move by a tick or two are alike by chance
+    reach = np.maximum.reduceat(close, first) - np.minimum.reduceat(close, first)
+    steps = np.abs(np.diff(close))
+    is_wide = reach > 5 * steps[steps > 0].min(initial=np.inf)
+    whole = np.diff(first, append=len(close)) == HASHED
+    blocks = np.zeros(places // HASHED + 1, dtype=np.uint64)
+    blocks[number[first]] = np.where(whole & is_wide, found, 0)
+    return blocks
 
 
 def _find_repeated(days: Days) -> Iterator[Fault]:

@@ -5,7 +5,7 @@ A price that jumps and comes back is reported, but no build drops it: that would
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid, exchange_days
@@ -26,17 +26,18 @@ def find_faults(
     grid: SessionGrid,
     *,
     actions: Sequence[Action] = (),
+    daily: Mapping[str, Bars] | None = None,
     now: float | None = None,
 ) -> list[Fault]:
     """Find all faults of raw bars, sorted by kind, symbol and day.
 
-    grid: spans the bars and has their bar length; actions: known splits and dividends; now: seconds
-    since 1970, for tests.
+    grid: spans the bars and has their bar length; actions: known splits and dividends; daily: daily
+    bars of another source by symbol; now: seconds since 1970, for tests.
     """
     found = list(find_row_faults(bars, exchange_days(grid.calendar, bars.ts), now))
     bars = bars.take(mask_valid_rows(bars, now)).sorted()
     bars = bars.take(~bars.repeats())
-    gate = Gate(grid, (), actions)
+    gate = Gate(grid, (), actions, daily=daily)
     for rows in bars.by_symbol().values():
         gate.see(rows)
     gate_faults = gate.faults(bars.symbols)

@@ -10,13 +10,14 @@ import datetime as dt
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.checks.against_daily import compare_with_daily
 from fintrader.bars.checks.alignment import find_misaligned, find_missing_edges
 from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
@@ -68,13 +69,15 @@ class Gate:
         actions: Sequence[Action] = (),
         *,
         closed: bool = True,
+        daily: Mapping[str, Bars] | None = None,
     ) -> None:
         """actions: declared splits and dividends; closed: False lets everything pass, for a
-        synthetic market."""
+        synthetic market; daily: daily bars of another source by symbol, to compare with."""
         self.grid = grid
         self.actions = actions
         self.closed = closed
         self.waivers = [read_waiver(text) for text in waive]
+        self.daily = daily or {}
         self._days: dict[str, Days] = {}
         self._faults: dict[str, list[Fault]] = {}
 
@@ -86,6 +89,7 @@ class Gate:
             return raw
         (symbol,) = raw.symbols
         order = np.argsort(raw.ts, kind="stable")
+        order = order[~raw.empty()[order]]  # a row without a price contradicts none
         keep = np.ones(len(raw), dtype=bool)
         counts = Counter[str]()
         for row in order[raw.take(order).contradictions()].tolist():
@@ -105,6 +109,9 @@ class Gate:
             return
         days, faults = check_days(bars, self.grid)
         self._faults.setdefault(bars.symbols[0], []).extend(faults)
+        if days is not None and days.symbol in self.daily:
+            days, differences = compare_with_daily(days, self.daily[days.symbol], self.grid)
+            self._faults[days.symbol].extend(differences)
         if days is not None:
             self._days[days.symbol] = days
 
@@ -172,9 +179,10 @@ def suggest_waivers(faults: Sequence[Fault]) -> list[str]:
 
 def _explain_refusal(faults: Sequence[Fault]) -> str:
     meaning = KINDS[faults[0].kind].partition(": stops")[0]
+    action = ", declare the action under data.actions (a split of 1 where there was none)"
     has_split = any(fault.kind == "split" for fault in faults)
     return (
         f"bars that cannot be right: {name_faults(faults)}; {faults[0].kind} means that {meaning}."
-        f" Correct the bars{', declare the action under data.actions' if has_split else ''}, or let"
-        f" them pass: data.waive: [{', '.join(suggest_waivers(faults))}]"
+        f" Correct the bars{action if has_split else ''}, or let them pass: data.waive:"
+        f" [{', '.join(suggest_waivers(faults))}]"
     )

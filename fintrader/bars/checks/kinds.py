@@ -33,8 +33,9 @@ KINDS: dict[str, str] = {
         " build; waived, those outside are left out"
     ),
     "misaligned": (
-        "a symbol's bars are early or late against those of the others, or all of them are early,"
-        " so that one shows the next return of another: stops the build; waived, kept"
+        "a symbol's bars are early or late against those of the others or against daily bars, or"
+        " all of them are early, so that one shows the next return of another: stops the build;"
+        " waived, kept"
     ),
     "bar_length": (
         "a day's bars stand further apart than the symbol's others, as if only every second or"
@@ -49,7 +50,9 @@ KINDS: dict[str, str] = {
         " frozen feed: stops the build; waived, kept"
     ),
     "repeated_day": "a day's closes are those of another day: stops the build; waived, kept",
-    "foreign_day": "a day's prices are those of another symbol: stops the build; waived, kept",
+    "foreign_day": (
+        "a day's prices or a part are those of another symbol: stops the build; waived, kept"
+    ),
     "excursion_day": (
         "a whole day's prices lie away from the days before and after by one factor, without the"
         " trading that such news brings: stops the build; waived, kept"
@@ -81,7 +84,8 @@ KINDS: dict[str, str] = {
     ),
     "missing_edge": (
         "the first or the last bar of sessions is missing, in all symbols or in one, where others"
-        " hardly ever are: kept and named in the log"
+        " hardly ever are, or a day's volume stands as many bars late or early as are missing: kept"
+        " and named in the log"
     ),
     "middle_close": (
         "closes are the middle of high and low, at which there need have been no trade: kept and"
@@ -92,9 +96,13 @@ KINDS: dict[str, str] = {
         " only one is adjusted for dividends: kept and named in the log"
     ),
     "paid_twice": (
-        "the declared dividends do not show in the prices, as where these are adjusted for them:"
-        " kept and named in the log; take them out of data.actions, or the adjustment out of the"
-        " prices"
+        "the declared dividends do not show in the prices, as where these are adjusted for them,"
+        " or one is declared twice: kept and named in the log; take them out of data.actions (there"
+        " dividend_usd 0 overrules a vendor's), or the adjustment out of the prices"
+    ),
+    "unlike_daily": (
+        "a day's open, high, low or close is not that of the daily bars of data.daily, by half of a"
+        " usual day's range or more: kept and named in the log"
     ),
     "price_spike": (
         "closes jump away and come back within 180 bars, both at once: kept and named in the log"
@@ -127,6 +135,7 @@ DOUBTFUL = (
     "middle_close",
     "adjusted_part",
     "paid_twice",
+    "unlike_daily",
     "price_spike",
 )
 """Kinds that a market rarely produces: a build names them and goes on."""

@@ -13,17 +13,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.bars.checks.days import SCALE, Days
+from fintrader.bars.checks.days import HASHED, SCALE, Days
 from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
 
-_SPLITS = (1.25, 1.5, *map(float, range(2, 9)), 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
+_SPLITS = (
+    1.25,
+    1.5,
+    2.0,
+    2.5,
+    *map(float, range(3, 9)),
+    10.0,
+    12.0,
+    15.0,
+    20.0,
+    25.0,
+    30.0,
+    40.0,
+    50.0,
+)
 _AROUND = 20
 """Days on each side from which the usual move and volume are taken."""
 _SURE = 6.0
 """Standard deviations beyond which a result is certain."""
 _FEWEST = 5
 """With fewer symbols the market's move is unknown, with fewer days a symbol's usual one."""
+_WEEK = 5
+"""Within so many sessions no company pays the same dividend again."""
 
 
 def compare_days(
@@ -79,20 +95,32 @@ def _find_swapped(days: Sequence[Days], moves: Array) -> Iterator[Fault]:
 def _find_paid_twice(
     days: Sequence[Days], nights: Sequence[Array], declared: Mapping[str, Events]
 ) -> Iterator[Fault]:
-    """Compare all declared dividends with the nights before them.
+    """Compare all declared dividends with the nights before them, and with each other.
 
     A night less the market's, with the dividend added, is noise e of deviation s; where prices are
     adjusted it is noise plus the yield y. z = sum(y e / s^2) / sqrt(sum(y^2 / s^2)) is normal.
+    A yield of many deviations tells alone.
     """
     terms = []
     for one, night in zip(days, nights, strict=True):
         usual = 1.4826 * float(np.nanmedian(np.abs(night))) if len(night) > 5 else 0.0
+        before = (-_WEEK, 0.0)
         for session, (_, dividend) in declared[one.symbol].items():
             day = int(np.searchsorted(one.session, session))
             inside = 0 < day < len(night) and one.session[day] == session
-            if usual > 0 and inside and dividend > 0 and one.gaps[day] == 1:
+            if dividend == 0 or not inside:
+                continue
+            if session - before[0] < _WEEK and abs(dividend - before[1]) < 0.01 * dividend:
+                said = f"{dividend:g} USD again after {session - before[0]} sessions"
+                yield one.fault("paid_twice", day, 1, said)
+            before = session, dividend
+            if usual > 0 and one.gaps[day] == 1:
                 paid = dividend / float(one.close[day - 1]) / usual
-                terms.append((paid * np.clip(night[day] / usual, -4, 4), paid**2, one.dates[day]))
+                left = night[day] / usual
+                if paid > _SURE and paid / 2 < left < 2 * paid:
+                    yield one.fault("paid_twice", day, 1, f"{dividend:g} USD, and no fall")
+                else:
+                    terms.append((paid * np.clip(left, -4, 4), paid**2, one.dates[day]))
     score = sum(term[0] for term in terms) / np.sqrt(sum(term[1] for term in terms) or 1.0)
     if score > _SURE:
         said = f"of {len(terms)} dividends together"
@@ -121,25 +149,46 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
         if abs(move + back) < 0.35 * abs(move):
             returned[day + 1] = True
             if activity < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
-                yield days.fault("excursion_day", day, days.bars[day], f"{np.expm1(move):+.1%}")
+                yield _name_excursion(days, day, move, declared)
             continue
         within = float(np.log(days.close[day] / days.open[day]))
         if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
             continue
-        split = _match_split(move)
+        split = _name_split(days, day, move, _split_at(days, day, declared))
         if split and activity < 3:
-            kind = "split" if max(split, 1 / split) >= 2 else "small_split"
-            known, _ = declared.get(int(days.session[day]), (1.0, 0.0))
-            yield days.fault(kind, day, 1, _describe_split(split, known))
+            yield split
         elif 0.08 < abs(move) < np.log(SCALE) and size[day] > 8 * usual and activity < 1.8:
             yield days.fault("quiet_jump", day, 1, f"{np.expm1(move):+.1%}")
 
 
-def _describe_split(split: float, declared: float) -> str:
-    """Name the split that the prices show, and the declared one."""
-    seen = split * declared
-    shown = f"{seen:g} to 1" if abs(np.log(seen)) > 0.2 else "no split"
-    return f"{shown}, and {'none' if declared == 1 else f'{declared:g} to 1'} is declared"
+def _name_excursion(days: Days, day: int, move: float, declared: Events) -> Fault:
+    """Name a day away from those around it, which a split makes that is declared for the wrong
+    one."""
+    known, after = (_split_at(days, number, declared) for number in (day, day + 1))
+    if known == after:
+        return days.fault("excursion_day", day, days.bars[day], f"{np.expm1(move):+.1%}")
+    late = int(known != 1)
+    return days.fault("split", day + late, 1, f"declared for {days.dates[day + 1 - late]}")
+
+
+def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None:
+    """Name the split that a night's move shows besides the `known` one; None without."""
+    split = _match_split(move)
+    part = abs(float(np.log(known))) / 2
+    if not split and part and abs(move) > min(part, 0.2):
+        split = float(np.exp(-move))
+    if not split:
+        return None
+    seen = split * known
+    shown = f"{seen:.3g} to 1" if abs(np.log(seen)) > min(part or 0.2, 0.2) else "no split"
+    kind = "split" if max(split, 1 / split, known, 1 / known) >= 2 else "small_split"
+    known_as = "none" if known == 1 else f"{known:g} to 1"
+    return days.fault(kind, day, 1, f"{shown}, and {known_as} is declared")
+
+
+def _split_at(days: Days, day: int, declared: Events) -> float:
+    """The split declared for the day of this number, 1 for none."""
+    return declared.get(int(days.session[day]), (1.0, 0.0))[0] if day < len(days.bars) else 1.0
 
 
 def _compare_activity(days: Days, day: int) -> float:
@@ -195,18 +244,34 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
     }
     table = pd.DataFrame(columns).query("content != 0")
     twice = table[table.duplicated(["session", "content"], keep=False)]
-    pairs: dict[tuple[int, int], list[int]] = {}
+    pairs: dict[tuple[int, int], set[int]] = {}
     for _, same in twice.groupby(["session", "content"]):
         for pair in itertools.pairwise(same.owner):
-            pairs.setdefault(pair, []).append(int(same.session.iloc[0]))
+            pairs.setdefault(pair, set()).add(int(same.session.iloc[0]))
+    for pair, session in _find_pasted(days):
+        pairs.setdefault(pair, set()).add(session)
     for (one, other), sessions in pairs.items():
         common = len(np.intersect1d(days[one].session, days[other].session))
         if 2 * len(sessions) < common:  # a company under its old and its new name is no fault
-            for number in sessions:
+            for number in sorted(sessions):
                 stranger, donor = _order_by_fit(days[one], days[other], number)
                 day = int(np.searchsorted(stranger.session, number))
                 detail = f"same as {donor.symbol}"
                 yield stranger.fault("foreign_day", day, stranger.bars[day], detail)
+
+
+def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
+    """Find the pairs of symbols, and the sessions, that have the same closes for a while."""
+    for length in {one.length for one in days if one.length > 0}:
+        rows = np.array([row for row, one in enumerate(days) if one.length == length])
+        table = np.stack([days[row].blocks for row in rows])
+        order = np.argsort(table, axis=0, kind="stable")
+        ordered = np.take_along_axis(table, order, axis=0)
+        alike = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
+        for rank, block in np.argwhere(alike).tolist():
+            first, second = rows[order[rank : rank + 2, block]].tolist()
+            day = np.searchsorted(days[first].place, HASHED * block, side="right") - 1
+            yield (first, second), int(days[first].session[day])
 
 
 def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:

@@ -29,6 +29,8 @@ class Feed(Protocol):
     inputs_need_bars: bool = False
     actions: tuple[Action, ...] = ()
     """Splits and dividends that the source itself announces."""
+    daily: Feed | None = None
+    """Daily bars of the same symbols from another source, to compare these with."""
     symbols: list[str]
     """Symbols that have bars, sorted."""
     missing: Sequence[str] = ()

@@ -1,0 +1,84 @@
+"""A symbol's days against daily bars of another source, on one scale.
+
+Daily bars may be adjusted for splits and dividends, so a day's ratio is compared with that of the
+days around it. The opening print tells the minute: in clean bars it is the open of the session's
+first one, which nearly all days show to the tick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fintrader.bars.bars import PRICES, Array, Bars
+from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.checks.days import LAGS, Days
+from fintrader.bars.checks.kinds import runs
+from fintrader.results.market_description import Fault
+
+_TICK = 2e-4
+"""Log ratio of prices that are the same: of rounding, and of float32."""
+_AROUND = 21
+"""Days whose median ratio is the scale."""
+_FEWEST = 3
+"""Opening prints in a row that stand elsewhere; in clean bars one day in a hundred has one by
+chance. As many different days, if they are more than the share _RARE, are no chance."""
+_RARE = 0.01
+
+
+def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days, list[Fault]]:
+    """Find the days that show other prices than daily bars do; returns also the days that know
+    whether their first bar has the opening print.
+
+    daily: one symbol's, sorted, inside the sessions of `grid`, which `days` are of.
+    """
+    import pandas as pd  # late: settings load this module, and no pandas
+
+    at = grid.locate(daily.ts)
+    table = np.full((grid.num_sessions + 2, 4), np.nan)
+    table[grid.session[at[at >= 0]]] = np.log([getattr(daily, name) for name in PRICES]).T[at >= 0]
+    own = np.log(np.column_stack([days.open, days.high, days.low, days.close]))
+
+    def ratio(lag: int) -> Array:
+        return own - table[days.session + lag]  # a row of NaN stands after the last session
+
+    centre = pd.Series(np.median(ratio(0), axis=1))
+    scale = centre.rolling(_AROUND, center=True, min_periods=1).median().to_numpy()[:, None]
+    far = max(10 * _TICK, float(np.median(own[:, 1] - own[:, 2])) / 2)
+    in_place = np.abs(ratio(0) - scale)
+    away = in_place > far
+    other = away.sum(axis=1) >= 3
+    prints = np.log(days.openings) - table[days.session, :1] - scale
+    is_print = np.abs(prints) < _TICK
+    known = np.isfinite(prints[:, len(LAGS) // 2])
+    found = []
+    for way, lag in (("later", 1), ("earlier", -1)):
+        same = np.abs(ratio(lag) - scale)
+        moved = (same[:, :3] < _TICK).all(axis=1) & (same[:, 3] < far)
+        moved &= (in_place > 5 * _TICK).sum(axis=1) >= 2
+        other &= ~moved
+        said = f"its prices are those of the daily bar a session {way}"
+        found += [
+            days.fault("misaligned", day, days.bars[day], said) for day in np.flatnonzero(moved)
+        ]
+    for column, lag in enumerate(LAGS):
+        elsewhere = known & is_print[:, column] & ~is_print[:, len(LAGS) // 2]
+        for start, stop in runs(elsewhere) if lag else []:
+            if stop - start >= _FEWEST:
+                minutes = abs(lag) * days.length
+                said = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
+                until = f" to {days.dates[stop - 1]}, by the opening prints of daily bars"
+                count = days.bars[start:stop].sum()
+                found.append(days.fault("misaligned", start, count, said + until))
+    differs = np.flatnonzero(away.any(axis=1))
+    if len(differs) >= _FEWEST and len(differs) > _RARE * len(own):
+        said = f"on {len(differs)} of {np.isfinite(centre).sum()} days"
+        found.append(days.fault("unlike_daily", differs[0], days.bars[differs].sum(), said))
+    else:
+        found += [
+            days.fault("unlike_daily", day, days.bars[day], f"{np.expm1(centre[day]):+.1%}")
+            for day in np.flatnonzero(other)
+        ]
+    opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)
+    return replace(days, unopened=opened), found
