@@ -16,7 +16,13 @@ import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.bars.sources.bar_files import csv_head, read_head
-from fintrader.bars.sources.cells import carries_zone
+from fintrader.bars.sources.cells import (
+    EXCEL,
+    ZONE_NAME,
+    carries_zone,
+    find_zone,
+    parse_numbers,
+)
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import (
     CLOCK_SPELLINGS,
@@ -36,13 +42,9 @@ _DATES = (
     *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
     *("%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
 )
-_CLOCKS = (
-    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p"),
-    *("%H:%M UTC", "%H:%M:%S UTC", "%H:%M:%S.%f UTC", "%H:%M:%S.%f GMT%z", "%H:%M:%S GMT%z"),
-)
+_CLOCKS = (*("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p"),)
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before the name of a price that are no symbols."""
-_NUMBER = re.compile(r"[-+]?[$€£¥]?\d[\d.,' \u00a0\u202f]*([eE][+-]?\d+)?[%KMB]?")
 
 Known: TypeAlias = Mapping[str, Any]
 """Settings that the user gave: name -> value."""
@@ -187,6 +189,11 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if delimiter != "," or "delimiter" in layout.known:
         layout.note("delimiter", delimiter, "stands as often in every line")
     rows = list(csv.reader(lines, delimiter=delimiter))
+    if "delimiter" in layout.known and not any(len(row) > 1 for row in rows):
+        raise BarError(
+            f"{file.name}: no line holds {delimiter!r}, such as {lines[-1][:60]!r}; correct"
+            " --delimiter"
+        )
     width = Counter(map(len, rows[-50:])).most_common(1)[0][0]
     above = next((number for number, row in enumerate(rows) if len(row) == width), 0)
     if 0 < above <= _MOST_ABOVE:
@@ -198,8 +205,8 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     decimal = layout.known.get("decimal") or _decimal(rows)
     if decimal != "." or "decimal" in layout.known:
         layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
-    names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row)), 0)
-    whole = [row for row in rows[names:] if len(row) == width]
+    names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row, decimal)), 0)
+    whole = [row for row in rows[names:] if len(row) == width and row not in rows[:names]]
     if names > 1:
         header = _join_lines(rows[:names])
         layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
@@ -222,10 +229,16 @@ def _decimal(rows: Sequence[Sequence[str]]) -> str:
     return "," if len(commas) > len(body) / 4 and is_clear else "."
 
 
-def _holds_numbers(row: Sequence[str]) -> bool:
+def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
     """Report whether most of a line's cells, without the first, are numbers: it is one of data."""
-    cells = [cell.strip() for cell in row[1:] if cell.strip()]
-    return 2 * sum(bool(_NUMBER.fullmatch(cell)) for cell in cells) > len(cells)
+    cells = pd.Series([cell.strip().rstrip("%") for cell in row[1:] if cell.strip()], dtype=str)
+    return 2 * int(parse_numbers(cells, decimal).notna().sum()) > len(cells)
+
+
+def _to_numbers(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
+    """Numbers of a table's cells; NaN for other ones."""
+    decimal = layout.values.get("decimal", ".")
+    return table.apply(lambda column: parse_numbers(column.astype(str).str.strip(), decimal))
 
 
 def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -282,8 +295,8 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             if "header" in layout.values:  # its names are used as they are
                 layout.values["header"] = list(map(str, table.columns))
             others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
-            names = {"ts": others[0] if others else table.columns[0]}
-            return names | {role: whole[0].get(role) for role in COLUMNS}
+            named = {"ts": others[0]} if others else _find_named_times(table, {})
+            return {"ts": table.columns[0]} | named | {role: whole[0].get(role) for role in COLUMNS}
     return _closes(table, layout)
 
 
@@ -296,7 +309,7 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     tickers = [re.fullmatch(r"[\^A-Z0-9][A-Z0-9.=/^-]{0,14}", symbol) for symbol in symbols]
     if spelt or "header" in layout.values or not all(tickers) or len(symbols) < 2:
         return {}
-    numbers = table.iloc[:, 1:].replace("", None).apply(pd.to_numeric, errors="coerce")
+    numbers = _to_numbers(table.iloc[:, 1:], layout)
     if not (numbers > 0).any().all() or (numbers <= 0).any(axis=None):
         return {}
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
@@ -337,9 +350,13 @@ def _find_volume(table: pd.DataFrame, spelt: Any, layout: Layout) -> Any:
     """Find the column of volumes: the one that is `spelt` so, that of the first currency, or ticks
     where the volume is 0; None without one."""
     found = spelt
+    if found is not None and not len(_clean(table[found])):
+        return None
     if found is None:
-        names = (column for column in table.columns if re.match("vol(ume)?_", plain(column)))
-        return next(names, None)
+        by_name = {plain(column): column for column in table.columns}
+        if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
+            return f"{by_name['up']} + {by_name['down']}"
+        return next((by_name[name] for name in by_name if re.match("vol(ume)?_", name)), None)
     if set(_clean(table[found])) <= {"0", "0.0"}:
         for column in table.columns:
             if plain(column) in ("tickvol", "tick_volume"):
@@ -355,23 +372,32 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     if dates and clocks:
         return {"date": dates[0], "ts": clocks[0]}
     nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # as pandas writes an index
-    indices = [one for one in table.columns if re.fullmatch(nameless, str(one).strip().lower())]
+    indices = [
+        column
+        for column in table.columns
+        if re.fullmatch(nameless, str(column).strip().lower()) and not _counts_rows(table[column])
+    ]
     others = [] if "ts" in found else [*dates, *indices]
     return {"ts": others[0]} if others else {}
+
+
+def _counts_rows(column: pd.Series[Any]) -> bool:
+    """Report whether the cells are the numbers of the rows."""
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy()
+    return bool(numbers[:1] in (0, 1)) and bool((np.diff(numbers) == 1).all())
 
 
 def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
     """The cells of a column as text, without those that hold nothing."""
     cells = column.astype(str).str.strip()
-    return cells[~cells.isin(["", "nan", "None", "NaT", "null"])]
+    return cells[~cells.isin(["", "nan", "None", "NaT", "null", "-", "--"])]
 
 
 def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Roles of columns without names: the four prices hold each other, times and dates look like
     such; some are `given`."""
     text = table.astype(str).map(str.strip)
-    points = text.replace(",", ".", regex=True) if layout.values.get("decimal") == "," else text
-    numbers = points.apply(pd.to_numeric, errors="coerce").dropna(axis=1)
+    numbers = _to_numbers(table, layout).dropna(axis=1)
     if {*PRICES} <= {*given}:
         found = dict(given)
     else:
@@ -466,8 +492,13 @@ def _times(
     if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
         column = column.dropna().astype("int64")  # as text a float has a fraction or an exponent
     cells = _clean(column)
+    parts = cells.str.extract(ZONE_NAME)
+    if len(cells) and parts.notna().all(axis=None):
+        cells = _split_zones(parts, layout)
     if "date" in columns:
         _set_formats(table[columns["date"]].astype(str).str.strip()[cells.index], cells, layout)
+    elif not date_in_name and _recognise_excel_days(cells, layout):
+        pass
     elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
     elif cells.str.fullmatch(r"\d{9,}\.\d+").all():
@@ -482,13 +513,44 @@ def _times(
         _set_formats(first, second, layout, "T" if "T" in cells.iloc[0] else " ")
 
 
+def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
+    """The times without the names of zones at their ends. Raises BarError for an unknown zone."""
+    for name in parts[1].unique():
+        if find_zone(name) is None:
+            raise BarError(
+                f"{layout.name}: its times end with {name!r}, which is no known zone; write it into"
+                f" their format and name the zone: --time-format '%Y-%m-%d %H:%M:%S {name}' --zone"
+            )
+    layout.zoned = True
+    return parts[0]
+
+
+def _recognise_excel_days(cells: pd.Series[Any], layout: Layout) -> bool:
+    """Report whether numbers count days as Excel does, and set the format: they lie in the years
+    from 1954 on, a few days apart."""
+    if not cells.str.fullmatch(r"[2-6]\d{4}([.,]\d+)?").all():
+        return False
+    counts = _to_numbers(cells.to_frame(), layout).iloc[:, 0]
+    days = np.unique(np.floor(counts))
+    today = (pd.Timestamp.now() - pd.Timestamp("1899-12-30")).days
+    if len(days) < 2 or np.median(np.diff(days)) > 5 or days[-1] > today + 1:
+        return False
+    layout.whole_days = bool((counts % 1 == 0).all())
+    is_clear = not layout.whole_days or (len(days) > 10 and (days % 7 > 1).all())  # no weekend
+    doubt = "" if is_clear else "guess: --time-format decides; "
+    layout.note("time_format", EXCEL, f"{doubt}counts days from 1899-12-30, as Excel does")
+    return True
+
+
 def _set_known_format(
     column: pd.Series[Any], layout: Layout, has_date: bool, date_in_name: bool
 ) -> None:
     """Set the given `time_format`, and what follows from it."""
     written = layout.known["time_format"]
     layout.note("time_format", written, "")
-    if written in ("s", "ms", "us", "ns"):
+    if written == EXCEL:
+        layout.whole_days = not (_to_numbers(column.to_frame(), layout) % 1).any(axis=None)
+    elif written in ("s", "ms", "us", "ns"):
         a_day = 86_400 * 10 ** {"s": 0, "ms": 3, "us": 6, "ns": 9}[written]
         is_clock = has_date or (date_in_name and pd.to_numeric(column).max() < a_day)
         layout.zoned = not is_clock
@@ -513,12 +575,10 @@ def _set_formats(
     layout.whole_days = clocks is None
     date_format, why = _choose_date_format(dates, fits)
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
-    if not iso:
+    if not iso or layout.zoned:
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
+        written += " %Z" if layout.zoned else ""
         layout.note("time_format", written, f"{why}like {example}")
-    if clock_format is not None and clock_format.endswith("UTC"):
-        layout.zone = "UTC"
-    layout.zoned = clock_format is not None and clock_format.endswith("%z")
 
 
 def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> list[str]:
@@ -584,10 +644,10 @@ def _count_epoch(layout: Layout) -> None:
 
 
 _WORDS = re.compile(
-    "adj|adjusted|alpaca|amex|arca|ascii|bar|bars|bats|binance|bitfinex|bitstamp|"
-    "bybit|candle|candles|coinbase|crypto|daily|dat|data|day|days|download|etf|"
+    "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|bars|bats|bid|binance|bitfinex|bitstamp|"
+    "bybit|candle|candles|candlestick|coinbase|crypto|daily|dat|data|day|days|download|etf|"
     "etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|"
-    "hourly|intraday|kline|klines|kraken|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|"
+    "hourly|intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|trade|"
     "trades|unadj|weekly|yahoo|yahoofinance",
     re.IGNORECASE,
@@ -595,7 +655,7 @@ _WORDS = re.compile(
 """Words in names of files that are no symbols."""
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
-    rf"{_DATE}|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"  # a date, a month, a year
+    rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"  # a date, a month, a year
     r"|\d{1,4}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick",
     re.IGNORECASE,
 )
@@ -617,7 +677,10 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
         return "{symbol}/{date}"
     # Parts at even places, marks between them at odd ones.
-    split = [_join_dates(re.split(r"([_\s,-]+)", stem)) for stem in stems]
+    split = [
+        _join_dates(re.split(r"([_\s,-]+|\.(?=(?:ask|bid|last|mid)$))", stem, flags=re.IGNORECASE))
+        for stem in stems
+    ]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
         return "{symbol}"
     columns = [{parts[place] for parts in split} for place in range(len(split[0]))]

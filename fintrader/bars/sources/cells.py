@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import zoneinfo
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
-from fintrader.bars.sources.layout import FilesSettings, column_names
+from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
+from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.errors import BarError
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
@@ -22,8 +23,41 @@ _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 _EMPTY = ("", "null", "none", "nan", "na", "n/a", "#n/a", "-", "--")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
-_GROUPED = rf"[+-]?\d{{1,3}}(?:{_MARKS}\d{{3}})+(?:\.\d*)?"
-"""A number whose digits stand in threes."""
+_MONEY = "[$€£¥₩₹]"
+_WRITTEN = re.compile(
+    rf"(?P<sign>[+-]?){_MONEY}?\s?"
+    rf"(?P<digits>\d{{1,3}}(?:{_MARKS}\d{{2,3}})*{_MARKS}\d{{3}}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+    rf"\s?(?P<unit>[KMBT]?){_MONEY}?",
+    re.IGNORECASE,
+)
+"""A number as people write it: its digits parted, in a currency, in thousands or millions."""
+_EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"}
+ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+([A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
+"""A time, and the name of its zone."""
+_OFFSETS = {
+    "EST": "-05:00",
+    "EDT": "-04:00",
+    "CST": "-06:00",
+    "CDT": "-05:00",
+    "MST": "-07:00",
+    "MDT": "-06:00",
+    "PST": "-08:00",
+    "PDT": "-07:00",
+    "BST": "+01:00",
+    "CET": "+01:00",
+    "CEST": "+02:00",
+    "EET": "+02:00",
+    "EEST": "+03:00",
+    "IST": "+05:30",
+    "HKT": "+08:00",
+    "SGT": "+08:00",
+    "JST": "+09:00",
+    "KST": "+09:00",
+    "AEST": "+10:00",
+    "AEDT": "+11:00",
+}
+EXCEL = "excel"
+"""Time format of days since 1899-12-30."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
 _LARGEST = np.array([10**10, 10**13, 10**16])
@@ -108,12 +142,12 @@ def table_bars(
     days = _date_text(column(names["date"])) if "date" in names else date
     ts = _times(column(names["ts"]), days, settings)
     numbers = {name: Column(table[name], name, origin, rows) for name in settings.extra}
-    numbers |= {
-        name: Column(table[names[name]], names[name], origin, rows)
-        for name in COLUMNS
-        if name in names
-    }
+    parts = split_sum(names.get("volume"), table.column_names)
+    numbers |= {name: Column(table[names[name]], names[name], origin, rows) for name in PRICES}
+    numbers |= {f"volume {part}": Column(table[part], part, origin, rows) for part in parts}
     values: dict[str, Any] = _read_numbers(numbers, settings)
+    if parts:
+        values["volume"] = np.sum([values.pop(f"volume {part}") for part in parts], axis=0)
     extras = {name: values.pop(name) for name in settings.extra}
     if "volume" not in values:
         values["volume"] = np.where(np.isnan(values["close"]), np.nan, 0.0)
@@ -186,7 +220,9 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
     time of day only."""
     kind = column.cells.type
-    if settings.time_format in ("epoch", *_UNITS):
+    if settings.time_format == EXCEL:
+        ns = _count_days(column, settings)
+    elif settings.time_format in ("epoch", *_UNITS):
         ns = _count_times(column, _UNITS.get(settings.time_format), days, settings)
     elif column.is_text or days is not None:
         text = column.text
@@ -200,7 +236,20 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
             " (data.source.time_format: epoch)"
         )
+    if settings.label == "day":
+        wall = pd.DatetimeIndex(ns, tz="UTC").tz_convert(settings.timezone).tz_localize(None)
+        midnight = pa.array(wall.normalize().to_numpy())
+        ns = _epoch(replace(column, cells=pa.chunked_array([midnight])), settings)
     return ns - settings.bar_minutes * MINUTE_NS if settings.label == "end" else ns
+
+
+def _count_days(column: Column, settings: FilesSettings) -> Array:
+    """Times as Excel stores them, days since 1899-12-30 by the clock of the settings' zone."""
+    days = _numbers(column, settings)
+    column.refuse(pd.Series(~(np.abs(days) < 100_000)), "no day as Excel counts them")
+    seconds = np.round(days * 86_400).astype("timedelta64[s]")  # no fraction of a day is exact
+    stamps = (np.datetime64("1899-12-30", "s") + seconds).astype("datetime64[ns]")
+    return _epoch(replace(column, cells=pa.chunked_array([pa.array(stamps)])), settings)
 
 
 def _date_text(days: Column) -> pa.ChunkedArray:
@@ -252,10 +301,45 @@ def _count_times(
 def _parse_times(column: Column, settings: FilesSettings) -> Array:
     text = column.cells.to_pandas()
     written = settings.time_format
+    if written is not None and written.endswith(" %Z"):
+        return _parse_named_zones(column, settings)
     zoned = bool(one_kind(column, None)) if written is None else "%z" in written
     parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
     return _epoch(replace(column, cells=pa.chunked_array([pa.array(parsed)])), settings)
+
+
+def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
+    """Times of which each ends with the name of its zone."""
+    text = column.cells.to_pandas().str.strip()
+    parts = text.str.extract(ZONE_NAME)
+    column.refuse(parts[1].isna(), "no time with the name of a zone at its end")
+    written = str(settings.time_format).removesuffix(" %Z")
+    ns = np.zeros(len(text), dtype=np.int64)
+    for name, rows in parts.groupby(1).indices.items():
+        zone = find_zone(str(name)) or ""
+        column.refuse((parts[1] == name) & (not zone), f"of an unknown zone {name!r}")
+        own = {"time_format": written, "timezone": zone}
+        times = parts[0][rows]
+        if zone[0] in "+-":
+            times += zone
+            own = {"time_format": f"{written}%z"}
+        cells = pa.chunked_array([pa.array(times, pa.string())])
+        part = replace(column, cells=cells, rows=column.rows[rows])
+        ns[rows] = _parse_times(part, settings.model_copy(update=own))
+    return ns
+
+
+def find_zone(name: str) -> str | None:
+    """The time zone or offset of a name at the end of a time, such as EST, US/Eastern or GMT+2;
+    None for an unknown one."""
+    offset = re.fullmatch(r"(?:GMT|UTC)([+-])(\d{1,2}):?(\d\d)?", name)
+    if offset:
+        return f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}"
+    try:
+        return _OFFSETS.get(name) or zoneinfo.ZoneInfo(name).key
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        return None
 
 
 def carries_zone(times: pd.Series[Any]) -> bool:
@@ -286,6 +370,10 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     a price."""
     _refuse_ambiguous(columns, settings)
     values = {name: _numbers(column, settings) for name, column in columns.items()}
+    for name, column in columns.items():
+        if name.startswith("volume") and column.is_text and np.isnan(values[name]).any():
+            dashes = column.text.to_pandas().astype("string").str.fullmatch(r"\s*--?\s*", na=False)
+            values[name] = np.where(dashes, 0.0, values[name])  # traded, but not counted
     empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES])
     for name, column in columns.items():
         lacking = np.isnan(values[name]) & ~empty
@@ -308,13 +396,23 @@ def _numbers(column: Column, settings: FilesSettings) -> Array:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise column.unfit(f"is {column.cells.type}, not numbers") from None
     text = column.text.to_pandas().str.strip()
-    if settings.decimal == ",":
-        text = text.str.translate(str.maketrans(",.", ".,"))
-    numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)
-    grouped = text[numbers.isna() & text.str.fullmatch(_GROUPED, na=False)]
-    numbers[grouped.index] = pd.to_numeric(grouped.str.replace(_MARKS, "", regex=True))
+    numbers = parse_numbers(text, settings.decimal)
     column.refuse(numbers.isna() & ~_is_empty(text), "no number")
     return np.asarray(numbers)
+
+
+def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
+    """Numbers of cells without spaces around them, as programs or people write them (1,234.50,
+    $131.96, 32.48M); NaN for anything else."""
+    if decimal == ",":
+        text = text.str.translate(str.maketrans(",.", ".,"))
+    numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)
+    others = text[numbers.isna() & ~_is_empty(text)]
+    parts = others.str.extract(rf"^{_WRITTEN.pattern}$", flags=re.IGNORECASE).dropna()
+    digits = parts["digits"].str.replace(_MARKS, "", regex=True)
+    written = parts["sign"] + digits + parts["unit"].str.upper().map(_EXPONENTS)
+    numbers[parts.index] = written.astype(np.float64)
+    return numbers
 
 
 def _is_empty(text: pd.Series[str]) -> pd.Series[bool]:

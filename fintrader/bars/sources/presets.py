@@ -59,23 +59,34 @@ SPELLINGS = {
         *("window_start", "ts_event", "gmt_time", "utc_time", "local_time", "timestamp_utc"),
         *("datetime_utc", "date_utc", "date_gmt", "trade_time", "bar_time", "begins_at", "begin"),
         *("time", "start", "start_time", "date", "trade_date", "t", "datum_zeit", "zeitpunkt"),
-        *("zeit", "日期", "时间", "交易日期", "日付", "일자"),
+        *("zeit", "日期", "时间", "交易日期", "日付", "일자", "날짜"),
+        *("traddt", "date1"),
     ),
     "symbol": (
         *("symbol", "ticker", "tic", "sym", "instrument", "instrument_id", "asset", "ts_code"),
         *("secid", "pair", "product_id", "contract", "stock", "code", "name", "s"),
-        *("kürzel", "wertpapier", "股票代码", "代码"),
+        *("tckrsymb", "kürzel", "wertpapier", "股票代码", "代码", "종목코드", "銘柄コード"),
     ),
-    "open": ("open", "o", "open_price", "openprice", "eröffnung", "erster", "开盘", "开盘价"),
-    "high": ("high", "h", "high_price", "highprice", "hoch", "höchst", "最高", "最高价"),
-    "low": ("low", "l", "low_price", "lowprice", "tief", "tiefst", "最低", "最低价"),
+    "open": (
+        *("open", "o", "open_price", "openprice", "opnpric", "eröffnung", "erster"),
+        *("开盘", "开盘价", "시가", "始値"),
+    ),
+    "high": (
+        *("high", "h", "high_price", "highprice", "hghpric", "hoch", "höchst"),
+        *("最高", "最高价", "고가", "高値"),
+    ),
+    "low": (
+        *("low", "l", "low_price", "lowprice", "lwpric", "tief", "tiefst"),
+        *("最低", "最低价", "저가", "安値"),
+    ),
     "close": (
         *("close", "c", "close/last", "last", "close_price", "closeprice", "price"),
-        *("schluss", "schlusskurs", "收盘", "收盘价"),
+        *("clspric", "schluss", "schlusskurs", "收盘", "收盘价", "종가", "終値"),
     ),
     "volume": (
         *("volume", "vol", "v", "total_volume", "volume_traded", "tickvol", "tick_volume"),
-        *("volumen", "stück", "成交量"),
+        *("tottrdqty", "ttl_trd_qnty", "ttltradgvol", "volumen", "stück", "成交量"),
+        *("거래량", "出来高"),
     ),
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -31,12 +31,9 @@ def open_typed(
     kind: str,
     stream: Any,
     header: Sequence[str] = (),
-    columns: list[str] | None = None,
-    *,
-    rows: int = 1,
-) -> Iterator[tuple[list[str], Iterator[pa.Table]]]:
-    """A file's names of columns, and tables of at most so many `rows` of these `columns` (of all
-    by default). Columns without names have those of `header`, or numbers.
+) -> Iterator[tuple[list[str], Callable[[list[str], int], Iterator[pa.Table]]]]:
+    """A file's names of columns, and what reads tables of these columns and at most so many rows.
+    Columns without names have those of `header`, or numbers.
 
     Closes the `stream`. Raises ValueError (TableError) or OSError for what is no such
     file.
@@ -44,21 +41,24 @@ def open_typed(
     with stream:
         if kind == "parquet":
             parquet = pq.ParquetFile(stream)
-            batches = parquet.iter_batches(rows, columns=columns, use_threads=False)
-            tables = (pa.Table.from_batches([batch]) for batch in batches)
-            yield list(parquet.schema_arrow.names), tables
+
+            def read_parquet(columns: list[str], rows: int) -> Iterator[pa.Table]:
+                batches = parquet.iter_batches(rows, columns=columns, use_threads=False)
+                return (pa.Table.from_batches([batch]) for batch in batches)
+
+            yield list(parquet.schema_arrow.names), read_parquet
             return
         names, whole = {"feather": _feather, "json": _json, "excel": _excel}[kind](stream)
         if names == [str(number) for number in range(len(header))]:
             names = list(header)
-        tables = (
-            pa.Table.from_batches([batch]).rename_columns(names).select(columns or names)
-            for batch in whole
-        )
-        pieces = (
-            table.slice(start, rows) for table in tables for start in range(0, len(table), rows)
-        )
-        yield names, pieces
+
+        def read(columns: list[str], rows: int) -> Iterator[pa.Table]:
+            for batch in whole:
+                table = pa.Table.from_batches([batch]).rename_columns(names).select(columns)
+                for start in range(0, len(table), rows):
+                    yield table.slice(start, rows)
+
+        yield names, read
 
 
 _Table = tuple[list[str], Iterable[pa.RecordBatch]]
