@@ -159,6 +159,9 @@ def detect(
     _calendar(found, bars, grid, proposal, calendar, is_asked)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
+    if layout.actions:
+        said = "these columns are not read; where prices are as traded, write them to a file for"
+        found.note("actions", ", ".join(layout.actions), "assumed", f"{said} data.actions")
     if found.whole and faults:
         found.waivers = suggest_waivers(faults)
         said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"

@@ -25,6 +25,7 @@ from fintrader.bars.sources.cells import (
 )
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import (
+    ACTIONS,
     CLOCK_SPELLINGS,
     DATE_SPELLINGS,
     IN_UTC,
@@ -35,6 +36,8 @@ from fintrader.errors import BarError
 
 _HEAD_BYTES = 1 << 17
 _ROWS = 2000
+_EARLIEST = 100_000_000
+"""Seconds since 1970 in 1973."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
@@ -73,6 +76,8 @@ class Layout:
     """Times are dates."""
     single: bool = False
     """No column holds the symbol."""
+    actions: list[str] = field(default_factory=list)
+    """Columns of splits and dividends."""
     vendor: str | None = None
     """`lean` or `databento`, whose prices are whole numbers."""
 
@@ -114,6 +119,7 @@ def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layo
 
 def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
     """Set what a vendor's own names say of its prices and times."""
+    layout.actions = [name for name in map(str, table.columns) if plain(name) in ACTIONS]
     if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
         layout.vendor = "databento"
     if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", file.stem):
@@ -635,6 +641,12 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         layout.note("time_format", written, f"like {cells.iloc[0]}")
         layout.whole_days = digits == {8}
         return
+    if most < _EARLIEST:
+        raise BarError(
+            f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
+            " name the column of the dates, where they count from midnight (--date), or say how"
+            " they are written (--time-format)"
+        )
     _count_epoch(layout)
 
 

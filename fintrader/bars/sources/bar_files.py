@@ -46,7 +46,13 @@ _FEW = 10
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
     docstring."""
-    files = own_files(settings, path)
+    return read_rows(own_files(settings, path), settings, symbols)
+
+
+def read_rows(
+    files: Sequence[BarFile], settings: FilesSettings, symbols: tuple[str, ...] = ()
+) -> Bars:
+    """All rows of these files; else like `read_files`."""
     bars = concat([batch for file in files for batch in iterate(file, settings)])
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
@@ -54,17 +60,21 @@ def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()
     return bars
 
 
-def own_files(settings: FilesSettings, path: str) -> list[BarFile]:
+def own_files(
+    settings: FilesSettings, path: str, is_known: Callable[[BarFile], bool] = lambda _: False
+) -> list[BarFile]:
     """The files that `files_of` lists and that have the settings' columns; the log names the
-    others."""
-    files, left_out = share_layout(files_of(settings, path), settings)
+    others. Files that `is_known` accepts are not opened: they have them."""
+    files, left_out = share_layout(files_of(settings, path), settings, is_known)
     if left_out:
         log.warning("%s: left out: %s", path, "; ".join(left_out))
     return files
 
 
 def share_layout(
-    files: Sequence[BarFile], settings: FilesSettings
+    files: Sequence[BarFile],
+    settings: FilesSettings,
+    is_known: Callable[[BarFile], bool] = lambda _: False,
 ) -> tuple[list[BarFile], list[str]]:
     """The files that have the settings' columns, and why each of the others has not; all where
     none has.
@@ -77,7 +87,8 @@ def share_layout(
     lacking = {}
     errors = {}
     for file in files:
-        if settings.header and file.member:  # to unpack it takes long, and no name can differ
+        # to unpack a member takes long, and no name can differ
+        if is_known(file) or (settings.header and file.member):
             lacking[file] = 0
             continue
         try:

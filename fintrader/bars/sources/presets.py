@@ -92,6 +92,8 @@ SPELLINGS = {
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
 DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "日期")
 CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "时间")
+ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends")
+"""Names of columns of splits and dividends."""
 WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last")
 """Of these names, those that say little beside another one."""
 IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")

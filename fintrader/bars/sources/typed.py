@@ -183,12 +183,17 @@ def _excel(stream: Any) -> _Table:
         raise ValueError(error) from None
     sheet = book.worksheets[0]
     sheet.reset_dimensions()  # the size that stands in it may be wrong
-    rows = [row for row in sheet.iter_rows(values_only=True) if set(row) != {None}]
-    if not rows:
-        return [], []
-    columns = [list(column) for column in itertools.zip_longest(*rows) if set(column) != {None}]
-    names = [INDEX if column[0] is None else str(column[0]) for column in columns]
-    return _build(names, (column[1:] for column in columns))
+    rows = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
+    head = list(itertools.islice(rows, 2))
+    # an empty column may stand before the table
+    places = [at for at, cells in enumerate(itertools.zip_longest(*head)) if set(cells) != {None}]
+    names = [INDEX if head[0][at] is None else str(head[0][at]) for at in places]
+
+    def build() -> Iterator[pa.RecordBatch]:
+        columns = list(itertools.zip_longest(*head, *rows))
+        yield from _build(names, [columns[at][1:] for at in places])[1]
+
+    return names, build()
 
 
 def _build(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
