@@ -55,6 +55,7 @@ _FILES = 24
 _ROWS = 1_500_000
 _SYMBOLS = 12
 _DAY_FILES = 2000
+_LATE = MINUTE_NS - 1_000_000_000
 _MORNING = 6 * _HOUR
 """The close of no market lies before it by the clock there."""
 _NEXT = 10 * _DAY
@@ -135,6 +136,9 @@ def detect(
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
     bars, span, midnight = _recognise_days(found, layout, bars, span)
+    if not layout.whole_days and (bars.ts % MINUTE_NS >= _LATE).all():
+        layout.has_late_ends = True
+        bars = replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
     _refuse_idle(found, layout)
     zone = known.get("timezone", layout.zone)
     is_naive = not (layout.zoned or layout.whole_days)
@@ -154,7 +158,7 @@ def detect(
     else:
         bars, span = _zone(found, bars, span, proposal, zone)
     grid = _grid(found, bars)
-    _sessions_and_label(found, bars, grid, span, layout.whole_days)
+    _sessions_and_label(found, bars, grid, span, layout)
     is_asked = calendar is not None and (zone is not None or not is_naive)
     _calendar(found, bars, grid, proposal, calendar, is_asked)
     faults = _faults(found, bars, grid)
@@ -311,6 +315,8 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
                 parts.append(batch)
                 rows += len(batch)
     found.whole &= len(spans) == len(files)
+    if not edges:
+        raise BarError(f"{found.path}: no row has a price; check the files")
     names = "".join(symbols)
     if names.islower() and "{symbol=" not in found.source.get("name_pattern", ""):
         found.decide("uppercase", True, "likely", "symbols are written small")
@@ -512,18 +518,18 @@ def _calendar(
 
 
 def _sessions_and_label(
-    found: Detection, bars: Bars, grid: SessionGrid, span: tuple[int, int], daily: bool
+    found: Detection, bars: Bars, grid: SessionGrid, span: tuple[int, int], layout: Layout
 ) -> None:
     """Label, length, opening prints and extended hours; the range and its sessions."""
     looked = [days_of(one, grid) for one in _each(bars)]
     found.session_minutes = int(grid.session_minutes.max())
-    if daily:
+    if layout.whole_days:
         found.bar_minutes = found.session_minutes
         found.note("bar_minutes", "a day", "sure", "times are dates")
         first, last = (np.datetime64(ts, "ns").astype("datetime64[D]").item() for ts in span)
     else:
         _length(found, looked)
-        _label(found, looked)
+        _label(found, looked, layout.has_late_ends)
         first, last = (session_date(found.calendar, ts) for ts in span)
         wide = sum(float(days.wide.mean()) for days in looked if len(days.session))
         found.extended = wide > len(looked) / 2
@@ -553,9 +559,12 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
     found.note("bar_minutes", length, sure, f"rows stand {said} apart")
 
 
-def _label(found: Detection, looked: list[BarsByDay]) -> None:
+def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> None:
     votes = sum(map(label_votes, looked), Votes())
     given = found.known.get("label")
+    if not given and has_late_ends:
+        found.decide("label", "end", "sure", "times lie within a second before a full minute")
+        return
     if not given and found.session_minutes >= _DAY // MINUTE_NS:
         said = "nothing tells a bar's start from its end where trading never stops; --label end"
         found.note("label", "start", "assumed", said)

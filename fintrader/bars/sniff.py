@@ -36,16 +36,25 @@ from fintrader.errors import BarError
 
 _HEAD_BYTES = 1 << 17
 _ROWS = 2000
-_EARLIEST = 100_000_000
-"""Seconds since 1970 in 1973."""
+_EARLIEST = 473_385_600
+"""Seconds from 1970 to 1985: the bars of no file end before, but dates look so."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
     *("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d"),
     *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
-    *("%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
+    *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
 )
-_CLOCKS = (*("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p"),)
+_CLOCKS = (
+    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p", "%I-%p"),
+)
+_COUNTED = {
+    6: ("%d%m%y", "%m%d%y", "%y%m%d"),
+    8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
+    12: ("%Y%m%d%H%M",),
+    14: ("%Y%m%d%H%M%S",),
+}
+"""Number of digits -> formats of times without marks."""
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before the name of a price that are no symbols."""
 
@@ -76,6 +85,8 @@ class Layout:
     """Times are dates."""
     single: bool = False
     """No column holds the symbol."""
+    has_late_ends: bool = False
+    """Times are the last second or millisecond of their bars."""
     actions: list[str] = field(default_factory=list)
     """Columns of splits and dividends."""
     vendor: str | None = None
@@ -221,7 +232,12 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if not names:
         layout.note("header", [], "the first line holds numbers and no names")
         return pd.DataFrame(whole)
-    return pd.DataFrame(whole, columns=rows[0])
+    header = rows[0]
+    if len({*header}) < len(header):  # of two columns with one name the first counts
+        header = [f"{name} {at}" if name in header[:at] else name for at, name in enumerate(header)]
+        layout.values |= {"header": header, "skip_rows": numbered[above + 1][0]}
+        layout.notes["header"] = "two columns are called alike"
+    return pd.DataFrame(whole, columns=header)
 
 
 def _decimal(rows: Sequence[Sequence[str]]) -> str:
@@ -292,6 +308,9 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
                 found.setdefault(symbol, {})[role] = word
         needed = max(map(len, found.values()), default=0)
         whole = [words for words in found.values() if len(words) == needed]
+        alone = next(iter(found), "") if len(found) == 1 else ""
+        if needed >= len(PRICES) and _is_noise(alone):  # Open_1h
+            return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
         if needed >= len(PRICES) and all(words == whole[0] for words in whole):
             layout.note(
                 "wide",
@@ -304,6 +323,18 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             named = {"ts": others[0]} if others else _find_named_times(table, {})
             return {"ts": table.columns[0]} | named | {role: whole[0].get(role) for role in COLUMNS}
     return _closes(table, layout)
+
+
+def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str) -> Roles:
+    """Roles of columns that share a length of bars, like Open_1h, which names no symbol."""
+    own = {
+        str(c).removesuffix(shared).removeprefix(shared): c
+        for c in table.columns
+        if shared in str(c)
+    }
+    others = [column for column in table.columns if shared not in str(column) and column not in own]
+    part = table[[*own.values(), *others]].set_axis([*own, *others], axis=1)
+    return {role: own.get(name, name) for role, name in _roles(part, layout, {}).items()}
 
 
 def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
@@ -324,13 +355,20 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
 
 def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Our name -> column; some are `given`."""
-    if "header" in layout.values:
+    if layout.values.get("header") == []:
         return _roles_of_content(table, layout, given)
     found: Roles = {}
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in table.columns if plain(column) == word]
         if spelt:
             found[role] = spelt[0]
+    if "close" not in found:
+        bids = [column for column in table.columns if plain(column).startswith("bid")]
+        by_name = {plain(column).removeprefix("bid").strip("_"): column for column in bids}
+        spelt_bids = {role: by_name[role] for role in PRICES if role in by_name}
+        if spelt_bids:
+            found |= spelt_bids
+            layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
     if "volume" not in given:
         found["volume"] = _find_volume(table, found.get("volume"), layout)
     found |= _find_named_times(table, found)
@@ -402,8 +440,8 @@ def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
 def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Roles of columns without names: the four prices hold each other, times and dates look like
     such; some are `given`."""
-    text = table.astype(str).map(str.strip)
-    numbers = _to_numbers(table, layout).dropna(axis=1)
+    text = table.astype(str).fillna("").apply(lambda column: column.str.strip())
+    numbers = _to_numbers(table, layout).dropna(axis=1, thresh=int(0.9 * len(table)))
     if {*PRICES} <= {*given}:
         found = dict(given)
     else:
@@ -420,7 +458,7 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     all_columns = list(table.columns)
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]
-    found.setdefault("volume", next(iter(after), None))
+    found.setdefault("volume", _find_traded(numbers, after, found["close"]))
     others = text.drop(columns=[column for column in found.values() if column is not None])
     times = _find_times_and_symbols(others, numbers, table.columns[0])
     if "ts" in given:
@@ -434,12 +472,29 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     return found
 
 
+def _find_traded(numbers: pd.DataFrame, after: list[Any], close: Any) -> Any:
+    """Find the volume among the numbers after the prices: the first, unless it is the turnover,
+    another one times the price."""
+    for column in after[1:]:
+        times = numbers[after[0]] / (numbers[column] * numbers[close])
+        if abs(float(times.median()) - 1) < 0.05:
+            return column
+    return next(iter(after), None)
+
+
 def _find_prices(numbers: pd.DataFrame) -> list[Any]:
     """Find the first four columns of numbers next to each other that lie close together; empty
     without such."""
     for start in range(numbers.shape[1] - 3):
-        four = numbers.iloc[:, start : start + 4]
-        if (four > 0).all(axis=None) and np.ptp(np.log(four.median())) < 0.05:
+        four = numbers.iloc[:, start : start + 4].dropna()
+        if not (four > 0).all(axis=None) or four.empty:
+            continue
+        is_low, is_high = (
+            float(four.eq(edge, axis=0).mean().max()) > 0.98
+            for edge in (four.min(axis=1), four.max(axis=1))
+        )
+        apart = float(np.ptp(np.log(four.median())))
+        if apart < 0.05 or (is_low and is_high and apart < 0.5):
             return list(four)
     return []
 
@@ -451,7 +506,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
         if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
             found.setdefault("ts", column)
         elif (
-            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8} \d\d:?\d\d").all()
+            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8}(?:T$| \d\d:?\d\d)").all()
             or column in numeric
         ):
             found.setdefault("date", column)
@@ -514,7 +569,7 @@ def _times(
     elif _fitting(cells, _DATES):
         _set_formats(cells, None, layout)
     else:
-        parts = cells.str.extract(r"^(.+?)[ T]+(\d{1,2}:\d\d.*|\d{4,6})$")
+        parts = cells.str.extract(r"^(.+?)[ T]+(\d{1,2}:\d\d.*|\d{4,6}|\d\d-[AP]M)$")
         first, second = (parts[0], parts[1]) if parts.notna().all(axis=None) else (cells, None)
         _set_formats(first, second, layout, "T" if "T" in cells.iloc[0] else " ")
 
@@ -593,7 +648,7 @@ def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> list[str]:
     found = []
     for written in formats:
         parsed = pd.to_datetime(distinct, format=written, errors="coerce", utc="%z" in written)
-        years = parsed.dt.year if written in _DATES else pd.Series([2000])
+        years = parsed.dt.year if re.search("%[dj]", written) else pd.Series([2000])
         if parsed.notna().all() and years.between(1900, 2100).all():
             found.append(written)
     return found
@@ -635,11 +690,12 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         if "header" in layout.values and most >= 86_400:
             layout.vendor = "lean"
         return
-    dated = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-    written = dated.get(*digits) if len(digits) == 1 else None
-    if written is not None and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all():
-        layout.note("time_format", written, f"like {cells.iloc[0]}")
-        layout.whole_days = digits == {8}
+    size = digits.pop() if len(digits) == 1 else 0
+    fits = _fitting(cells, _COUNTED.get(size, ()))
+    if fits:
+        written, why = _choose_date_format(cells, fits)
+        layout.note("time_format", written, f"{why}like {cells.iloc[0]}")
+        layout.whole_days = size in (6, 8)
         return
     if most < _EARLIEST:
         raise BarError(
@@ -661,7 +717,7 @@ _WORDS = re.compile(
     "etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|"
     "hourly|intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|trade|"
-    "trades|unadj|weekly|yahoo|yahoofinance",
+    "trades|unadj|volume|weekly|wiki|yahoo|yahoofinance",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""
@@ -690,7 +746,13 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
         return "{symbol}/{date}"
     # Parts at even places, marks between them at odd ones.
     split = [
-        _join_dates(re.split(r"([_\s,-]+|\.(?=(?:ask|bid|last|mid)$))", stem, flags=re.IGNORECASE))
+        _join_dates(
+            re.split(
+                r"([_\s,-]+|\.(?=(?:ask|bid|last|mid)$)|(?<=[A-Z]{6})(?=[hmd]\d{1,2}$))",
+                stem,
+                flags=re.IGNORECASE,
+            )
+        )
         for stem in stems
     ]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:

@@ -53,7 +53,9 @@ def read_rows(
     files: Sequence[BarFile], settings: FilesSettings, symbols: tuple[str, ...] = ()
 ) -> Bars:
     """All rows of these files; else like `read_files`."""
-    bars = concat([batch for file in files for batch in iterate(file, settings)])
+    bars = concat(
+        [batch for file in files for batch in iterate(file, settings, is_alone=len(files) == 1)]
+    )
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
         bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
@@ -121,12 +123,16 @@ def _names(file: BarFile, settings: FilesSettings) -> list[str]:
 
 
 def iterate(
-    file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None
+    file: BarFile,
+    settings: FilesSettings,
+    after: tuple[int, int] | None = None,
+    *,
+    is_alone: bool = False,
 ) -> Iterator[Bars]:
     """The rows of one file in file order, in the long schema, some hundred thousand at a time.
 
     `after`: leave out so many bytes, of a CSV (`BarFile.appendable`); the next row's number is the
-    second.
+    second. `is_alone`: there is no other file, so that one without a price is refused.
     """
     if after is not None and _blank_from(file.path, after[0]):
         return
@@ -159,9 +165,12 @@ def iterate(
             has_row = True
             has_price = has_price or len(bars.without_empty()) > 0
             yield bars
+    if not has_row:
+        raise BarError(f"{file.name}: holds no row; check the file")
+    if not has_price and is_alone:
+        raise BarError(f"{file.name}: no row has a price; check the file")
     if not has_price:
-        held = "no row has a price" if has_row else "holds no row"
-        raise BarError(f"{file.name}: {held}; check the file")
+        log.warning("%s: no row has a price", file.name)
 
 
 def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[str, str]]:
@@ -249,12 +258,30 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
         lines = fs.tail(inside, _HEADER_BYTES).decode(encoding, errors="replace").splitlines()
     if lines and _is_prose(lines[-1], settings.delimiter):
         return
-    fields = [line.rpartition(settings.delimiter)[2] for line in lines[1 + settings.skip_rows :]]
-    if not fields or not _is_whole(fields[-1], fields[:-1], settings.decimal):
+    fields = [
+        line.rpartition(settings.delimiter)[2].strip() for line in lines[1 + settings.skip_rows :]
+    ]
+    last = fields[-1] if fields else ""
+    if not fields or not _may_be_whole(last, fields[:-1], settings.decimal):
         raise BarError(
             f"{file.name}: the last line has no end, and its last number may be cut off; fetch the"
             " file again, or add a newline where the number is whole"
         )
+    if not _is_whole(last, fields[:-1], settings.decimal):
+        log.warning("%s: the last line has no end: is its last number %s whole?", file.name, last)
+
+
+def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
+    """True where a field is as long as others: a shorter number is cut off."""
+    if _is_whole(last, others, decimal):
+        return True
+    if not re.fullmatch(r"\d+\D?\d*", last):
+        return False
+    places = {len(field.partition(decimal)[2]) for field in others}
+    shortest = min((len(field) for field in others if decimal not in field), default=1)
+    if decimal in last:
+        return len(last.partition(decimal)[2]) in places - {0}
+    return 0 in places and len(last) >= shortest
 
 
 def _is_whole(last: str, others: list[str], decimal: str) -> bool:

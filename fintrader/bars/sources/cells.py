@@ -4,6 +4,7 @@ column."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import zoneinfo
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ import pyarrow.compute as pc
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.errors import BarError
+
+log = logging.getLogger("fintrader.bars")
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
@@ -60,6 +63,7 @@ EXCEL = "excel"
 """Time format of days since 1899-12-30."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
+_SECOND = _UNITS["s"]
 _LARGEST = np.array([10**10, 10**13, 10**16])
 """Numbers below are seconds, milliseconds and microseconds since 1970."""
 
@@ -240,7 +244,9 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
         wall = pd.DatetimeIndex(ns, tz="UTC").tz_convert(settings.timezone).tz_localize(None)
         midnight = pa.array(wall.normalize().to_numpy())
         ns = _epoch(replace(column, cells=pa.chunked_array([midnight])), settings)
-    return ns - settings.bar_minutes * MINUTE_NS if settings.label == "end" else ns
+    if settings.label == "end":  # some end their bars a millisecond early
+        return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
+    return ns
 
 
 def _count_days(column: Column, settings: FilesSettings) -> Array:
@@ -370,14 +376,16 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     a price."""
     _refuse_ambiguous(columns, settings)
     values = {name: _numbers(column, settings) for name, column in columns.items()}
-    for name, column in columns.items():
-        if name.startswith("volume") and column.is_text and np.isnan(values[name]).any():
-            dashes = column.text.to_pandas().astype("string").str.fullmatch(r"\s*--?\s*", na=False)
-            values[name] = np.where(dashes, 0.0, values[name])  # traded, but not counted
     empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES])
     for name, column in columns.items():
         lacking = np.isnan(values[name]) & ~empty
-        if lacking.any():
+        if name.startswith("volume") and lacking.any():
+            log.warning(
+                "%s: row %d and %d others have prices and no %s, which counts as 0",
+                *(column.origin, column.rows[lacking][0], lacking.sum() - 1, column.name),
+            )
+            values[name] = np.where(lacking, 0.0, values[name])
+        elif lacking.any():
             raise column.fault(
                 int(lacking.argmax()), "the cell is empty; fill it or remove the row"
             )

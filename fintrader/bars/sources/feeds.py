@@ -111,7 +111,7 @@ class FilesFeed(Feed):
             assert before.next_row is not None
             continue_from(collection, before)
             after = (content.grown_from, before.next_row)
-        batches = iterate_checked(file, self.settings, after)
+        batches = iterate_checked(file, self.settings, after, is_alone=len(self.files) == 1)
         ingest(batches, collection, progress, file.name, before=None if after else before)
         return before if content.superseded else None
 

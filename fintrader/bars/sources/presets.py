@@ -60,7 +60,7 @@ SPELLINGS = {
         *("datetime_utc", "date_utc", "date_gmt", "trade_time", "bar_time", "begins_at", "begin"),
         *("time", "start", "start_time", "date", "trade_date", "t", "datum_zeit", "zeitpunkt"),
         *("zeit", "日期", "时间", "交易日期", "日付", "일자", "날짜"),
-        *("traddt", "date1"),
+        *("traddt", "date1", "close_time", "endtime", "end_time"),
     ),
     "symbol": (
         *("symbol", "ticker", "tic", "sym", "instrument", "instrument_id", "asset", "ts_code"),

@@ -17,7 +17,18 @@ from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
 """A column without a name, as pandas calls its index in Parquet."""
-_WRAPPERS = ("bars", "candles", "data", "historical", "prices", "quotes", "results", "values")
+_WRAPPERS = (
+    "bars",
+    "candles",
+    "data",
+    "historical",
+    "ohlc",
+    "ohlcv",
+    "prices",
+    "quotes",
+    "results",
+    "values",
+)
 """Keys of JSON that hold the rows and are no symbols."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
