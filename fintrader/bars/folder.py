@@ -52,7 +52,7 @@ def choose_layout(
     faults = []
     for first, *_ in sorted(alike.values(), key=len, reverse=True):
         try:
-            layout = sniff(first, has_date(first), known)
+            layout = sniff(first, has_date(first), known, is_alone=len(files) == 1)
         except BarError as error:
             faults.append(error)
             continue

@@ -17,6 +17,7 @@ import pandas as pd
 from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.bars.sources.bar_files import csv_head, read_head
 from fintrader.bars.sources.cells import (
+    EMPTY,
     EXCEL,
     ZONE_NAME,
     carries_zone,
@@ -70,6 +71,8 @@ class Layout:
 
     name: str
     """The file's, for messages."""
+    is_alone: bool = True
+    """There is no other file."""
     known: Known = field(default_factory=dict)
     """Settings that the user gave, which are not guessed; columns of a file without names by their
     numbers, from 1 on."""
@@ -98,10 +101,12 @@ class Layout:
         self.notes[setting] = why
 
 
-def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layout:
+def sniff(
+    file: BarFile, date_in_name: bool, known: Known | None = None, *, is_alone: bool = True
+) -> Layout:
     """The layout of one file. `date_in_name`: the file's name says a date; `known`: settings that
-    are given. Raises BarError when it cannot be read."""
-    layout = Layout(file.name, known or {})
+    are given; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
+    layout = Layout(file.name, is_alone, known or {})
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if file.kind != "csv" and isinstance(table.columns, pd.RangeIndex) and len(table):
         layout.note("header", [], "its columns have no names")
@@ -253,7 +258,8 @@ def _decimal(rows: Sequence[Sequence[str]]) -> str:
 
 def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
     """Report whether most of a line's cells, without the first, are numbers: it is one of data."""
-    cells = pd.Series([cell.strip().rstrip("%") for cell in row[1:] if cell.strip()], dtype=str)
+    stripped = (cell.strip().rstrip("%") for cell in row[1:])
+    cells = pd.Series([cell for cell in stripped if cell.lower() not in EMPTY], dtype=str)
     return 2 * int(parse_numbers(cells, decimal).notna().sum()) > len(cells)
 
 
@@ -311,6 +317,10 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         alone = next(iter(found), "") if len(found) == 1 else ""
         if needed >= len(PRICES) and _is_noise(alone):  # Open_1h
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
+        if needed >= len(PRICES) and alone and "header" in layout.values and not layout.is_alone:
+            # the header names the symbol of one file
+            own = {role: word + mark + alone for role, word in whole[0].items()}
+            return {"ts": table.columns[0], "volume": None} | own
         if needed >= len(PRICES) and all(words == whole[0] for words in whole):
             layout.note(
                 "wide",
@@ -375,7 +385,7 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     if "ts" in given:
         found.pop("date", None)
     found |= given
-    if "close" in found and not {"open", "high", "low"} & set(found):
+    if {*found} & {*PRICES} == {"close"} and not _has_other_prices(table, found, layout):
         found |= dict.fromkeys(("open", "high", "low"), found["close"])
         layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
     missing = [role for role in ("ts", "close", *PRICES) if role not in found]
@@ -383,11 +393,19 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         raise BarError(
             f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It"
             f" has {', '.join(map(str, table.columns))}; name it: --{missing[0]} COLUMN"
+            + "".join(f", --{role} COLUMN" for role in dict.fromkeys(missing[1:]))
         )
     if plain(found["ts"]) in IN_UTC:
         layout.zone = "UTC"
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
+    """Report whether three columns without a role are of the size of the closes."""
+    others = table[[column for column in table.columns if column not in found.values()]]
+    close = _to_numbers(table[[found["close"]]], layout).median().iloc[0]
+    return int((_to_numbers(others, layout).median() / close).between(0.5, 2).sum()) >= 3
 
 
 def _find_volume(table: pd.DataFrame, spelt: Any, layout: Layout) -> Any:
@@ -486,8 +504,9 @@ def _find_prices(numbers: pd.DataFrame) -> list[Any]:
     """Find the first four columns of numbers next to each other that lie close together; empty
     without such."""
     for start in range(numbers.shape[1] - 3):
-        four = numbers.iloc[:, start : start + 4].dropna()
-        if not (four > 0).all(axis=None) or four.empty:
+        four = numbers.iloc[:, start : start + 4]
+        four = four[(four > 0).all(axis=1)]
+        if len(four) < len(numbers) / 2:  # zeros are days without trade
             continue
         is_low, is_high = (
             float(four.eq(edge, axis=0).mean().max()) > 0.98
@@ -562,7 +581,7 @@ def _times(
         pass
     elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
-    elif cells.str.fullmatch(r"\d{9,}\.\d+").all():
+    elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?").all():
         _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(":").all():
         layout.zoned = True

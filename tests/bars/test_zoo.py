@@ -617,6 +617,87 @@ def wide_characters(zoo):
     return zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p, encoding="utf-16-le"))
 
 
+def levels_each(zoo):
+    """yfinance's three lines of names, which also say the symbol, in a file for each."""
+
+    def write(frame, path):
+        local = zoo.local(frame).rename(columns=str.title)
+        local.columns = pd.MultiIndex.from_product([local.columns, [path.stem]])
+        local.rename_axis("Date").rename_axis(["Price", "Ticker"], axis=1).to_csv(path)
+
+    return zoo.each(write)
+
+
+def digits(written):
+    """Days without marks, prices, turnover and then volume, and no names."""
+
+    def layout(zoo):
+        def write(frame, path):
+            table = frame.set_axis(frame.index.strftime(written))
+            table.insert(4, "turnover", table.volume * table.close)
+            table.assign(trades=7).to_csv(path, header=False, quoting=1)
+
+        return zoo.each(write)
+
+    return layout
+
+
+def shared_ending(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        table = local.rename_axis("Date").reset_index()
+        table = table.rename(columns={"volume": "vol"}).rename(columns="{}_1h".format)
+        table.assign(Date=local.index.strftime("%Y-%m-%d"), Hour=4).to_csv(path, index=False)
+
+    return zoo.each(write)
+
+
+def russian(zoo):
+    words = dict(zip(COLUMNS, ("Откр.", "Макс.", "Мин.", "Цена", "Объём"), strict=True))
+
+    def write(frame, path):
+        frame.volume = frame.volume * 1000
+        text = frame.rename(columns=words)
+        text["Объём"] = [f"{value / 1e6:.3f}M".replace(".", ",") for value in frame.volume]
+        days = frame.index.strftime("%d.%m.%Y")
+        text.set_axis(days).rename_axis("Дата").to_csv(path, decimal=",", quoting=1)
+
+    return zoo.each(write)
+
+
+def late_ends(zoo):
+    """Binance's closing times: the last millisecond of each bar."""
+
+    def write(frame, path):
+        ends = frame.index.as_unit("ms").asi8 + zoo.minutes * 60_000 - 1
+        names = {name: f"{name}Price" for name in PRICES}
+        frame.set_axis(ends).rename(columns=names).rename_axis("endTime").to_csv(path)
+
+    return zoo.each(write)
+
+
+def zeros_without_trade(zoo):
+    """Zeros, and the last close, on every fifth day."""
+
+    def write(frame, path):
+        table = zoo.local(frame).rename_axis("Date")
+        table.iloc[4::5, table.columns.get_indexer(["open", "high", "low", "volume"])] = 0
+        table.to_csv(path)
+
+    zoo.each(write)
+    zoo.frames = {
+        symbol: frame[np.arange(len(frame)) % 5 != 4] for symbol, frame in zoo.frames.items()
+    }
+    return zoo.folder
+
+
+def no_last_newline(zoo):
+    zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p))
+    for path in zoo.folder.iterdir():
+        path.write_text(path.read_text().rstrip("\n"))
+    return zoo.folder
+
+
 INTRADAY = {
     "epoch_s": epoch(10**9),
     "epoch_ms": epoch(10**6),
@@ -628,7 +709,7 @@ INTRADAY = {
         for one in (
             *(named_index_parquet, float32_parquet, offsets, utc_letters, units_that_change),
             *(us_dates, am_pm, dukascopy, metatrader, histdata, trading_view, ends),
-            *(last_bid_and_ask, up_and_down),
+            *(last_bid_and_ask, up_and_down, late_ends),
         )
     },
     "zone_abbreviations": zone_names("America/New_York"),
@@ -637,12 +718,16 @@ INTRADAY = {
     "zone_offset": zone_names("Etc/GMT-2", "GMT+2"),
 }
 DAILY = {
-    one.__name__: one
-    for one in (
-        *(zoned_days, epoch_days, tushare, akshare, months_in_words, last_price),
-        *(dashes_and_years, investing, in_dollars, file_a_day, folder_a_day, at_the_close),
-        *(at_the_close_zoned, raw_and_adjusted, old_chinese),
-    )
+    "digits_day_first": digits("%d%m%y"),
+    "digits_month_first": digits("%m%d%Y"),
+    **{
+        one.__name__: one
+        for one in (
+            *(zoned_days, epoch_days, tushare, akshare, months_in_words, last_price),
+            *(dashes_and_years, investing, in_dollars, file_a_day, folder_a_day, at_the_close),
+            *(at_the_close_zoned, raw_and_adjusted, old_chinese, russian, zeros_without_trade),
+        )
+    },
 }
 BOTH = {
     "levels_price_first": levels(["Price", "Ticker"]),
@@ -667,6 +752,7 @@ BOTH = {
             ),
             *(vendor_in_the_name, file_a_month, wide, wide_closes, no_volume, further_columns),
             *(excel_days, workbook_of_numbers, names_again, wide_characters),
+            *(levels_each, shared_ending, no_last_newline),
         )
     },
 }

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
-from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
+from fintrader.bars.sources.cells import EMPTY, Column, first_line, one_kind, table_bars
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.bars.sources.listing import BarFile, files_of, kind_of
 from fintrader.bars.sources.presets import SPELLINGS, plain
@@ -144,7 +144,6 @@ def iterate(
     )
     with _open_table(file, settings, after) as (present, read):
         _refuse_lacking(file, present, settings)
-        _refuse_cut_off(file, settings)
         wide = wide_columns(settings, present)
         numeric = [column for one in wide.values() for column in one.values()] or [
             *(names[name] for name in PRICES),
@@ -152,6 +151,8 @@ def iterate(
         ]
         numeric += settings.extra
         texts = [column for role, column in names.items() if role not in COLUMNS]
+        if present[-1] in (*texts, *numeric):
+            _refuse_cut_off(file, settings)
         for rows, table in read(texts, numeric):
             if settings.time_format is None:
                 times = table[names["ts"]].slice(0, 1)
@@ -165,12 +166,11 @@ def iterate(
             has_row = True
             has_price = has_price or len(bars.without_empty()) > 0
             yield bars
-    if not has_row:
-        raise BarError(f"{file.name}: holds no row; check the file")
-    if not has_price and is_alone:
-        raise BarError(f"{file.name}: no row has a price; check the file")
     if not has_price:
-        log.warning("%s: no row has a price", file.name)
+        held = "no row has a price" if has_row else "holds no row"
+        if is_alone:
+            raise BarError(f"{file.name}: {held}; check the file")
+        log.warning("%s: %s", file.name, held)
 
 
 def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[str, str]]:
@@ -288,6 +288,8 @@ def _is_whole(last: str, others: list[str], decimal: str) -> bool:
     """True where a field cannot be part of a longer one: its quotes are closed, it has the decimals
     of all others, or it is a text that begins no longer one of theirs. Whole numbers of any length
     are no evidence."""
+    if last.lower() in EMPTY:
+        return True
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):

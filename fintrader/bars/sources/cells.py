@@ -23,7 +23,7 @@ log = logging.getLogger("fintrader.bars")
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
-_EMPTY = ("", "null", "none", "nan", "na", "n/a", "#n/a", "-", "--")
+EMPTY = ("", "null", "none", "nan", "na", "n/a", "#n/a", "-", "--")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
 _MONEY = "[$€£¥₩₹]"
@@ -38,26 +38,14 @@ _EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"}
 ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+([A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
 """A time, and the name of its zone."""
 _OFFSETS = {
-    "EST": "-05:00",
-    "EDT": "-04:00",
-    "CST": "-06:00",
-    "CDT": "-05:00",
-    "MST": "-07:00",
-    "MDT": "-06:00",
-    "PST": "-08:00",
-    "PDT": "-07:00",
-    "BST": "+01:00",
-    "CET": "+01:00",
-    "CEST": "+02:00",
-    "EET": "+02:00",
-    "EEST": "+03:00",
-    "IST": "+05:30",
-    "HKT": "+08:00",
-    "SGT": "+08:00",
-    "JST": "+09:00",
-    "KST": "+09:00",
-    "AEST": "+10:00",
-    "AEDT": "+11:00",
+    name: offset
+    for offset, names in (
+        *(("-08:00", "PST"), ("-07:00", "PDT MST"), ("-06:00", "MDT CST"), ("-05:00", "CDT EST")),
+        *(("-04:00", "EDT"), ("+01:00", "CET BST"), ("+02:00", "CEST EET"), ("+03:00", "EEST")),
+        *(("+05:30", "IST"), ("+08:00", "HKT SGT"), ("+09:00", "JST KST"), ("+10:00", "AEST")),
+        ("+11:00", "AEDT"),
+    )
+    for name in names.split()
 }
 EXCEL = "excel"
 """Time format of days since 1899-12-30."""
@@ -209,7 +197,8 @@ def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     codes = encoded.indices.to_numpy()
     named = encoded.dictionary.to_pylist()
     used = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist()
-    tickers = {code: named[code].upper() if uppercase else named[code] for code in used}
+    tickers = {code: named[code].lstrip("'") for code in used}  # by which Excel marks text
+    tickers = {code: name.upper() if uppercase else name for code, name in tickers.items()}
     for code, ticker in tickers.items():
         if not ticker.strip():
             blank = int((codes == code).argmax())
@@ -377,6 +366,9 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     _refuse_ambiguous(columns, settings)
     values = {name: _numbers(column, settings) for name, column in columns.items()}
     empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES])
+    # some write a day without trade as zeros, and the last close
+    traded = sum(np.nan_to_num(values[name]) for name in values if name != "close")
+    empty |= np.asarray(traded) == 0 if set(values) > {*PRICES} else False
     for name, column in columns.items():
         lacking = np.isnan(values[name]) & ~empty
         if name.startswith("volume") and lacking.any():
@@ -424,7 +416,7 @@ def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
 
 
 def _is_empty(text: pd.Series[str]) -> pd.Series[bool]:
-    return text.isna() | text.str.lower().isin(_EMPTY)
+    return text.isna() | text.str.lower().isin(EMPTY)
 
 
 def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> None:
