@@ -29,7 +29,7 @@ from fintrader.bars.evidence import (
     label_votes,
     merge_opening_prints,
 )
-from fintrader.bars.folder import choose_layout, has_date
+from fintrader.bars.folder import choose_layout, choose_prices, has_date
 from fintrader.bars.propose_calendar import (
     CALENDARS,
     QUARTER_NS,
@@ -54,6 +54,12 @@ _DAY = 24 * _HOUR
 _FILES = 24
 _ROWS = 1_500_000
 _SYMBOLS = 12
+_DAY_FILES = 2000
+_LATE = MINUTE_NS - 1_000_000_000
+_MORNING = 6 * _HOUR
+"""The close of no market lies before it by the clock there."""
+_NEXT = 10 * _DAY
+"""Between files in order whose bars stand less apart, there are no others."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,9 @@ def detect(
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
     bars, span, midnight = _recognise_days(found, layout, bars, span)
+    if not layout.whole_days and (bars.ts % MINUTE_NS >= _LATE).all():
+        layout.has_late_ends = True
+        bars = replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
     _refuse_idle(found, layout)
     zone = known.get("timezone", layout.zone)
     is_naive = not (layout.zoned or layout.whole_days)
@@ -149,11 +158,14 @@ def detect(
     else:
         bars, span = _zone(found, bars, span, proposal, zone)
     grid = _grid(found, bars)
-    _sessions_and_label(found, bars, grid, span, layout.whole_days)
+    _sessions_and_label(found, bars, grid, span, layout)
     is_asked = calendar is not None and (zone is not None or not is_naive)
     _calendar(found, bars, grid, proposal, calendar, is_asked)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
+    if layout.actions:
+        said = "these columns are not read; where prices are as traded, write them to a file for"
+        found.note("actions", ", ".join(layout.actions), "assumed", f"{said} data.actions")
     if found.whole and faults:
         found.waivers = suggest_waivers(faults)
         said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
@@ -162,14 +174,14 @@ def detect(
 
 
 def _note_midnight(found: Detection, zone: str | None) -> None:
-    """Note the zone in which bars of days are stamped at midnight; None: their times are dates."""
+    """Note the zone of the days of daily bars; None: their times carry none."""
     found.source.pop("timezone", None)
     if zone is None:
         found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
         return
     if zone != FilesSettings().timezone:
         found.source["timezone"] = zone
-    found.note("timezone", zone, "sure", "every bar is stamped at midnight there")
+    found.note("timezone", zone, "sure", "every bar is stamped at one time of day there")
 
 
 def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFile]]:
@@ -185,8 +197,12 @@ def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFi
     else:
         named = FilesSettings(name_pattern=pattern)
         files = files_of(named, found.path) if pattern else list_files(found.path, text=True)
-        layout, files, left_out = choose_layout(files, known)
-        _by_layout(found, layout, files)
+        chosen = choose_prices(files)
+        layout, own, left_out = choose_layout(chosen, known)
+        _by_layout(found, layout, own)
+        if len(chosen) < len(files) and "name_pattern" not in found.source:
+            found.source["name_pattern"] = name_pattern(own, False).replace("{symbol}", "*")
+        files = own
     if "price_divisor" in known:
         found.decide("price_divisor", known["price_divisor"], "given", "divides prices")
     if left_out:
@@ -272,26 +288,35 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
     """Read rows unchanged, times without a zone taken for UTC, and their first and last time; note
     their symbols."""
     reading = found.settings().model_copy(update={"timezone": "UTC", "label": "start"})
-    places = np.linspace(0, len(files) - 1, min(len(files), _FILES)).round().astype(int)
-    chosen = [files[place] for place in places]
+    places = np.unique(np.linspace(0, len(files) - 1, _FILES).round().astype(int)).tolist()
     parts: list[Bars] = []
     symbols: set[str] = set()
     rows = 0
     edges: list[int] = []
-    found.whole = len(chosen) == len(files)
-    for batch in itertools.chain.from_iterable(iterate(file, reading) for file in chosen):
-        batch = batch.without_empty()
-        if len(batch) == 0:
-            continue
-        refuse_bad_values(batch, zoned=zoned)
-        found.has_volume |= bool(batch.volume.any())
-        symbols.update(batch.symbols)
-        edges += [int(batch.ts.min()), int(batch.ts.max())]
-        if rows < _ROWS:
-            parts.append(batch)
-            rows += len(batch)
-        else:
-            found.whole = False
+    spans: dict[int, list[tuple[int, int]]] = {}
+    is_single = True  # each file holds one time alone: many are needed to see steps
+    others = [place for place in range(len(files)) if place not in places][:_DAY_FILES]
+    for place in itertools.chain(places, others):
+        if place in others and not (is_single and rows < _ROWS):
+            break
+        spans[place] = []
+        for batch in iterate(files[place], reading):
+            batch = batch.without_empty()
+            if len(batch) == 0:
+                continue
+            refuse_bad_values(batch, zoned=zoned)
+            found.has_volume |= bool(batch.volume.any())
+            symbols.update(batch.symbols)
+            spans[place].append((int(batch.ts.min()), int(batch.ts.max())))
+            edges += spans[place][-1]
+            is_single = is_single and len({*edges[-2:]}) == len(spans[place]) == 1
+            found.whole &= rows < _ROWS
+            if rows < _ROWS:
+                parts.append(batch)
+                rows += len(batch)
+    found.whole &= len(spans) == len(files)
+    if not edges:
+        raise BarError(f"{found.path}: no row has a price; check the files")
     names = "".join(symbols)
     if names.islower() and "{symbol=" not in found.source.get("name_pattern", ""):
         found.decide("uppercase", True, "likely", "symbols are written small")
@@ -300,12 +325,26 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
             replace(part, symbols=tuple(name.upper() for name in part.symbols)) for part in parts
         ]
     found.symbols = tuple(sorted(symbols))
-    if len(chosen) < len(files):
-        found.note("files", f"{len(files)}", "sure", f"{len(chosen)} of them were looked at")
+    if len(spans) < len(files):
+        found.note("files", f"{len(files)}", "sure", f"{len(spans)} of them were looked at")
     named = ", ".join(found.symbols[:5]) + (", ..." if len(symbols) > 5 else "")
     found.note("symbols", f"{len(symbols)}", "sure", named)
-    found.spans = [(int(part.ts.min()), int(part.ts.max())) for part in parts]
+    found.spans = _join_spans(spans)
     return concat(parts).sorted(), (min(edges), max(edges))
+
+
+def _join_spans(spans: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """First and last times of files by their places, those of neighbours joined."""
+    joined: list[tuple[int, int]] = []
+    before = -2
+    for place in sorted(spans):
+        for low, high in spans[place]:
+            if place <= before + 1 and joined and 0 <= low - joined[-1][1] < _NEXT:
+                joined[-1] = (joined[-1][0], high)
+            else:
+                joined.append((low, high))
+            before = place
+    return joined
 
 
 def _each(bars: Bars) -> list[Bars]:
@@ -345,19 +384,45 @@ def _recognise_days(
         if not len(steps) or np.quantile(steps, 0.05) < _DAY - 4 * _HOUR:
             return bars, span, "UTC"
         layout.whole_days = True
-    for zone in ("UTC", *ZONES) if layout.zoned else ("UTC",):
+    zone, is_midnight = _find_day_zone(found, bars, layout.zoned)
+    if not is_midnight:
+        clock = np.datetime64(int(_to_wall(bars.ts[:1], zone)[0]), "ns").astype("datetime64[s]")
+        said = f"bars of days, stamped at {clock.item().time()}"
+        found.decide("label", "day", "likely", said)
+
+    def to_day(ts: Array) -> Array:
+        wall = _to_wall(ts, zone)
+        return np.asarray(wall - wall % _DAY)
+
+    found.spans = [tuple(to_day(np.array(part)).tolist()) for part in found.spans]
+    low, high = to_day(np.array(span)).tolist()
+    return replace(bars, ts=to_day(bars.ts)), (low, high), zone
+
+
+def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, bool]:
+    """Find the zone in which bars of days are stamped at midnight, or else at nearly the same time
+    of day and least often on weekends; True for midnight. Raises BarError without one."""
+    days = {}
+    for zone in ("UTC", *ZONES) if zoned else ("UTC",):
         local = _to_wall(bars.ts, zone)
-        if not (local % _DAY).any():
-            break
-    else:
-        clock = np.datetime64(int(bars.ts[0]), "ns").astype("datetime64[s]")
-        raise BarError(
-            f"{found.path}: bars of days are stamped at {clock.item().time()}, which is neither a"
-            " date nor midnight in any zone; write dates"
-        )
-    found.spans = [tuple(_to_wall(np.array(part), zone).tolist()) for part in found.spans]
-    low, high = _to_wall(np.array(span), zone).tolist()
-    return replace(bars, ts=local), (low, high), zone
+        clocks, counts = np.unique(local % _DAY, return_counts=True)
+        if not clocks.any():
+            return zone, True
+        # of a day with a short session, the close is another one
+        if not zoned or (counts.max() > 0.9 * len(local) and clocks[counts.argmax()] > _MORNING):
+            weekday = (local // _DAY + 4) % 7  # 1970 began on a Thursday; 0 is Sunday
+            days[zone] = np.bincount(weekday, minlength=7)
+    best = min(
+        days, key=lambda zone: 10 * (days[zone][0] + days[zone][6]) > days[zone].sum(), default=None
+    )
+    # Sundays without Fridays are Mondays by another clock
+    if best is not None and (not days[best][0] or days[best][5]):
+        return best, False
+    clock = np.datetime64(int(bars.ts[0]), "ns").astype("datetime64[s]")
+    raise BarError(
+        f"{found.path}: bars of days are stamped at {clock.item().time()}, which is neither a"
+        " date nor midnight in any zone; write dates"
+    )
 
 
 def _to_wall(ts: Array, zone: str) -> Array:
@@ -453,18 +518,18 @@ def _calendar(
 
 
 def _sessions_and_label(
-    found: Detection, bars: Bars, grid: SessionGrid, span: tuple[int, int], daily: bool
+    found: Detection, bars: Bars, grid: SessionGrid, span: tuple[int, int], layout: Layout
 ) -> None:
     """Label, length, opening prints and extended hours; the range and its sessions."""
     looked = [days_of(one, grid) for one in _each(bars)]
     found.session_minutes = int(grid.session_minutes.max())
-    if daily:
+    if layout.whole_days:
         found.bar_minutes = found.session_minutes
         found.note("bar_minutes", "a day", "sure", "times are dates")
         first, last = (np.datetime64(ts, "ns").astype("datetime64[D]").item() for ts in span)
     else:
         _length(found, looked)
-        _label(found, looked)
+        _label(found, looked, layout.has_late_ends)
         first, last = (session_date(found.calendar, ts) for ts in span)
         wide = sum(float(days.wide.mean()) for days in looked if len(days.session))
         found.extended = wide > len(looked) / 2
@@ -494,9 +559,12 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
     found.note("bar_minutes", length, sure, f"rows stand {said} apart")
 
 
-def _label(found: Detection, looked: list[BarsByDay]) -> None:
+def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> None:
     votes = sum(map(label_votes, looked), Votes())
     given = found.known.get("label")
+    if not given and has_late_ends:
+        found.decide("label", "end", "sure", "times lie within a second before a full minute")
+        return
     if not given and found.session_minutes >= _DAY // MINUTE_NS:
         said = "nothing tells a bar's start from its end where trading never stops; --label end"
         found.note("label", "start", "assumed", said)

@@ -205,10 +205,12 @@ def _votes_of_volume(days: BarsByDay) -> Votes:
     two_before, before, at, after = (
         days.volume(days.open + count * days.step) for count in (-2, -1, 0, 1)
     )
-    start = wide & (at > _JUMP * before) & (after < _JUMP * at)
-    end = wide & (after > _JUMP * at) & (at < _JUMP * before) & (at > 0)
-    early = wide & (before > _JUMP * two_before) & (at < _JUMP * before) & (at > 0)
-    ends, starts, earlies, days_seen = map(_count, (end, start, early & ~start, wide))
+    # bars before the open are thin and jump, too, but the open's own jump is the largest
+    jump = np.argmax([before - two_before, at - before, after - at], axis=0)
+    early = wide & (jump == 0) & (before > _JUMP * two_before) & (at > 0)
+    start = wide & (jump == 1) & (at > _JUMP * before)
+    end = wide & (jump == 2) & (after > _JUMP * at) & (at > 0)
+    ends, starts, earlies, days_seen = map(_count, (end, start, early, wide))
     if max(ends, earlies) < 5:
         return Votes(start=starts, days=days_seen)
     return Votes(ends, starts, earlies, 0, days_seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fintrader.bars.sniff import Known, Layout, sniff
+from fintrader.bars.sniff import Known, Layout, name_pattern, sniff
 from fintrader.bars.sources.bar_files import csv_line, present_columns, share_layout
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
@@ -16,6 +16,26 @@ from fintrader.errors import BarError
 def has_date(file: BarFile) -> bool:
     """True where the file's name says a date."""
     return re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", file.stem) is not None
+
+
+def choose_prices(files: Sequence[BarFile]) -> list[BarFile]:
+    """The files of trades, where others with the same symbols hold bids and asks by their names.
+    Raises BarError where there are bids and asks alone."""
+    kinds: dict[str, list[BarFile]] = {}
+    for file in files:
+        word = re.search(r"[._\s-](ask|bid|last|mid|quote|trade)(?![^._\s-])", file.stem, re.I)
+        kinds.setdefault(word[1].lower() if word else "", []).append(file)
+    if len(kinds) < 2 or "" in kinds:
+        return list(files)
+    for kind in ("trade", "last"):
+        if kind in kinds:
+            return kinds[kind]
+    kind, chosen = next(iter(kinds.items()))
+    pattern = name_pattern(chosen, needs_date=False)
+    raise BarError(
+        f"{chosen[0].name}: the files hold several kinds of prices by their names"
+        f" ({', '.join(kinds)}); choose one, such as {kind}: --name-pattern '{pattern}'"
+    )
 
 
 def choose_layout(
@@ -32,7 +52,7 @@ def choose_layout(
     faults = []
     for first, *_ in sorted(alike.values(), key=len, reverse=True):
         try:
-            layout = sniff(first, has_date(first), known)
+            layout = sniff(first, has_date(first), known, is_alone=len(files) == 1)
         except BarError as error:
             faults.append(error)
             continue

@@ -36,6 +36,7 @@ ZONES = (
 _UTC_ONLY = ("24/7", "24/5")
 _REST = {"CMES": 60 * MINUTE_NS}
 """A pause at the end of each session, which exchange_calendars does not know."""
+_MOST_AT_REST = 0.2
 QUARTER_NS = 15 * MINUTE_NS
 """No zone's offset or change of clocks is finer, and nearly all sessions begin and end so."""
 _CLEAR = {False: 20.0, True: 10.0}
@@ -156,7 +157,12 @@ def _rank_zone(
 
 def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Proposal:
     least = min(one.cost for one in found)
-    best = min((one for one in found if one.cost <= least + _ALIKE), key=lambda one: one.rank)
+    # of those that the data does not refute, one that leaves no row out
+    whole = [one for one in found if one.cost < least + _CLEAR[is_daily] and not one.outside]
+    least = min(one.cost for one in whole or found)
+    best = min(
+        (one for one in whole or found if one.cost <= least + _ALIKE), key=lambda one: one.rank
+    )
     likely = sorted(
         (one for one in found if one.cost < best.cost + _CLEAR[is_daily]), key=lambda one: one.cost
     )
@@ -186,7 +192,8 @@ def _judge(
         begins[allowed & ~inside & known],
         begins[~allowed & known],
     )
-    costs = list(map(_surprise, fills, (1.0, 1.0, MOST_OUTSIDE)))
+    rest = _MOST_AT_REST if calendar in _REST else 1.0
+    costs = list(map(_surprise, fills, (1.0, rest, MOST_OUTSIDE)))
     cost = costs[0] / slots.width + costs[1] + costs[2] + _RARE * rank[-1]
     outside = float(slots.rows[~allowed].sum()) / float(slots.rows.sum())
     filled = float(fills[0].mean()) if len(fills[0]) else 0.0

@@ -16,9 +16,17 @@ import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.bars.sources.bar_files import csv_head, read_head
-from fintrader.bars.sources.cells import carries_zone
+from fintrader.bars.sources.cells import (
+    EMPTY,
+    EXCEL,
+    ZONE_NAME,
+    carries_zone,
+    find_zone,
+    parse_numbers,
+)
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import (
+    ACTIONS,
     CLOCK_SPELLINGS,
     DATE_SPELLINGS,
     IN_UTC,
@@ -29,20 +37,27 @@ from fintrader.errors import BarError
 
 _HEAD_BYTES = 1 << 17
 _ROWS = 2000
+_EARLIEST = 473_385_600
+"""Seconds from 1970 to 1985: the bars of no file end before, but dates look so."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
     *("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d"),
     *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
-    *("%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
+    *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
 )
 _CLOCKS = (
-    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p"),
-    *("%H:%M UTC", "%H:%M:%S UTC", "%H:%M:%S.%f UTC", "%H:%M:%S.%f GMT%z", "%H:%M:%S GMT%z"),
+    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p", "%I-%p"),
 )
+_COUNTED = {
+    6: ("%d%m%y", "%m%d%y", "%y%m%d"),
+    8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
+    12: ("%Y%m%d%H%M",),
+    14: ("%Y%m%d%H%M%S",),
+}
+"""Number of digits -> formats of times without marks."""
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before the name of a price that are no symbols."""
-_NUMBER = re.compile(r"[-+]?[$€£¥]?\d[\d.,' \u00a0\u202f]*([eE][+-]?\d+)?[%KMB]?")
 
 Known: TypeAlias = Mapping[str, Any]
 """Settings that the user gave: name -> value."""
@@ -56,6 +71,8 @@ class Layout:
 
     name: str
     """The file's, for messages."""
+    is_alone: bool = True
+    """There is no other file."""
     known: Known = field(default_factory=dict)
     """Settings that the user gave, which are not guessed; columns of a file without names by their
     numbers, from 1 on."""
@@ -71,6 +88,10 @@ class Layout:
     """Times are dates."""
     single: bool = False
     """No column holds the symbol."""
+    has_late_ends: bool = False
+    """Times are the last second or millisecond of their bars."""
+    actions: list[str] = field(default_factory=list)
+    """Columns of splits and dividends."""
     vendor: str | None = None
     """`lean` or `databento`, whose prices are whole numbers."""
 
@@ -80,10 +101,12 @@ class Layout:
         self.notes[setting] = why
 
 
-def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layout:
+def sniff(
+    file: BarFile, date_in_name: bool, known: Known | None = None, *, is_alone: bool = True
+) -> Layout:
     """The layout of one file. `date_in_name`: the file's name says a date; `known`: settings that
-    are given. Raises BarError when it cannot be read."""
-    layout = Layout(file.name, known or {})
+    are given; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
+    layout = Layout(file.name, is_alone, known or {})
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if file.kind != "csv" and isinstance(table.columns, pd.RangeIndex) and len(table):
         layout.note("header", [], "its columns have no names")
@@ -112,6 +135,7 @@ def sniff(file: BarFile, date_in_name: bool, known: Known | None = None) -> Layo
 
 def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
     """Set what a vendor's own names say of its prices and times."""
+    layout.actions = [name for name in map(str, table.columns) if plain(name) in ACTIONS]
     if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
         layout.vendor = "databento"
     if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", file.stem):
@@ -187,6 +211,11 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if delimiter != "," or "delimiter" in layout.known:
         layout.note("delimiter", delimiter, "stands as often in every line")
     rows = list(csv.reader(lines, delimiter=delimiter))
+    if "delimiter" in layout.known and not any(len(row) > 1 for row in rows):
+        raise BarError(
+            f"{file.name}: no line holds {delimiter!r}, such as {lines[-1][:60]!r}; correct"
+            " --delimiter"
+        )
     width = Counter(map(len, rows[-50:])).most_common(1)[0][0]
     above = next((number for number, row in enumerate(rows) if len(row) == width), 0)
     if 0 < above <= _MOST_ABOVE:
@@ -198,8 +227,8 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     decimal = layout.known.get("decimal") or _decimal(rows)
     if decimal != "." or "decimal" in layout.known:
         layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
-    names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row)), 0)
-    whole = [row for row in rows[names:] if len(row) == width]
+    names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row, decimal)), 0)
+    whole = [row for row in rows[names:] if len(row) == width and row not in rows[:names]]
     if names > 1:
         header = _join_lines(rows[:names])
         layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
@@ -208,7 +237,12 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if not names:
         layout.note("header", [], "the first line holds numbers and no names")
         return pd.DataFrame(whole)
-    return pd.DataFrame(whole, columns=rows[0])
+    header = rows[0]
+    if len({*header}) < len(header):  # of two columns with one name the first counts
+        header = [f"{name} {at}" if name in header[:at] else name for at, name in enumerate(header)]
+        layout.values |= {"header": header, "skip_rows": numbered[above + 1][0]}
+        layout.notes["header"] = "two columns are called alike"
+    return pd.DataFrame(whole, columns=header)
 
 
 def _decimal(rows: Sequence[Sequence[str]]) -> str:
@@ -222,10 +256,17 @@ def _decimal(rows: Sequence[Sequence[str]]) -> str:
     return "," if len(commas) > len(body) / 4 and is_clear else "."
 
 
-def _holds_numbers(row: Sequence[str]) -> bool:
+def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
     """Report whether most of a line's cells, without the first, are numbers: it is one of data."""
-    cells = [cell.strip() for cell in row[1:] if cell.strip()]
-    return 2 * sum(bool(_NUMBER.fullmatch(cell)) for cell in cells) > len(cells)
+    stripped = (cell.strip().rstrip("%") for cell in row[1:])
+    cells = pd.Series([cell for cell in stripped if cell.lower() not in EMPTY], dtype=str)
+    return 2 * int(parse_numbers(cells, decimal).notna().sum()) > len(cells)
+
+
+def _to_numbers(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
+    """Numbers of a table's cells; NaN for other ones."""
+    decimal = layout.values.get("decimal", ".")
+    return table.apply(lambda column: parse_numbers(column.astype(str).str.strip(), decimal))
 
 
 def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -273,6 +314,13 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
                 found.setdefault(symbol, {})[role] = word
         needed = max(map(len, found.values()), default=0)
         whole = [words for words in found.values() if len(words) == needed]
+        alone = next(iter(found), "") if len(found) == 1 else ""
+        if needed >= len(PRICES) and _is_noise(alone):  # Open_1h
+            return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
+        if needed >= len(PRICES) and alone and "header" in layout.values and not layout.is_alone:
+            # the header names the symbol of one file
+            own = {role: word + mark + alone for role, word in whole[0].items()}
+            return {"ts": table.columns[0], "volume": None} | own
         if needed >= len(PRICES) and all(words == whole[0] for words in whole):
             layout.note(
                 "wide",
@@ -282,9 +330,21 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             if "header" in layout.values:  # its names are used as they are
                 layout.values["header"] = list(map(str, table.columns))
             others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
-            names = {"ts": others[0] if others else table.columns[0]}
-            return names | {role: whole[0].get(role) for role in COLUMNS}
+            named = {"ts": others[0]} if others else _find_named_times(table, {})
+            return {"ts": table.columns[0]} | named | {role: whole[0].get(role) for role in COLUMNS}
     return _closes(table, layout)
+
+
+def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str) -> Roles:
+    """Roles of columns that share a length of bars, like Open_1h, which names no symbol."""
+    own = {
+        str(c).removesuffix(shared).removeprefix(shared): c
+        for c in table.columns
+        if shared in str(c)
+    }
+    others = [column for column in table.columns if shared not in str(column) and column not in own]
+    part = table[[*own.values(), *others]].set_axis([*own, *others], axis=1)
+    return {role: own.get(name, name) for role, name in _roles(part, layout, {}).items()}
 
 
 def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
@@ -296,7 +356,7 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     tickers = [re.fullmatch(r"[\^A-Z0-9][A-Z0-9.=/^-]{0,14}", symbol) for symbol in symbols]
     if spelt or "header" in layout.values or not all(tickers) or len(symbols) < 2:
         return {}
-    numbers = table.iloc[:, 1:].replace("", None).apply(pd.to_numeric, errors="coerce")
+    numbers = _to_numbers(table.iloc[:, 1:], layout)
     if not (numbers > 0).any().all() or (numbers <= 0).any(axis=None):
         return {}
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
@@ -305,20 +365,27 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
 
 def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Our name -> column; some are `given`."""
-    if "header" in layout.values:
+    if layout.values.get("header") == []:
         return _roles_of_content(table, layout, given)
     found: Roles = {}
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in table.columns if plain(column) == word]
         if spelt:
             found[role] = spelt[0]
+    if "close" not in found:
+        bids = [column for column in table.columns if plain(column).startswith("bid")]
+        by_name = {plain(column).removeprefix("bid").strip("_"): column for column in bids}
+        spelt_bids = {role: by_name[role] for role in PRICES if role in by_name}
+        if spelt_bids:
+            found |= spelt_bids
+            layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
     if "volume" not in given:
         found["volume"] = _find_volume(table, found.get("volume"), layout)
     found |= _find_named_times(table, found)
     if "ts" in given:
         found.pop("date", None)
     found |= given
-    if "close" in found and not {"open", "high", "low"} & set(found):
+    if {*found} & {*PRICES} == {"close"} and not _has_other_prices(table, found, layout):
         found |= dict.fromkeys(("open", "high", "low"), found["close"])
         layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
     missing = [role for role in ("ts", "close", *PRICES) if role not in found]
@@ -326,6 +393,7 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         raise BarError(
             f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It"
             f" has {', '.join(map(str, table.columns))}; name it: --{missing[0]} COLUMN"
+            + "".join(f", --{role} COLUMN" for role in dict.fromkeys(missing[1:]))
         )
     if plain(found["ts"]) in IN_UTC:
         layout.zone = "UTC"
@@ -333,13 +401,24 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     return found
 
 
+def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
+    """Report whether three columns without a role are of the size of the closes."""
+    others = table[[column for column in table.columns if column not in found.values()]]
+    close = _to_numbers(table[[found["close"]]], layout).median().iloc[0]
+    return int((_to_numbers(others, layout).median() / close).between(0.5, 2).sum()) >= 3
+
+
 def _find_volume(table: pd.DataFrame, spelt: Any, layout: Layout) -> Any:
     """Find the column of volumes: the one that is `spelt` so, that of the first currency, or ticks
     where the volume is 0; None without one."""
     found = spelt
+    if found is not None and not len(_clean(table[found])):
+        return None
     if found is None:
-        names = (column for column in table.columns if re.match("vol(ume)?_", plain(column)))
-        return next(names, None)
+        by_name = {plain(column): column for column in table.columns}
+        if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
+            return f"{by_name['up']} + {by_name['down']}"
+        return next((by_name[name] for name in by_name if re.match("vol(ume)?_", name)), None)
     if set(_clean(table[found])) <= {"0", "0.0"}:
         for column in table.columns:
             if plain(column) in ("tickvol", "tick_volume"):
@@ -355,23 +434,32 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     if dates and clocks:
         return {"date": dates[0], "ts": clocks[0]}
     nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # as pandas writes an index
-    indices = [one for one in table.columns if re.fullmatch(nameless, str(one).strip().lower())]
+    indices = [
+        column
+        for column in table.columns
+        if re.fullmatch(nameless, str(column).strip().lower()) and not _counts_rows(table[column])
+    ]
     others = [] if "ts" in found else [*dates, *indices]
     return {"ts": others[0]} if others else {}
+
+
+def _counts_rows(column: pd.Series[Any]) -> bool:
+    """Report whether the cells are the numbers of the rows."""
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy()
+    return bool(numbers[:1] in (0, 1)) and bool((np.diff(numbers) == 1).all())
 
 
 def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
     """The cells of a column as text, without those that hold nothing."""
     cells = column.astype(str).str.strip()
-    return cells[~cells.isin(["", "nan", "None", "NaT", "null"])]
+    return cells[~cells.isin(["", "nan", "None", "NaT", "null", "-", "--"])]
 
 
 def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Roles of columns without names: the four prices hold each other, times and dates look like
     such; some are `given`."""
-    text = table.astype(str).map(str.strip)
-    points = text.replace(",", ".", regex=True) if layout.values.get("decimal") == "," else text
-    numbers = points.apply(pd.to_numeric, errors="coerce").dropna(axis=1)
+    text = table.astype(str).fillna("").apply(lambda column: column.str.strip())
+    numbers = _to_numbers(table, layout).dropna(axis=1, thresh=int(0.9 * len(table)))
     if {*PRICES} <= {*given}:
         found = dict(given)
     else:
@@ -388,7 +476,7 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     all_columns = list(table.columns)
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]
-    found.setdefault("volume", next(iter(after), None))
+    found.setdefault("volume", _find_traded(numbers, after, found["close"]))
     others = text.drop(columns=[column for column in found.values() if column is not None])
     times = _find_times_and_symbols(others, numbers, table.columns[0])
     if "ts" in given:
@@ -402,12 +490,30 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     return found
 
 
+def _find_traded(numbers: pd.DataFrame, after: list[Any], close: Any) -> Any:
+    """Find the volume among the numbers after the prices: the first, unless it is the turnover,
+    another one times the price."""
+    for column in after[1:]:
+        times = numbers[after[0]] / (numbers[column] * numbers[close])
+        if abs(float(times.median()) - 1) < 0.05:
+            return column
+    return next(iter(after), None)
+
+
 def _find_prices(numbers: pd.DataFrame) -> list[Any]:
     """Find the first four columns of numbers next to each other that lie close together; empty
     without such."""
     for start in range(numbers.shape[1] - 3):
         four = numbers.iloc[:, start : start + 4]
-        if (four > 0).all(axis=None) and np.ptp(np.log(four.median())) < 0.05:
+        four = four[(four > 0).all(axis=1)]
+        if len(four) < len(numbers) / 2:  # zeros are days without trade
+            continue
+        is_low, is_high = (
+            float(four.eq(edge, axis=0).mean().max()) > 0.98
+            for edge in (four.min(axis=1), four.max(axis=1))
+        )
+        apart = float(np.ptp(np.log(four.median())))
+        if apart < 0.05 or (is_low and is_high and apart < 0.5):
             return list(four)
     return []
 
@@ -419,7 +525,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
         if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
             found.setdefault("ts", column)
         elif (
-            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8} \d\d:?\d\d").all()
+            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8}(?:T$| \d\d:?\d\d)").all()
             or column in numeric
         ):
             found.setdefault("date", column)
@@ -466,20 +572,54 @@ def _times(
     if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
         column = column.dropna().astype("int64")  # as text a float has a fraction or an exponent
     cells = _clean(column)
+    parts = cells.str.extract(ZONE_NAME)
+    if len(cells) and parts.notna().all(axis=None):
+        cells = _split_zones(parts, layout)
     if "date" in columns:
         _set_formats(table[columns["date"]].astype(str).str.strip()[cells.index], cells, layout)
+    elif not date_in_name and _recognise_excel_days(cells, layout):
+        pass
     elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
-    elif cells.str.fullmatch(r"\d{9,}\.\d+").all():
+    elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?").all():
         _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(":").all():
         layout.zoned = True
     elif _fitting(cells, _DATES):
         _set_formats(cells, None, layout)
     else:
-        parts = cells.str.extract(r"^(.+?)[ T]+(\d{1,2}:\d\d.*|\d{4,6})$")
+        parts = cells.str.extract(r"^(.+?)[ T]+(\d{1,2}:\d\d.*|\d{4,6}|\d\d-[AP]M)$")
         first, second = (parts[0], parts[1]) if parts.notna().all(axis=None) else (cells, None)
         _set_formats(first, second, layout, "T" if "T" in cells.iloc[0] else " ")
+
+
+def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
+    """The times without the names of zones at their ends. Raises BarError for an unknown zone."""
+    for name in parts[1].unique():
+        if find_zone(name) is None:
+            raise BarError(
+                f"{layout.name}: its times end with {name!r}, which is no known zone; write it into"
+                f" their format and name the zone: --time-format '%Y-%m-%d %H:%M:%S {name}' --zone"
+            )
+    layout.zoned = True
+    return parts[0]
+
+
+def _recognise_excel_days(cells: pd.Series[Any], layout: Layout) -> bool:
+    """Report whether numbers count days as Excel does, and set the format: they lie in the years
+    from 1954 on, a few days apart."""
+    if not cells.str.fullmatch(r"[2-6]\d{4}([.,]\d+)?").all():
+        return False
+    counts = _to_numbers(cells.to_frame(), layout).iloc[:, 0]
+    days = np.unique(np.floor(counts))
+    today = (pd.Timestamp.now() - pd.Timestamp("1899-12-30")).days
+    if len(days) < 2 or np.median(np.diff(days)) > 5 or days[-1] > today + 1:
+        return False
+    layout.whole_days = bool((counts % 1 == 0).all())
+    is_clear = not layout.whole_days or (len(days) > 10 and (days % 7 > 1).all())  # no weekend
+    doubt = "" if is_clear else "guess: --time-format decides; "
+    layout.note("time_format", EXCEL, f"{doubt}counts days from 1899-12-30, as Excel does")
+    return True
 
 
 def _set_known_format(
@@ -488,7 +628,9 @@ def _set_known_format(
     """Set the given `time_format`, and what follows from it."""
     written = layout.known["time_format"]
     layout.note("time_format", written, "")
-    if written in ("s", "ms", "us", "ns"):
+    if written == EXCEL:
+        layout.whole_days = not (_to_numbers(column.to_frame(), layout) % 1).any(axis=None)
+    elif written in ("s", "ms", "us", "ns"):
         a_day = 86_400 * 10 ** {"s": 0, "ms": 3, "us": 6, "ns": 9}[written]
         is_clock = has_date or (date_in_name and pd.to_numeric(column).max() < a_day)
         layout.zoned = not is_clock
@@ -513,12 +655,10 @@ def _set_formats(
     layout.whole_days = clocks is None
     date_format, why = _choose_date_format(dates, fits)
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
-    if not iso:
+    if not iso or layout.zoned:
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
+        written += " %Z" if layout.zoned else ""
         layout.note("time_format", written, f"{why}like {example}")
-    if clock_format is not None and clock_format.endswith("UTC"):
-        layout.zone = "UTC"
-    layout.zoned = clock_format is not None and clock_format.endswith("%z")
 
 
 def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> list[str]:
@@ -527,7 +667,7 @@ def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> list[str]:
     found = []
     for written in formats:
         parsed = pd.to_datetime(distinct, format=written, errors="coerce", utc="%z" in written)
-        years = parsed.dt.year if written in _DATES else pd.Series([2000])
+        years = parsed.dt.year if re.search("%[dj]", written) else pd.Series([2000])
         if parsed.notna().all() and years.between(1900, 2100).all():
             found.append(written)
     return found
@@ -569,12 +709,19 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         if "header" in layout.values and most >= 86_400:
             layout.vendor = "lean"
         return
-    dated = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-    written = dated.get(*digits) if len(digits) == 1 else None
-    if written is not None and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all():
-        layout.note("time_format", written, f"like {cells.iloc[0]}")
-        layout.whole_days = digits == {8}
+    size = digits.pop() if len(digits) == 1 else 0
+    fits = _fitting(cells, _COUNTED.get(size, ()))
+    if fits:
+        written, why = _choose_date_format(cells, fits)
+        layout.note("time_format", written, f"{why}like {cells.iloc[0]}")
+        layout.whole_days = size in (6, 8)
         return
+    if most < _EARLIEST:
+        raise BarError(
+            f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
+            " name the column of the dates, where they count from midnight (--date), or say how"
+            " they are written (--time-format)"
+        )
     _count_epoch(layout)
 
 
@@ -584,18 +731,18 @@ def _count_epoch(layout: Layout) -> None:
 
 
 _WORDS = re.compile(
-    "adj|adjusted|alpaca|amex|arca|ascii|bar|bars|bats|binance|bitfinex|bitstamp|"
-    "bybit|candle|candles|coinbase|crypto|daily|dat|data|day|days|download|etf|"
+    "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|bars|bats|bid|binance|bitfinex|bitstamp|"
+    "bybit|candle|candles|candlestick|coinbase|crypto|daily|dat|data|day|days|download|etf|"
     "etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|"
-    "hourly|intraday|kline|klines|kraken|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|"
+    "hourly|intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|trade|"
-    "trades|unadj|weekly|yahoo|yahoofinance",
+    "trades|unadj|volume|weekly|wiki|yahoo|yahoofinance",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
-    rf"{_DATE}|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"  # a date, a month, a year
+    rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"  # a date, a month, a year
     r"|\d{1,4}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick",
     re.IGNORECASE,
 )
@@ -617,7 +764,16 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
         return "{symbol}/{date}"
     # Parts at even places, marks between them at odd ones.
-    split = [_join_dates(re.split(r"([_\s,-]+)", stem)) for stem in stems]
+    split = [
+        _join_dates(
+            re.split(
+                r"([_\s,-]+|\.(?=(?:ask|bid|last|mid)$)|(?<=[A-Z]{6})(?=[hmd]\d{1,2}$))",
+                stem,
+                flags=re.IGNORECASE,
+            )
+        )
+        for stem in stems
+    ]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
         return "{symbol}"
     columns = [{parts[place] for parts in split} for place in range(len(split[0]))]

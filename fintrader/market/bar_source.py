@@ -13,7 +13,7 @@ from fintrader.bars.bars import Bars, concat
 from fintrader.bars.calendar import day_starts, exchange_days
 from fintrader.bars.companies import overlaps
 from fintrader.bars.sources.alpaca import Alpaca
-from fintrader.bars.sources.bar_files import iterate, own_files, share_layout
+from fintrader.bars.sources.bar_files import own_files, read_rows, share_layout
 from fintrader.bars.sources.by_company import join_by_company
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
@@ -102,7 +102,7 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
         found = own_files(files, settings.bar_path)
-        bars = concat([batch for file in found for batch in iterate(file, files)])
+        bars = read_rows(found, files)
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
         feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
     else:

@@ -196,7 +196,11 @@ def assemble(settings: DataSettings, feed: Feed, *, progress: Progress = SILENT)
 def try_build(settings: DataSettings, feed: Feed) -> None:
     """Build a market to its last byte, in a temporary folder, and remove it. Raises what
     `build_market` raises."""
-    log.disabled = True  # what it says of a part of the bars the whole may not confirm
+    # what they say of a part of the bars the whole may not confirm
+    logs = [log, logging.getLogger("fintrader.bars")]
+    before = [one.disabled for one in logs]
+    for one in logs:
+        one.disabled = True
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -204,7 +208,8 @@ def try_build(settings: DataSettings, feed: Feed) -> None:
         ):
             draft.write(Path(folder) / "market.safetensors")
     finally:
-        log.disabled = False
+        for one, was_disabled in zip(logs, before, strict=True):
+            one.disabled = was_disabled
 
 
 @contextlib.contextmanager

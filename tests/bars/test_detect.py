@@ -672,3 +672,75 @@ def test_given_divisors_and_zones_are_written(bars, tmp_path):
     market = make_market(built(found, tmp_path))
     plain = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
     assert np.allclose(market.close, plain.close)
+
+
+def test_bids_and_asks_are_not_mixed(bars, tmp_path, capsys):
+    for word, factor in (("Bid", 0.99), ("Ask", 1.01)):
+        table = bars.assign(**{name: bars[name] * factor for name in PRICES})
+        by_ticker(tmp_path, table, ["ts", *COLUMNS], f"{{}}.{word}.csv")
+    out = tmp_path / "x.yaml"
+    with pytest.raises(SystemExit, match="2"):
+        main(["init", str(tmp_path), "--out", str(out)])
+    said = capsys.readouterr().err
+    pattern = re.search(r"--name-pattern '(.*)'", said)[1]
+    main(["init", str(tmp_path), "--out", str(out), "--name-pattern", pattern])
+    market = make_market(settings_of(out.read_text()))
+    assert (pattern, market.symbols) == ("{symbol}.Ask", ("AAA", "BBB"))
+    first = bars[bars.ticker == "AAA"].open.iloc[0] * 1.01
+    assert market.open[0, 0].item() == pytest.approx(first)
+
+
+@pytest.mark.parametrize(
+    ("calendar", "count", "sure"),
+    [("XNAS", 40, "sure"), ("XNAS", 8, "assumed"), ("24/7", 40, "assumed")],
+)
+def test_days_counted_by_excel_are_sure_where_weekends_are_missing(calendar, count, sure, tmp_path):
+    table = walk_on(calendar, dt.date(2024, 3, 4), 70, 1440)[:count]
+    days = (table.ts.dt.tz_localize(None) - pd.Timestamp("1899-12-30")).dt.days
+    path = str(write_csv(tmp_path, table.assign(ts=days), "AAA.csv"))
+    noted = findings(path)["time_format"]
+    assert (noted.value, noted.sure) == ("excel", sure)
+    assert ("--time-format decides" in noted.why) == (sure == "assumed")
+    known = detect(path, known={"time_format": "excel"})
+    assert known.sessions == detect(path).sessions
+    assert len(known.sessions) == count
+
+
+def test_seconds_of_a_day_are_no_days_of_excel(bars, tmp_path):
+    clock = (bars.ts - bars.ts.dt.normalize()) // pd.Timedelta("1s")
+    path = write_csv(tmp_path, bars.assign(ts=clock), "AAA.csv")
+    with pytest.raises(BarError, match=r"neither dates nor times since 1970.*--date"):
+        detect(str(path))
+
+
+def test_a_zone_with_an_unknown_name_is_asked_for(bars, plain, tmp_path, capsys):
+    table = bars.assign(ts=bars.ts.dt.strftime("%Y-%m-%d %H:%M:%S NYT"))
+    path, out = str(write_csv(tmp_path, table)), tmp_path / "x.yaml"
+    with pytest.raises(SystemExit, match="2"):
+        main(["init", path, "--out", str(out)])
+    said = capsys.readouterr().err
+    written = re.search("--time-format '(.*)' --zone", said)[1]
+    main(["init", path, "--out", str(out), "--time-format", written, "--zone", "America/New_York"])
+    assert_same_market(make_market(settings_of(out.read_text())), plain)
+
+
+def test_one_of_two_volumes_can_be_named(bars, tmp_path):
+    one = bars[bars.ticker == "AAA"].drop(columns=["ticker", "volume"]).assign(Up=7, Down=3)
+    path = str(write_csv(tmp_path, one, "AAA.txt"))
+    for known, volume in (({}, 50), ({"columns": {"volume": "Up"}}, 35)):  # of five minutes
+        market = make_market(built(detect(path, known=known), tmp_path))
+        assert (market.volume[market.tradable] == volume).all()
+
+
+def test_columns_of_actions_are_named(bars, tmp_path):
+    path = write_csv(tmp_path, bars.assign(divCash=0.0, splitFactor=1.0, adjClose=1.0))
+    noted = findings(path)["actions"]
+    assert (noted.value, "data.actions" in noted.why) == ("divCash, splitFactor", True)
+
+
+def test_days_by_a_foreign_clock_are_refused(tmp_path):
+    """Midnight in Seoul is 15:00 UTC of the day before, without a word of a zone."""
+    table = walk_on("XKRX", dt.date(2024, 3, 4), 90, 1440)
+    table["ts"] = table.ts.dt.tz_localize(None).dt.normalize() - pd.Timedelta("9h")
+    with pytest.raises(BarError, match="neither a date nor midnight"):
+        detect(str(write_csv(tmp_path, table, "AAA.csv")))

@@ -1,3 +1,4 @@
+import logging
 import zipfile
 
 import numpy as np
@@ -5,11 +6,14 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.clean import clean
+from fintrader.bars.detect import detect
+from fintrader.bars.sources import bar_files, listing, typed
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.config import validate
 from fintrader.errors import BarError, DataError
-from fintrader.market.build import build_market, make_market
+from fintrader.market.bar_source import open_feed
+from fintrader.market.build import build_market, make_market, try_build
 from fintrader.market.inspect import dry_run
 from fintrader.market.settings import DataSettings
 from tests.bars.tables import COLUMNS, file_settings, minute_table, write_csv
@@ -198,3 +202,104 @@ def test_only_volume_may_have_no_column():
     for role in ("ts", "symbol", "close"):
         with pytest.raises(ValueError, match="only volume may be null"):
             FilesSettings.model_validate({"columns": {role: None}})
+
+
+def write_lines(path, *lines):
+    path.write_text("\n".join(["ts,ticker,open,high,low,close,volume", *lines, ""]))
+    return path
+
+
+ROW = "2016-01-04 09:{},AAA,1.5,1.5,1.5,1.5,{}"
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [("1.2K", 1200), ("32.48M", 32_480_000), ("3B", 3e9), ("12,34,567", 1_234_567), ("-", 0)],
+)
+def test_volumes_for_people_are_numbers(written, number, tmp_path):
+    rows = [ROW.format(30, f'"{written}"'), ROW.format(31, 5)]
+    assert read(write_lines(tmp_path / "x.csv", *rows)).volume.tolist() == [number, 5]
+
+
+@pytest.mark.parametrize(("written", "price"), [("$131.96", 131.96), ("1,131.96 €", 1131.96)])
+def test_prices_for_people_are_numbers(written, price, tmp_path):
+    row = f'2016-01-04 09:30,AAA,1,2000,1,"{written}",5'
+    assert read(write_lines(tmp_path / "x.csv", row)).close.tolist() == [price]
+
+
+@pytest.mark.parametrize("written", ["1.2%", "1.2Q", "$", "1,23.5", "K"])
+def test_other_texts_are_no_numbers(written, tmp_path):
+    row = f'2016-01-04 09:30,AAA,1,2000,1,"{written}",5'
+    with pytest.raises(BarError, match=r"row 2, column 'close'.* is no number"):
+        read(write_lines(tmp_path / "x.csv", row))
+
+
+def test_names_again_and_remarks_are_left_out_by_their_lines(tmp_path, caplog):
+    path = tmp_path / "x.csv"
+    names = "ts,ticker,open,high,low,close,volume"
+    rows = [ROW.format(30, 1), "Part two of the export", names, ROW.format(31, 2)]
+    assert read(write_lines(path, *rows, "Source: a vendor")).volume.tolist() == [1, 2]
+    assert "line 3 (Part two of the export), line 4 (the names of the columns again)" in caplog.text
+    assert "line 6 (Source: a vendor)" in caplog.text
+    with pytest.raises(BarError, match=r"row 5, column 'volume': 'many' is no number"):
+        read(write_lines(path, *rows[:3], ROW.format(31, "many")))
+    for cut_off in ("2016-01-04 09:31,AAA,1.5", "AAA", "2016-01-04"):
+        with pytest.raises(BarError, match=r"cannot be read .*columns, got"):
+            read(write_lines(path, *rows, cut_off))
+
+
+@pytest.mark.parametrize("kind", ["json", "xlsx"])
+def test_a_build_parses_a_file_once(kind, tmp_path, monkeypatch):
+    table = minute_table(1, 5)[::10]
+    path = tmp_path / f"x.{kind}"
+    table["ts"] = table.ts.astype(str)
+    if kind == "json":
+        table.to_json(path, orient="records")
+    else:
+        table.to_excel(path, index=False)
+    parsed = []
+    build = typed._build
+    monkeypatch.setattr(typed, "_build", lambda *args: parsed.append(1) or build(*args))
+    assert len(read(path)) == len(table)
+    assert len(parsed) == 1
+
+
+def test_unchanged_files_are_not_opened_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "_RACY_NS", 0)
+    bars = tmp_path / "bars"
+    for ticker, rows in minute_table(3, 5).groupby("ticker"):
+        write_csv(bars, rows, f"{ticker}.csv")
+    opened = []
+    head = bar_files.csv_line
+    monkeypatch.setattr(
+        bar_files, "csv_line", lambda file, *args: opened.append(file.stem) or head(file, *args)
+    )
+    settings = file_settings(bars)
+    one = build_market(settings, cache=tmp_path / "cache")
+    assert opened == ["AAA", "BBB", "CCC"]
+    opened.clear()
+    assert build_market(settings, cache=tmp_path / "cache") == one
+    assert opened == []
+    write_csv(bars, minute_table(1, 5).assign(ticker="DDD"), "DDD.csv")
+    build_market(settings, cache=tmp_path / "cache")
+    assert opened == ["DDD"]
+
+
+def test_old_workbooks_and_wrong_delimiters_are_named(tmp_path):
+    (tmp_path / "x.xls").write_bytes(b"\xd0\xcf\x11\xe0")
+    with pytest.raises(DataError, match=r"save it as \.xlsx or as CSV"):
+        read(tmp_path / "x.xls")
+    path = write_csv(tmp_path, minute_table(1, 5))
+    with pytest.raises(BarError, match=r"no line holds ';'.*correct --delimiter"):
+        detect(str(path), known={"delimiter": ";"})
+
+
+def test_a_trial_build_restores_the_logs(tmp_path):
+    logs = [logging.getLogger(name) for name in ("fintrader.market", "fintrader.bars")]
+    logs[1].disabled = True
+    try:
+        settings = file_settings(write_csv(tmp_path, minute_table(2, 5)))
+        try_build(settings, open_feed(settings, None))
+        assert [log.disabled for log in logs] == [False, True]
+    finally:
+        logs[1].disabled = False

@@ -442,6 +442,262 @@ def dashes_and_years(zoo):
     return zoo.folder
 
 
+def investing(zoo):
+    """Numbers for people: thousands parted, volumes in thousands or millions, changes in per cent."""
+
+    def write(frame, path):
+        places = 5 - int(np.floor(np.log10(MARKETS[zoo.market][4])))
+        frame.volume = frame.volume * 10
+        frame.iloc[::7, frame.columns.get_loc("volume")] = 3_250_000
+        words = [f"{v / 1e6:.2f}M" if v > 1e6 else f"{v / 1e3:.2f}K" for v in frame.volume]
+        text = pd.DataFrame({"Date": frame.index.strftime("%b %d, %Y")})
+        for title, name in (("Price", "close"), ("Open", "open"), ("High", "high"), ("Low", "low")):
+            text[title] = [f"{value:,.{places}f}" for value in frame[name]]
+        text["Vol."] = words
+        text.assign(**{"Change %": "-0.42%"}).iloc[::-1].to_csv(path, index=False, quoting=1)
+
+    return zoo.each(write, name="{} Historical Data")
+
+
+def in_dollars(zoo):
+    def write(frame, path):
+        places = 5 - int(np.floor(np.log10(MARKETS[zoo.market][4])))
+        text = frame.astype({"volume": str})
+        for name in PRICES:
+            text[name] = [f"${value:.{places}f}" for value in frame[name]]
+        text.set_axis(frame.index.strftime("%m/%d/%Y")).rename_axis("Date").to_csv(path)
+
+    return zoo.each(write)
+
+
+def file_a_day(zoo):
+    """One daily bar each of many symbols in a file, whose name says the day in words."""
+    table = zoo.long().rename(columns={"symbol": "SYMBOL", "volume": "TOTTRDQTY"})
+    table["TIMESTAMP"] = table.pop("ts").dt.strftime("%d-%b-%Y").str.upper()
+    table.insert(1, "SERIES", "EQ")
+    for day, rows in table.groupby("TIMESTAMP"):
+        rows.assign(ISIN="X").to_csv(zoo.folder / f"cm{day.replace('-', '')}bhav.csv", index=False)
+    return zoo.folder
+
+
+def folder_a_day(zoo):
+    for symbol, frame in zoo.frames.items():
+        for day in frame.index:
+            home = zoo.folder / day.strftime("%Y%m%d")
+            home.mkdir(exist_ok=True)
+            frame.loc[[day]].rename_axis("Date").to_csv(home / f"{symbol}.csv")
+    return zoo.folder
+
+
+def excel_days(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        days = (local.index - pd.Timestamp("1899-12-30")) / pd.Timedelta("1D")
+        days = days.astype(int) if zoo.daily else days
+        local.set_axis(days).rename_axis("Date").to_csv(path)
+
+    return zoo.each(write)
+
+
+def workbook_of_numbers(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        days = (local.index - pd.Timestamp("1899-12-30")) / pd.Timedelta("1D")
+        local.set_axis(days).rename_axis("Date").reset_index().to_excel(path, index=False)
+
+    return zoo.each(write, "xlsx")
+
+
+def zone_names(shown, word=None):
+    """Times that end with the name of their zone; `word` instead of its abbreviation."""
+
+    def layout(zoo):
+        def write(frame, path):
+            local = frame.tz_convert(shown or zoo.zone)
+            name = (word or "%Z").format(zone=zoo.zone)
+            text = local.index.strftime(f"%Y-%m-%d %H:%M:%S {name}")
+            local.set_axis(text).rename_axis("time").to_csv(path)
+
+        return zoo.each(write)
+
+    return layout
+
+
+def at_the_close(zoo):
+    """Daily bars stamped when their session ends, by the exchange's clock."""
+    clock = {"us": "16h", "korea": "15h30min", "india": "15h30min"}.get(zoo.market, "23h59min59s")
+
+    def write(frame, path):
+        frame.set_axis(frame.index + pd.Timedelta(clock)).rename_axis("Date").to_csv(path)
+
+    return zoo.each(write)
+
+
+def at_the_close_zoned(zoo):
+    clock = {"us": "16h", "korea": "15h30min", "india": "15h30min"}.get(zoo.market, "23h59min59s")
+
+    def write(frame, path):
+        stamps = (frame.index + pd.Timedelta(clock)).tz_localize(zoo.zone).tz_convert("UTC")
+        frame.set_axis(stamps).rename_axis("Date").to_csv(path)
+
+    return zoo.each(write)
+
+
+def last_bid_and_ask(zoo):
+    def write(frame, path):
+        stamps = frame.index.strftime("%Y%m%d %H%M%S")
+        for kind, factor in (("Last", 1), ("Bid", 0.99), ("Ask", 1.01)):
+            priced = frame.assign(**{name: frame[name] * factor for name in PRICES})
+            priced.set_axis(stamps).to_csv(path.with_suffix(f".{kind}.txt"), sep=";", header=False)
+
+    return zoo.each(write)
+
+
+def up_and_down(zoo):
+    """TradeStation's times are the ends of bars, its volume has two parts."""
+
+    def write(frame, path):
+        local = zoo.local(frame)
+        table = local.reset_index(drop=True).rename(columns=str.title)
+        up = table.pop("Volume") // 3
+        table.insert(0, "Date", local.index.strftime("%m/%d/%Y"))
+        table.insert(1, "Time", local.index.strftime("%H:%M"))
+        table.assign(Up=up, Down=local.volume.to_numpy() - up).to_csv(path, index=False, quoting=2)
+
+    return zoo.each(write, "txt")
+
+
+def xts(has_numbers, index):
+    """R's `write.zoo`, or `write.csv` of a frame with an index and numbers of rows."""
+
+    def layout(zoo):
+        parts = []
+        for symbol, frame in zoo.frames.items():
+            named = {name: f"{symbol}.{name.title()}" for name in COLUMNS}
+            parts.append(zoo.local(frame).rename(columns=named))
+            parts.append(zoo.local(frame)[["close"]].set_axis([f"{symbol}.Adjusted"], axis=1))
+        table = pd.concat(parts, axis=1).rename_axis(index)
+        if has_numbers:
+            table = table.reset_index()
+            table.index += 1
+        table.to_csv(zoo.folder / "xts.csv", index_label=None if has_numbers else index)
+        return zoo.folder / "xts.csv"
+
+    return layout
+
+
+def names_again(zoo):
+    """Files put together with their first lines, and a remark at the end."""
+    for symbol, frame in zoo.frames.items():
+        table, half = zoo.local(frame).rename_axis("Date"), len(frame) // 2
+        text = table[:half].to_csv() + table[half:].to_csv()
+        remark = "Date range 2024 downloaded from a vendor\n"
+        (zoo.folder / f"{symbol}.csv").write_text(text + remark)
+    return zoo.folder
+
+
+def raw_and_adjusted(zoo):
+    def write(frame, path):
+        adjusted = frame.mul(0.5).rename(columns=lambda name: f"adj{name.title()}")
+        table = frame[["close", "high", "low", "open", "volume"]].join(adjusted)
+        table = table.assign(divCash=0.0, splitFactor=1.0)
+        table.set_axis(frame.index.tz_localize("UTC")).rename_axis("date").to_csv(path)
+
+    return zoo.each(write)
+
+
+def old_chinese(zoo):
+    words = dict(zip(COLUMNS, ("开盘", "最高", "最低", "收盘", "成交量"), strict=True))
+    return zoo.each(
+        lambda f, p: f.rename(columns=words).rename_axis("日期").to_csv(p, encoding="gbk")
+    )
+
+
+def wide_characters(zoo):
+    return zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p, encoding="utf-16-le"))
+
+
+def levels_each(zoo):
+    """yfinance's three lines of names, which also say the symbol, in a file for each."""
+
+    def write(frame, path):
+        local = zoo.local(frame).rename(columns=str.title)
+        local.columns = pd.MultiIndex.from_product([local.columns, [path.stem]])
+        local.rename_axis("Date").rename_axis(["Price", "Ticker"], axis=1).to_csv(path)
+
+    return zoo.each(write)
+
+
+def digits(written):
+    """Days without marks, prices, turnover and then volume, and no names."""
+
+    def layout(zoo):
+        def write(frame, path):
+            table = frame.set_axis(frame.index.strftime(written))
+            table.insert(4, "turnover", table.volume * table.close)
+            table.assign(trades=7).to_csv(path, header=False, quoting=1)
+
+        return zoo.each(write)
+
+    return layout
+
+
+def shared_ending(zoo):
+    def write(frame, path):
+        local = zoo.local(frame)
+        table = local.rename_axis("Date").reset_index()
+        table = table.rename(columns={"volume": "vol"}).rename(columns="{}_1h".format)
+        table.assign(Date=local.index.strftime("%Y-%m-%d"), Hour=4).to_csv(path, index=False)
+
+    return zoo.each(write)
+
+
+def russian(zoo):
+    words = dict(zip(COLUMNS, ("Откр.", "Макс.", "Мин.", "Цена", "Объём"), strict=True))
+
+    def write(frame, path):
+        frame.volume = frame.volume * 1000
+        text = frame.rename(columns=words)
+        text["Объём"] = [f"{value / 1e6:.3f}M".replace(".", ",") for value in frame.volume]
+        days = frame.index.strftime("%d.%m.%Y")
+        text.set_axis(days).rename_axis("Дата").to_csv(path, decimal=",", quoting=1)
+
+    return zoo.each(write)
+
+
+def late_ends(zoo):
+    """Binance's closing times: the last millisecond of each bar."""
+
+    def write(frame, path):
+        ends = frame.index.as_unit("ms").asi8 + zoo.minutes * 60_000 - 1
+        names = {name: f"{name}Price" for name in PRICES}
+        frame.set_axis(ends).rename(columns=names).rename_axis("endTime").to_csv(path)
+
+    return zoo.each(write)
+
+
+def zeros_without_trade(zoo):
+    """Zeros, and the last close, on every fifth day."""
+
+    def write(frame, path):
+        table = zoo.local(frame).rename_axis("Date")
+        table.iloc[4::5, table.columns.get_indexer(["open", "high", "low", "volume"])] = 0
+        table.to_csv(path)
+
+    zoo.each(write)
+    zoo.frames = {
+        symbol: frame[np.arange(len(frame)) % 5 != 4] for symbol, frame in zoo.frames.items()
+    }
+    return zoo.folder
+
+
+def no_last_newline(zoo):
+    zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p))
+    for path in zoo.folder.iterdir():
+        path.write_text(path.read_text().rstrip("\n"))
+    return zoo.folder
+
+
 INTRADAY = {
     "epoch_s": epoch(10**9),
     "epoch_ms": epoch(10**6),
@@ -453,21 +709,33 @@ INTRADAY = {
         for one in (
             *(named_index_parquet, float32_parquet, offsets, utc_letters, units_that_change),
             *(us_dates, am_pm, dukascopy, metatrader, histdata, trading_view, ends),
+            *(last_bid_and_ask, up_and_down, late_ends),
         )
     },
+    "zone_abbreviations": zone_names("America/New_York"),
+    "zone_names": zone_names(None, "{zone}"),
+    "zone_utc": zone_names("UTC"),
+    "zone_offset": zone_names("Etc/GMT-2", "GMT+2"),
 }
 DAILY = {
-    one.__name__: one
-    for one in (
-        *(zoned_days, epoch_days, tushare, akshare, months_in_words, last_price),
-        dashes_and_years,
-    )
+    "digits_day_first": digits("%d%m%y"),
+    "digits_month_first": digits("%m%d%Y"),
+    **{
+        one.__name__: one
+        for one in (
+            *(zoned_days, epoch_days, tushare, akshare, months_in_words, last_price),
+            *(dashes_and_years, investing, in_dollars, file_a_day, folder_a_day, at_the_close),
+            *(at_the_close_zoned, raw_and_adjusted, old_chinese, russian, zeros_without_trade),
+        )
+    },
 }
 BOTH = {
     "levels_price_first": levels(["Price", "Ticker"]),
     "levels_ticker_first": levels(["Ticker", "Price"]),
     "gzip": packed(".gz", "gzip"),
     "zip": packed(".zip", "zip"),
+    "xts_numbered": xts(True, "Index"),
+    "xts_named": xts(False, "Index"),
     **{
         one.__name__: one
         for one in (
@@ -483,6 +751,8 @@ BOTH = {
                 pipes,
             ),
             *(vendor_in_the_name, file_a_month, wide, wide_closes, no_volume, further_columns),
+            *(excel_days, workbook_of_numbers, names_again, wide_characters),
+            *(levels_each, shared_ending, no_last_newline),
         )
     },
 }

@@ -9,7 +9,8 @@ import logging
 import lzma
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
-from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
-from fintrader.bars.sources.layout import FilesSettings, column_names
+from fintrader.bars.sources.cells import EMPTY, Column, first_line, one_kind, table_bars
+from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.bars.sources.listing import BarFile, files_of, kind_of
+from fintrader.bars.sources.presets import SPELLINGS, plain
 from fintrader.bars.sources.typed import TableError, open_typed
 from fintrader.errors import BarError
 from fintrader.storage.objects import open_file_system
@@ -33,6 +35,8 @@ BATCH_ROWS = 500_000
 _HEADER_BYTES = 1 << 16
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
 _BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_FOREIGN = ("gb18030", "cp949", "shift_jis")
+"""Encodings of Chinese, Korean and Japanese text."""
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 """Bytes that no text holds."""
 _FEW = 10
@@ -42,25 +46,37 @@ _FEW = 10
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
     docstring."""
-    files = own_files(settings, path)
-    bars = concat([batch for file in files for batch in iterate(file, settings)])
+    return read_rows(own_files(settings, path), settings, symbols)
+
+
+def read_rows(
+    files: Sequence[BarFile], settings: FilesSettings, symbols: tuple[str, ...] = ()
+) -> Bars:
+    """All rows of these files; else like `read_files`."""
+    bars = concat(
+        [batch for file in files for batch in iterate(file, settings, is_alone=len(files) == 1)]
+    )
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
         bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
     return bars
 
 
-def own_files(settings: FilesSettings, path: str) -> list[BarFile]:
+def own_files(
+    settings: FilesSettings, path: str, is_known: Callable[[BarFile], bool] = lambda _: False
+) -> list[BarFile]:
     """The files that `files_of` lists and that have the settings' columns; the log names the
-    others."""
-    files, left_out = share_layout(files_of(settings, path), settings)
+    others. Files that `is_known` accepts are not opened: they have them."""
+    files, left_out = share_layout(files_of(settings, path), settings, is_known)
     if left_out:
         log.warning("%s: left out: %s", path, "; ".join(left_out))
     return files
 
 
 def share_layout(
-    files: Sequence[BarFile], settings: FilesSettings
+    files: Sequence[BarFile],
+    settings: FilesSettings,
+    is_known: Callable[[BarFile], bool] = lambda _: False,
 ) -> tuple[list[BarFile], list[str]]:
     """The files that have the settings' columns, and why each of the others has not; all where
     none has.
@@ -73,7 +89,8 @@ def share_layout(
     lacking = {}
     errors = {}
     for file in files:
-        if settings.header and file.member:  # to unpack it takes long, and no name can differ
+        # to unpack a member takes long, and no name can differ
+        if is_known(file) or (settings.header and file.member):
             lacking[file] = 0
             continue
         try:
@@ -106,53 +123,54 @@ def _names(file: BarFile, settings: FilesSettings) -> list[str]:
 
 
 def iterate(
-    file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None
+    file: BarFile,
+    settings: FilesSettings,
+    after: tuple[int, int] | None = None,
+    *,
+    is_alone: bool = False,
 ) -> Iterator[Bars]:
     """The rows of one file in file order, in the long schema, some hundred thousand at a time.
 
     `after`: leave out so many bytes, of a CSV (`BarFile.appendable`); the next row's number is the
-    second.
+    second. `is_alone`: there is no other file, so that one without a price is refused.
     """
+    if after is not None and _blank_from(file.path, after[0]):
+        return
     names = column_names(settings)
-    present = read_columns(file, settings)
-    wide = wide_columns(settings, present)
-    prices = [column for one in wide.values() for column in one.values()] or [
-        names[name] for name in COLUMNS if name in names
-    ]
-    wanted = [column for role, column in names.items() if not (wide and role in COLUMNS)]
-    wanted = [*dict.fromkeys([*wanted, *prices, *settings.extra])]
-    _refuse_cut_off(file, settings)
-    # a CSV's first row of data is line 2, where line 1 has the names
-    first = (settings.skip_rows + (1 if settings.header else 2)) if file.kind == "csv" else 0
-    tail = None
-    if after is not None:
-        if _blank_from(file.path, after[0]):
-            return
-        tail = (after[0], present)
-        first = after[1]
-    done = first
-    has_price = after is not None
+    has_row = has_price = after is not None
     zoned: bool | None = None
     symbol, date = (
         settings.read_name(file.place) or ("", None) if settings.name_pattern else (file.stem, None)
     )
-    for table in _tables(file, settings, wanted, [*prices, *settings.extra], tail):
-        rows = np.arange(done, done + table.num_rows)
-        done += table.num_rows
-        if settings.time_format is None:
-            times = table[names["ts"]].slice(0, 1)
-            zoned = one_kind(Column(times, names["ts"], file.name, rows[:1]), zoned)
-        if wide:
-            bars = _joined(table, wide, settings, file.name, rows, date)
-        else:
-            bars = table_bars(
-                table, settings, origin=file.name, rows=rows, symbol=symbol, date=date
-            )
-        has_price = has_price or len(bars.without_empty()) > 0
-        yield bars
+    with _open_table(file, settings, after) as (present, read):
+        _refuse_lacking(file, present, settings)
+        wide = wide_columns(settings, present)
+        numeric = [column for one in wide.values() for column in one.values()] or [
+            *(names[name] for name in PRICES),
+            *split_sum(names.get("volume"), present),
+        ]
+        numeric += settings.extra
+        texts = [column for role, column in names.items() if role not in COLUMNS]
+        if present[-1] in (*texts, *numeric):
+            _refuse_cut_off(file, settings)
+        for rows, table in read(texts, numeric):
+            if settings.time_format is None:
+                times = table[names["ts"]].slice(0, 1)
+                zoned = one_kind(Column(times, names["ts"], file.name, rows[:1]), zoned)
+            if wide:
+                bars = _joined(table, wide, settings, file.name, rows, date)
+            else:
+                bars = table_bars(
+                    table, settings, origin=file.name, rows=rows, symbol=symbol, date=date
+                )
+            has_row = True
+            has_price = has_price or len(bars.without_empty()) > 0
+            yield bars
     if not has_price:
-        held = "holds no row" if done == first else "no row has a price"
-        raise BarError(f"{file.name}: {held}; check the file")
+        held = "no row has a price" if has_row else "holds no row"
+        if is_alone:
+            raise BarError(f"{file.name}: {held}; check the file")
+        log.warning("%s: %s", file.name, held)
 
 
 def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[str, str]]:
@@ -238,18 +256,40 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
             return
         encoding = _encoding(fs.head(inside, _HEADER_BYTES)) or "utf-8"
         lines = fs.tail(inside, _HEADER_BYTES).decode(encoding, errors="replace").splitlines()
-    fields = [line.rpartition(settings.delimiter)[2] for line in lines[1 + settings.skip_rows :]]
-    if not fields or not _is_whole(fields[-1], fields[:-1], settings.decimal):
+    if lines and _is_prose(lines[-1], settings.delimiter):
+        return
+    fields = [
+        line.rpartition(settings.delimiter)[2].strip() for line in lines[1 + settings.skip_rows :]
+    ]
+    last = fields[-1] if fields else ""
+    if not fields or not _may_be_whole(last, fields[:-1], settings.decimal):
         raise BarError(
             f"{file.name}: the last line has no end, and its last number may be cut off; fetch the"
             " file again, or add a newline where the number is whole"
         )
+    if not _is_whole(last, fields[:-1], settings.decimal):
+        log.warning("%s: the last line has no end: is its last number %s whole?", file.name, last)
+
+
+def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
+    """True where a field is as long as others: a shorter number is cut off."""
+    if _is_whole(last, others, decimal):
+        return True
+    if not re.fullmatch(r"\d+\D?\d*", last):
+        return False
+    places = {len(field.partition(decimal)[2]) for field in others}
+    shortest = min((len(field) for field in others if decimal not in field), default=1)
+    if decimal in last:
+        return len(last.partition(decimal)[2]) in places - {0}
+    return 0 in places and len(last) >= shortest
 
 
 def _is_whole(last: str, others: list[str], decimal: str) -> bool:
     """True where a field cannot be part of a longer one: its quotes are closed, it has the decimals
     of all others, or it is a text that begins no longer one of theirs. Whole numbers of any length
     are no evidence."""
+    if last.lower() in EMPTY:
+        return True
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):
@@ -261,6 +301,11 @@ def _is_whole(last: str, others: list[str], decimal: str) -> bool:
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """The names of a file's columns. Raises BarError when one that the settings name is missing."""
     present = present_columns(file, settings)
+    _refuse_lacking(file, present, settings)
+    return present
+
+
+def _refuse_lacking(file: BarFile, present: list[str], settings: FilesSettings) -> None:
     if settings.wide is not None and not wide_columns(settings, present):
         raise BarError(
             f"{file.name}: no columns called like {settings.wide}; it has {', '.join(present)}"
@@ -274,7 +319,6 @@ def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     lacking = [name for name in settings.extra if name not in present]
     if lacking:
         raise BarError(f"{file.name}: no column {lacking[0]!r}; it has {', '.join(present)}")
-    return present
 
 
 def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
@@ -283,7 +327,7 @@ def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
     return {
         role: name
         for role, name in column_names(settings).items()
-        if name not in present and not (is_wide and role in COLUMNS)
+        if not {*split_sum(name, present)} <= {*present} and not (is_wide and role in COLUMNS)
     }
 
 
@@ -294,15 +338,16 @@ def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
             with _open_typed(file, settings.header) as (names, _):
                 return list(names)
         csv_head(file, 1 << 12)
-        with _open_csv(file, settings, {}, block_bytes=_HEADER_BYTES) as reader:
+        skip = partial(_open_csv, file, settings, {}, leave_out=lambda _: "skip")
+        with skip(block_bytes=_HEADER_BYTES) as reader:
             return list(reader.schema.names)
 
 
 def read_head(file: BarFile, rows: int) -> pd.DataFrame:
     """The first rows of a typed file; columns without names have numbers. Raises BarError when it
     cannot be read."""
-    with readable(file), _open_typed(file, rows=rows) as (names, tables):
-        first = next(tables, None)
+    with readable(file), _open_typed(file) as (names, read):
+        first = next(read(names, rows), None)
         # A reader sees the index that pandas stored as a column.
         table = pd.DataFrame() if first is None else first.to_pandas(ignore_metadata=True)
     is_named = names != [str(number) for number in range(len(names))]
@@ -360,35 +405,98 @@ def readable(file: BarFile) -> Iterator[None]:
         ) from None
 
 
-def _tables(
+_Read = Callable[[list[str], list[str]], Iterator[tuple[Array, pa.Table]]]
+"""Reads columns of text and of numbers as tables of at most some hundred thousand rows, after the
+rows' numbers `[R]`."""
+
+
+@contextlib.contextmanager
+def _open_table(
+    file: BarFile, settings: FilesSettings, after: tuple[int, int] | None
+) -> Iterator[tuple[list[str], _Read]]:
+    """The names of a file's columns, and what reads them; of a CSV perhaps only what stands `after`
+    so many bytes, whose first row has that number."""
+    if file.kind == "csv":
+        present = present_columns(file, settings)
+        yield present, partial(_read_csv, file, settings, present if after else [], after)
+        return
+    with contextlib.ExitStack() as held:
+        with readable(file):
+            present, read = held.enter_context(_open_typed(file, settings.header))
+        yield present, partial(_read_typed, file, read)
+
+
+def _read_typed(
+    file: BarFile, read: Any, texts: list[str], numeric: list[str]
+) -> Iterator[tuple[Array, pa.Table]]:
+    done = 0
+    with readable(file):
+        for table in read([*dict.fromkeys([*texts, *numeric])], BATCH_ROWS):
+            yield np.arange(done, done + len(table)), table
+            done += len(table)
+
+
+def _read_csv(
     file: BarFile,
     settings: FilesSettings,
-    wanted: list[str],
+    names: list[str],
+    after: tuple[int, int] | None,
+    texts: list[str],
     numeric: list[str],
-    tail: tuple[int, list[str]] | None,
-) -> Iterator[pa.Table]:
-    """The file's rows as tables of the wanted columns, a bounded number at a time; of a CSV's
-    `tail` (bytes to leave out, names of the columns) only those."""
+) -> Iterator[tuple[Array, pa.Table]]:
+    """Rows of a CSV, without lines of prose and of names again, which the log names."""
+    offset, first = after or (0, settings.skip_rows + (1 if settings.header else 2))
+    left_out: dict[int, str] = {}
+    again: dict[int, str] = {}
+
+    def leave_out(row: Any) -> str:
+        if not _is_prose(row.text, settings.delimiter):
+            return "error"
+        left_out[row.number + (first - 1 if after else 0)] = row.text
+        return "skip"
+
+    def read(types: dict[str, pa.DataType]) -> Iterator[pa.Table]:
+        with _open_csv(file, settings, types, (offset, names), leave_out=leave_out) as reader:
+            yield from (pa.Table.from_batches([batch]) for batch in reader)
+
+    def number(table: pa.Table) -> Array:
+        rows = np.arange(first + done, first + done + len(table))
+        for line in sorted(left_out):  # the reader passes over them
+            rows[rows >= line] += 1
+        return rows
+
+    types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
+    done = 0
     with readable(file):
-        if file.kind != "csv":
-            with _open_typed(file, settings.header, wanted, rows=BATCH_ROWS) as (_, tables):
-                yield from tables
-            return
-        done = 0
-        types = {name: pa.float64() if name in numeric else pa.string() for name in wanted}
         try:
-            with _open_csv(file, settings, types, tail) as reader:
-                for batch in reader:
-                    yield pa.Table.from_batches([batch])
-                    done += batch.num_rows
+            for table in read(types):
+                yield number(table), table
+                done += len(table)
         except pa.ArrowInvalid:
             # text in a number: read the rest as text, so that the error can name the row
-            with _open_csv(file, settings, dict.fromkeys(wanted, pa.string()), tail) as reader:
-                for batch in reader:
-                    skip = min(done, batch.num_rows)
-                    done -= skip
-                    if batch.num_rows > skip:
-                        yield pa.Table.from_batches([batch.slice(skip)])
+            seen = done
+            for table in read(dict.fromkeys(types, pa.string())):
+                fresh = table.slice(min(seen, len(table)))
+                seen -= len(table) - len(fresh)
+                rows = number(fresh)
+                is_header = np.ones(len(fresh), dtype=bool)
+                for name in types:
+                    is_header &= pc.fill_null(pc.equal(fresh[name], name), False).to_numpy()
+                again |= dict.fromkeys(rows[is_header].tolist(), "the names of the columns again")
+                yield rows[~is_header], fresh.filter(pa.array(~is_header))
+                done += len(fresh)
+    left_out |= again
+    if left_out:
+        lines = [f"line {line} ({left_out[line].strip()[:40]})" for line in sorted(left_out)]
+        log.warning("%s: left out: %s", file.name, ", ".join(lines[:5]))
+
+
+def _is_prose(line: str, delimiter: str) -> bool:
+    """Report whether a line without the fields of the others is a remark: words, and no field that
+    is a number or a date."""
+    fields = [field.strip(' "') for field in line.split(delimiter)]
+    has_numbers = any(re.fullmatch(r"[-+.:/\d]+", field) for field in fields)
+    return not has_numbers and re.match(r'["#\s]*[^\W\d]+[ :]', line) is not None
 
 
 def _unpack(file: BarFile) -> Any:
@@ -402,35 +510,50 @@ def _unpack(file: BarFile) -> Any:
     return stream
 
 
-def _open_typed(file: BarFile, *names: Any, rows: int = 1) -> Any:
+def _open_typed(file: BarFile, header: Sequence[str] = ()) -> Any:
     stream = _open_text(file) if file.kind == "json" else _unpack(file)
-    return open_typed(file.kind, stream, *names, rows=rows)
+    return open_typed(file.kind, stream, header)
 
 
 def _encoding(head: bytes) -> str | None:
     """Encoding of a text by its first bytes, None for UTF-8."""
     if head[:2] in _BOMS:
         return _BOMS[head[:2]]
+    for place, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        if 3 * head[place::2].count(0) > len(head) and not head[1 - place :: 2].count(0):
+            return encoding
     try:
         head.decode()
     except UnicodeDecodeError as error:
         is_cut = error.reason == "unexpected end of data"
         is_text = len(head.translate(None, _CONTROL)) == len(head)
-        return "cp1252" if is_text and not is_cut else None
+        return _old_encoding(head) if is_text and not is_cut else None
     return None
+
+
+def _old_encoding(head: bytes) -> str:
+    """The encoding in which the names of columns are usual ones, cp1252 by default."""
+    known = {word for words in SPELLINGS.values() for word in words if not word.isascii()}
+    line = next(filter(bytes.strip, head.splitlines()), b"")
+    for encoding in _FOREIGN:
+        words = re.split(r"[,;|\t]", line.decode(encoding, errors="replace"))
+        if known.intersection(map(plain, words)):
+            return encoding
+    return "cp1252"
 
 
 def _open_text(file: BarFile, after: int = 0) -> Any:
     """A text's bytes, `after` so many, unpacked and in UTF-8."""
     stream = _unpack(file)
-    encoding = _encoding(bytes(stream.read(_HEADER_BYTES)))
+    head = bytes(stream.read(_HEADER_BYTES))
+    encoding = _encoding(head)
     if file.packing:
         stream = _unpack(file)
     else:
         stream.seek(after)
     if encoding is None:
         return stream
-    if not after and encoding in _BOMS.values():
+    if not after and head[:2] in _BOMS:
         stream.read(2)
     native = stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, "r")
     return pa.transcoding_input_stream(native, encoding, "utf-8")
@@ -440,10 +563,14 @@ def _open_csv(
     file: BarFile,
     settings: FilesSettings,
     types: dict[str, pa.DataType],
-    tail: tuple[int, list[str]] | None = None,
+    tail: tuple[int, list[str]] = (0, []),
+    *,
+    leave_out: Callable[[Any], str] | None = None,
     block_bytes: int = 32 << 20,
 ) -> Any:
-    """The reader of a CSV's columns in `types`, of all where that is empty."""
+    """The reader of a CSV's columns in `types`, of all where that is empty; of its `tail` (bytes to
+    leave out, and the names of the columns) only those. `leave_out` judges lines with other
+    fields."""
     # NA, TRUE and nan are tickers; only an empty cell is none
     options = pa_csv.ConvertOptions(
         column_types=types,
@@ -452,14 +579,14 @@ def _open_csv(
         null_values=[""],
         decimal_point=settings.decimal,
     )
-    source = _open_text(file, tail[0] if tail else 0)
+    source = _open_text(file, tail[0])
     reading = pa_csv.ReadOptions(
         block_size=block_bytes,
         use_threads=False,
-        column_names=tail[1] if tail else settings.header or None,
-        skip_rows=0 if tail else settings.skip_rows,
+        column_names=tail[1] or settings.header or None,
+        skip_rows=0 if tail[0] else settings.skip_rows,
     )
-    parsing = pa_csv.ParseOptions(delimiter=settings.delimiter)
+    parsing = pa_csv.ParseOptions(delimiter=settings.delimiter, invalid_row_handler=leave_out)
     return pa_csv.open_csv(
         source, read_options=reading, convert_options=options, parse_options=parsing
     )

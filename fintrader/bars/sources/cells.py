@@ -4,7 +4,9 @@ column."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import zoneinfo
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,19 +15,43 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
-from fintrader.bars.sources.layout import FilesSettings, column_names
+from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
+from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.errors import BarError
+
+log = logging.getLogger("fintrader.bars")
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
-_EMPTY = ("", "null", "none", "nan", "na", "n/a", "#n/a", "-", "--")
+EMPTY = ("", "null", "none", "nan", "na", "n/a", "#n/a", "-", "--")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
-_GROUPED = rf"[+-]?\d{{1,3}}(?:{_MARKS}\d{{3}})+(?:\.\d*)?"
-"""A number whose digits stand in threes."""
+_MONEY = "[$€£¥₩₹]"
+_WRITTEN = re.compile(
+    rf"(?P<sign>[+-]?){_MONEY}?\s?"
+    rf"(?P<digits>\d{{1,3}}(?:{_MARKS}\d{{2,3}})*{_MARKS}\d{{3}}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+    rf"\s?(?P<unit>[KMBT]?){_MONEY}?",
+    re.IGNORECASE,
+)
+"""A number as people write it: its digits parted, in a currency, in thousands or millions."""
+_EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"}
+ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+([A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
+"""A time, and the name of its zone."""
+_OFFSETS = {
+    name: offset
+    for offset, names in (
+        *(("-08:00", "PST"), ("-07:00", "PDT MST"), ("-06:00", "MDT CST"), ("-05:00", "CDT EST")),
+        *(("-04:00", "EDT"), ("+01:00", "CET BST"), ("+02:00", "CEST EET"), ("+03:00", "EEST")),
+        *(("+05:30", "IST"), ("+08:00", "HKT SGT"), ("+09:00", "JST KST"), ("+10:00", "AEST")),
+        ("+11:00", "AEDT"),
+    )
+    for name in names.split()
+}
+EXCEL = "excel"
+"""Time format of days since 1899-12-30."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
+_SECOND = _UNITS["s"]
 _LARGEST = np.array([10**10, 10**13, 10**16])
 """Numbers below are seconds, milliseconds and microseconds since 1970."""
 
@@ -108,12 +134,12 @@ def table_bars(
     days = _date_text(column(names["date"])) if "date" in names else date
     ts = _times(column(names["ts"]), days, settings)
     numbers = {name: Column(table[name], name, origin, rows) for name in settings.extra}
-    numbers |= {
-        name: Column(table[names[name]], names[name], origin, rows)
-        for name in COLUMNS
-        if name in names
-    }
+    parts = split_sum(names.get("volume"), table.column_names)
+    numbers |= {name: Column(table[names[name]], names[name], origin, rows) for name in PRICES}
+    numbers |= {f"volume {part}": Column(table[part], part, origin, rows) for part in parts}
     values: dict[str, Any] = _read_numbers(numbers, settings)
+    if parts:
+        values["volume"] = np.sum([values.pop(f"volume {part}") for part in parts], axis=0)
     extras = {name: values.pop(name) for name in settings.extra}
     if "volume" not in values:
         values["volume"] = np.where(np.isnan(values["close"]), np.nan, 0.0)
@@ -171,7 +197,8 @@ def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     codes = encoded.indices.to_numpy()
     named = encoded.dictionary.to_pylist()
     used = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist()
-    tickers = {code: named[code].upper() if uppercase else named[code] for code in used}
+    tickers = {code: named[code].lstrip("'") for code in used}  # by which Excel marks text
+    tickers = {code: name.upper() if uppercase else name for code, name in tickers.items()}
     for code, ticker in tickers.items():
         if not ticker.strip():
             blank = int((codes == code).argmax())
@@ -186,7 +213,9 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
     time of day only."""
     kind = column.cells.type
-    if settings.time_format in ("epoch", *_UNITS):
+    if settings.time_format == EXCEL:
+        ns = _count_days(column, settings)
+    elif settings.time_format in ("epoch", *_UNITS):
         ns = _count_times(column, _UNITS.get(settings.time_format), days, settings)
     elif column.is_text or days is not None:
         text = column.text
@@ -200,7 +229,22 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
             " (data.source.time_format: epoch)"
         )
-    return ns - settings.bar_minutes * MINUTE_NS if settings.label == "end" else ns
+    if settings.label == "day":
+        wall = pd.DatetimeIndex(ns, tz="UTC").tz_convert(settings.timezone).tz_localize(None)
+        midnight = pa.array(wall.normalize().to_numpy())
+        ns = _epoch(replace(column, cells=pa.chunked_array([midnight])), settings)
+    if settings.label == "end":  # some end their bars a millisecond early
+        return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
+    return ns
+
+
+def _count_days(column: Column, settings: FilesSettings) -> Array:
+    """Times as Excel stores them, days since 1899-12-30 by the clock of the settings' zone."""
+    days = _numbers(column, settings)
+    column.refuse(pd.Series(~(np.abs(days) < 100_000)), "no day as Excel counts them")
+    seconds = np.round(days * 86_400).astype("timedelta64[s]")  # no fraction of a day is exact
+    stamps = (np.datetime64("1899-12-30", "s") + seconds).astype("datetime64[ns]")
+    return _epoch(replace(column, cells=pa.chunked_array([pa.array(stamps)])), settings)
 
 
 def _date_text(days: Column) -> pa.ChunkedArray:
@@ -252,10 +296,45 @@ def _count_times(
 def _parse_times(column: Column, settings: FilesSettings) -> Array:
     text = column.cells.to_pandas()
     written = settings.time_format
+    if written is not None and written.endswith(" %Z"):
+        return _parse_named_zones(column, settings)
     zoned = bool(one_kind(column, None)) if written is None else "%z" in written
     parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
     return _epoch(replace(column, cells=pa.chunked_array([pa.array(parsed)])), settings)
+
+
+def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
+    """Times of which each ends with the name of its zone."""
+    text = column.cells.to_pandas().str.strip()
+    parts = text.str.extract(ZONE_NAME)
+    column.refuse(parts[1].isna(), "no time with the name of a zone at its end")
+    written = str(settings.time_format).removesuffix(" %Z")
+    ns = np.zeros(len(text), dtype=np.int64)
+    for name, rows in parts.groupby(1).indices.items():
+        zone = find_zone(str(name)) or ""
+        column.refuse((parts[1] == name) & (not zone), f"of an unknown zone {name!r}")
+        own = {"time_format": written, "timezone": zone}
+        times = parts[0][rows]
+        if zone[0] in "+-":
+            times += zone
+            own = {"time_format": f"{written}%z"}
+        cells = pa.chunked_array([pa.array(times, pa.string())])
+        part = replace(column, cells=cells, rows=column.rows[rows])
+        ns[rows] = _parse_times(part, settings.model_copy(update=own))
+    return ns
+
+
+def find_zone(name: str) -> str | None:
+    """The time zone or offset of a name at the end of a time, such as EST, US/Eastern or GMT+2;
+    None for an unknown one."""
+    offset = re.fullmatch(r"(?:GMT|UTC)([+-])(\d{1,2}):?(\d\d)?", name)
+    if offset:
+        return f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}"
+    try:
+        return _OFFSETS.get(name) or zoneinfo.ZoneInfo(name).key
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        return None
 
 
 def carries_zone(times: pd.Series[Any]) -> bool:
@@ -287,9 +366,18 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     _refuse_ambiguous(columns, settings)
     values = {name: _numbers(column, settings) for name, column in columns.items()}
     empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES])
+    # some write a day without trade as zeros, and the last close
+    traded = sum(np.nan_to_num(values[name]) for name in values if name != "close")
+    empty |= np.asarray(traded) == 0 if set(values) > {*PRICES} else False
     for name, column in columns.items():
         lacking = np.isnan(values[name]) & ~empty
-        if lacking.any():
+        if name.startswith("volume") and lacking.any():
+            log.warning(
+                "%s: row %d and %d others have prices and no %s, which counts as 0",
+                *(column.origin, column.rows[lacking][0], lacking.sum() - 1, column.name),
+            )
+            values[name] = np.where(lacking, 0.0, values[name])
+        elif lacking.any():
             raise column.fault(
                 int(lacking.argmax()), "the cell is empty; fill it or remove the row"
             )
@@ -308,17 +396,27 @@ def _numbers(column: Column, settings: FilesSettings) -> Array:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise column.unfit(f"is {column.cells.type}, not numbers") from None
     text = column.text.to_pandas().str.strip()
-    if settings.decimal == ",":
-        text = text.str.translate(str.maketrans(",.", ".,"))
-    numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)
-    grouped = text[numbers.isna() & text.str.fullmatch(_GROUPED, na=False)]
-    numbers[grouped.index] = pd.to_numeric(grouped.str.replace(_MARKS, "", regex=True))
+    numbers = parse_numbers(text, settings.decimal)
     column.refuse(numbers.isna() & ~_is_empty(text), "no number")
     return np.asarray(numbers)
 
 
+def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
+    """Numbers of cells without spaces around them, as programs or people write them (1,234.50,
+    $131.96, 32.48M); NaN for anything else."""
+    if decimal == ",":
+        text = text.str.translate(str.maketrans(",.", ".,"))
+    numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)
+    others = text[numbers.isna() & ~_is_empty(text)]
+    parts = others.str.extract(rf"^{_WRITTEN.pattern}$", flags=re.IGNORECASE).dropna()
+    digits = parts["digits"].str.replace(_MARKS, "", regex=True)
+    written = parts["sign"] + digits + parts["unit"].str.upper().map(_EXPONENTS)
+    numbers[parts.index] = written.astype(np.float64)
+    return numbers
+
+
 def _is_empty(text: pd.Series[str]) -> pd.Series[bool]:
-    return text.isna() | text.str.lower().isin(_EMPTY)
+    return text.isna() | text.str.lower().isin(EMPTY)
 
 
 def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> None:

@@ -64,8 +64,7 @@ class FilesFeed(Feed):
         self.settings = settings
         self.calendar = calendar
         self.store = store
-        self.files = own_files(settings, path)
-        self._contents = _read_contents(self.files, store)
+        self.files, self._contents = _read_contents(settings, path, store)
         self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
 
     def prepare(self, progress: Progress | None = None) -> None:
@@ -112,7 +111,7 @@ class FilesFeed(Feed):
             assert before.next_row is not None
             continue_from(collection, before)
             after = (content.grown_from, before.next_row)
-        batches = iterate_checked(file, self.settings, after)
+        batches = iterate_checked(file, self.settings, after, is_alone=len(self.files) == 1)
         ingest(batches, collection, progress, file.name, before=None if after else before)
         return before if content.superseded else None
 
@@ -211,8 +210,12 @@ class _Content:
     """No other file holds the earlier content now."""
 
 
-def _read_contents(files: list[BarFile], store: ObjectStore) -> list[_Content]:
-    """Hash the content of each file. The store remembers the hashes of unchanged files."""
+def _read_contents(
+    settings: FilesSettings, path: str, store: ObjectStore
+) -> tuple[list[BarFile], list[_Content]]:
+    """The files that have the settings' columns, and the hashes of their content. The store
+    remembers both of unchanged files."""
+    layout = hash_bytes(settings.model_dump_json().encode())[:16]
     with store.lock():
         store.remove_temporaries(deep=False)
         stored = store.get("fingerprints.json")
@@ -221,16 +224,22 @@ def _read_contents(files: list[BarFile], store: ObjectStore) -> list[_Content]:
         except ValueError:
             before = {}
         known = dict(before)
+
+        def is_known(file: BarFile) -> bool:
+            version = file.version()
+            return version is not None and before.get(_key(file), [])[::3] == [version, layout]
+
+        files = own_files(settings, path, is_known)
         contents = []
         for file in files:
             version = file.version()
-            key = f"{file.path}:{file.member or ''}"
-            token, digest, size = before.get(key, [None, None, 0])
+            token, digest, size, *_ = before.get(_key(file), [None, None, 0])
             if version is not None and version == token:
+                known[_key(file)] = [version, digest, size, layout]
                 contents.append(_Content(digest))
                 continue
             sha256, length, prefix = file.digest(size)
-            known[key] = [version, sha256, length]
+            known[_key(file)] = [version, sha256, length, layout]
             changed = digest is not None and digest != sha256
             contents.append(
                 _Content(
@@ -241,5 +250,9 @@ def _read_contents(files: list[BarFile], store: ObjectStore) -> list[_Content]:
             )
         if known != before:
             store.put("fingerprints.json", json.dumps(known, sort_keys=True).encode())
-    now = {digest for _, digest, _ in known.values()}
-    return [replace(content, superseded=content.before not in now) for content in contents]
+    now = {digest for _, digest, *_ in known.values()}
+    return files, [replace(content, superseded=content.before not in now) for content in contents]
+
+
+def _key(file: BarFile) -> str:
+    return f"{file.path}:{file.member or ''}"

@@ -95,10 +95,10 @@ def ingest(
 
 
 def iterate_checked(
-    file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None
+    file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None, **how: bool
 ) -> Iterator[Bars]:
-    """Iterate over a file's rows. Raises BarError for a bad one."""
-    for batch in iterate(file, settings, after):
+    """Iterate over a file's rows, like `iterate`. Raises BarError for a bad one."""
+    for batch in iterate(file, settings, after, **how):
         refuse_bad_rows(batch)
         yield batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -67,17 +67,19 @@ class FilesSettings(Settings):
     columns: Annotated[Mapping[Column, str | None], fill_mapping(COLUMN_NAMES)] = COLUMN_NAMES
     """Names of the file's columns. `ts`: the time, or the time of day where `date` names another
     column, or the file's name holds the date. `volume`: null where there is none (it is 0 then; set
-    `env.participation: none`). `factor` (optional): factors that turn prices into those that were
+    `env.participation: none`); `Up + Down` for the sum of two columns. `factor` (optional): factors that turn prices into those that were
     traded; prices are multiplied by it first, volumes divided."""
     time_format: str | None = None
     """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size;
-    `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands elsewhere); or a pattern
-    like `%d.%m.%Y %H:%M`, for date and time together. ISO 8601 unless set."""
+    `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands elsewhere); `excel` for
+    days since 1899-12-30; or a pattern like `%d.%m.%Y %H:%M`, for date and time together, with
+    ` %Z` at its end for the name of a zone, such as EST or US/Eastern. ISO 8601 unless set."""
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
-    label: Literal["start", "end"] = "start"
-    """Whether a bar's time is its start or its end. With `end`, a bar stamped at the open becomes
+    label: Literal["start", "end", "day"] = "start"
+    """Whether a bar's time is its start or its end, or any time of the day that it is the bar of
+    (daily bars stamped at the close). With `end`, a bar stamped at the open becomes
     part of the first bar where most days have one, of a single price: it is the opening's print."""
     bar_minutes: int = Field(1, ge=1)
     """Length of the bars in the files; used to move end labels to the start."""
@@ -153,3 +155,10 @@ def column_names(settings: FilesSettings) -> dict[str, str]:
     if "{symbol" in (settings.name_pattern or "") or settings.wide is not None:
         del names["symbol"]
     return names
+
+
+def split_sum(name: str | None, present: Sequence[str]) -> list[str]:
+    """The columns of which a volume is the sum: itself, or those of a name like `Up + Down`."""
+    if name is None:
+        return []
+    return [name] if name in present else name.split(" + ")

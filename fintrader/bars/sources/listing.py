@@ -105,6 +105,11 @@ def _open(path: str, text: bool) -> list[BarFile]:
     name = strip_folders(path)
     kind = kind_of(name, text)
     if kind is None:
+        if name.lower().endswith(".xls"):
+            raise DataError(
+                f"{path}: a workbook of Excel before 2007; save it as .xlsx or as CSV, and name"
+                " that file"
+            )
         raise DataError(
             f"{path}: neither Parquet nor CSV nor another kind of table by its name; convert it, or"
             " point --data.path elsewhere"

@@ -54,33 +54,40 @@ PRESETS: dict[Preset, dict[str, Any]] = {
 have precedence."""
 
 SPELLINGS = {
-    "ts": (
-        *("ts", "timestamp", "datetime", "date_time", "unix", "unix_timestamp", "open_time"),
-        *("window_start", "ts_event", "gmt_time", "utc_time", "local_time", "timestamp_utc"),
-        *("datetime_utc", "date_utc", "date_gmt", "trade_time", "bar_time", "begins_at", "begin"),
-        *("time", "start", "start_time", "date", "trade_date", "t", "datum_zeit", "zeitpunkt"),
-        *("zeit", "日期", "时间", "交易日期", "日付", "일자"),
-    ),
-    "symbol": (
-        *("symbol", "ticker", "tic", "sym", "instrument", "instrument_id", "asset", "ts_code"),
-        *("secid", "pair", "product_id", "contract", "stock", "code", "name", "s"),
-        *("kürzel", "wertpapier", "股票代码", "代码"),
-    ),
-    "open": ("open", "o", "open_price", "openprice", "eröffnung", "erster", "开盘", "开盘价"),
-    "high": ("high", "h", "high_price", "highprice", "hoch", "höchst", "最高", "最高价"),
-    "low": ("low", "l", "low_price", "lowprice", "tief", "tiefst", "最低", "最低价"),
-    "close": (
-        *("close", "c", "close/last", "last", "close_price", "closeprice", "price"),
-        *("schluss", "schlusskurs", "收盘", "收盘价"),
-    ),
-    "volume": (
-        *("volume", "vol", "v", "total_volume", "volume_traded", "tickvol", "tick_volume"),
-        *("volumen", "stück", "成交量"),
-    ),
+    role: tuple(words.split())
+    for role, words in {
+        "ts": """
+            ts timestamp datetime date_time unix unix_timestamp open_time window_start ts_event
+            gmt_time utc_time local_time timestamp_utc datetime_utc date_utc date_gmt trade_time
+            bar_time begins_at begin time start start_time date trade_date t datum_zeit zeitpunkt
+            zeit traddt date1 close_time endtime end_time fecha data дата tarih
+            日期 时间 交易日期 日付 日付け 일자 날짜""",
+        "symbol": """
+            symbol ticker tic sym instrument instrument_id asset ts_code secid pair product_id
+            contract stock code name s tckrsymb kürzel wertpapier 股票代码 代码 종목코드 銘柄コード""",
+        "open": """
+            open o open_price openprice opening_price opnpric eröffnung eröffn erster abertura
+            apertura ouv откр açılış 开盘 开盘价 開盤價 시가 始値""",
+        "high": """
+            high h high_price highprice highest_price hghpric hoch höchst máxima máximo maxima massimo
+            plus_haut макс yüksek 最高 最高价 最高價 고가 高値""",
+        "low": """
+            low l low_price lowprice lowest_price lwpric tief tiefst mínima mínimo minima minimo plus_bas
+            мин düşük 最低 最低价 最低價 저가 安値""",
+        "close": """
+            close c close/last last close_price closeprice closing_price clspric price schluss
+            schlusskurs zuletzt fechamento cierre último ultimo dernier цена şimdi
+            收盘 收盘价 收盤價 종가 終値""",
+        "volume": """
+            volume vol v total_volume volume_traded trade_volume tickvol tick_volume tottrdqty
+            ttl_trd_qnty ttltradgvol volumen stück объём hac 成交量 成交股數 거래량 出来高""",
+    }.items()
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
-DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "日期")
+DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "calendardate", "日期")
 CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "时间")
+ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends")
+"""Names of columns of splits and dividends."""
 WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last")
 """Of these names, those that say little beside another one."""
 IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,18 @@ from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
 """A column without a name, as pandas calls its index in Parquet."""
-_WRAPPERS = ("bars", "candles", "data", "historical", "prices", "quotes", "results", "values")
+_WRAPPERS = (
+    "bars",
+    "candles",
+    "data",
+    "historical",
+    "ohlc",
+    "ohlcv",
+    "prices",
+    "quotes",
+    "results",
+    "values",
+)
 """Keys of JSON that hold the rows and are no symbols."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
@@ -31,12 +42,9 @@ def open_typed(
     kind: str,
     stream: Any,
     header: Sequence[str] = (),
-    columns: list[str] | None = None,
-    *,
-    rows: int = 1,
-) -> Iterator[tuple[list[str], Iterator[pa.Table]]]:
-    """A file's names of columns, and tables of at most so many `rows` of these `columns` (of all
-    by default). Columns without names have those of `header`, or numbers.
+) -> Iterator[tuple[list[str], Callable[[list[str], int], Iterator[pa.Table]]]]:
+    """A file's names of columns, and what reads tables of these columns and at most so many rows.
+    Columns without names have those of `header`, or numbers.
 
     Closes the `stream`. Raises ValueError (TableError) or OSError for what is no such
     file.
@@ -44,21 +52,24 @@ def open_typed(
     with stream:
         if kind == "parquet":
             parquet = pq.ParquetFile(stream)
-            batches = parquet.iter_batches(rows, columns=columns, use_threads=False)
-            tables = (pa.Table.from_batches([batch]) for batch in batches)
-            yield list(parquet.schema_arrow.names), tables
+
+            def read_parquet(columns: list[str], rows: int) -> Iterator[pa.Table]:
+                batches = parquet.iter_batches(rows, columns=columns, use_threads=False)
+                return (pa.Table.from_batches([batch]) for batch in batches)
+
+            yield list(parquet.schema_arrow.names), read_parquet
             return
         names, whole = {"feather": _feather, "json": _json, "excel": _excel}[kind](stream)
         if names == [str(number) for number in range(len(header))]:
             names = list(header)
-        tables = (
-            pa.Table.from_batches([batch]).rename_columns(names).select(columns or names)
-            for batch in whole
-        )
-        pieces = (
-            table.slice(start, rows) for table in tables for start in range(0, len(table), rows)
-        )
-        yield names, pieces
+
+        def read(columns: list[str], rows: int) -> Iterator[pa.Table]:
+            for batch in whole:
+                table = pa.Table.from_batches([batch]).rename_columns(names).select(columns)
+                for start in range(0, len(table), rows):
+                    yield table.slice(start, rows)
+
+        yield names, read
 
 
 _Table = tuple[list[str], Iterable[pa.RecordBatch]]
@@ -183,12 +194,17 @@ def _excel(stream: Any) -> _Table:
         raise ValueError(error) from None
     sheet = book.worksheets[0]
     sheet.reset_dimensions()  # the size that stands in it may be wrong
-    rows = [row for row in sheet.iter_rows(values_only=True) if set(row) != {None}]
-    if not rows:
-        return [], []
-    columns = [list(column) for column in itertools.zip_longest(*rows) if set(column) != {None}]
-    names = [INDEX if column[0] is None else str(column[0]) for column in columns]
-    return _build(names, (column[1:] for column in columns))
+    rows = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
+    head = list(itertools.islice(rows, 2))
+    # an empty column may stand before the table
+    places = [at for at, cells in enumerate(itertools.zip_longest(*head)) if set(cells) != {None}]
+    names = [INDEX if head[0][at] is None else str(head[0][at]) for at in places]
+
+    def build() -> Iterator[pa.RecordBatch]:
+        columns = list(itertools.zip_longest(*head, *rows))
+        yield from _build(names, [columns[at][1:] for at in places])[1]
+
+    return names, build()
 
 
 def _build(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
