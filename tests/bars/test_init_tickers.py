@@ -24,8 +24,11 @@ from fintrader.bars.sources.tickers import EXCHANGES, calendar_of, is_path, read
 from fintrader.bars.sources.vendor import RateLimit, VendorFeed
 from fintrader.bars.sources.vendor_settings import AlpacaSettings
 from fintrader.bars.sources.yahoo import Yahoo
+from fintrader.cli.options import parse_config
 from fintrader.market import bar_source
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import load_config
+from tests import ROOT
 from tests.engines.runs import fintrader
 from tests.engines.servers import Fake, alpaca, binance, leading_to, listen, yahoo
 
@@ -444,3 +447,95 @@ def test_a_pace_holds_in_every_minute():
     assert max(sum(start <= at < start + 60 for at in begun) for start in begun) == 3
     assert begun[:4] == [0, 1, 2, 60]
     assert Alpaca(AlpacaSettings()).requests_a_minute < 200
+
+
+# --- indices --------------------------------------------------------------------------------------
+
+
+def at_2016(tickers, first, last):
+    """Minutes of tickers from a day to another, each with its own span where it is a tuple."""
+    parts = []
+    for number, (ticker, stop) in enumerate(tickers.items()):
+        grid = session_grid(
+            "XNAS", dt.date.fromisoformat(first), dt.date.fromisoformat(stop or last)
+        )
+        stamps = pd.DatetimeIndex(grid.minutes, tz="UTC").tz_convert("America/New_York")
+        part = walk([ticker], stamps.tz_localize(None), seed=number)
+        for name in ("open", "high", "low", "close"):
+            part[name] = np.round(50 + (part[name] - part[name].iloc[0]) / 40, 4)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+SPAN = ["--start", "2016-03-07", "--end", "2016-04-01"]
+
+
+def test_the_members_of_an_index_come_by_date_and_the_papers_configuration_runs_on_them(alpaca_of):
+    """SNDK leaves the index, and later the exchange; the bars of BKNG and META have today's tickers;
+    most members have no bars."""
+    tickers = {
+        "AAPL": None,
+        "MSFT": None,
+        "BKNG": None,
+        "META": None,
+        "AMZN": None,
+        "SNDK": "2016-03-30",
+    }
+    fake = alpaca_of(at_2016(tickers, "2016-03-07", "2016-04-01"))
+    words = ["init", "--index", "nasdaq100", "--from", "alpaca", *SPAN]
+    planned = done(*words, "--print")
+    size = re.search(r"(\d+) tickers, 19 sessions, at most ([\d,]+) bars", planned)
+    assert int(size[1]) * 19 * 390 == int(size[2].replace(",", ""))
+    assert int(size[1]) > 105
+    assert "GB" in planned or "MB" in planned
+    assert fake.requests == []
+    out = done(*words)
+    assert re.search(r"without bars +\d+ +sure", out)
+    data = data_of("nasdaq100.yaml")
+    assert data["universe"] == {"members": "nasdaq100"}
+    assert data["source"] == {"kind": "alpaca", "bar_minutes": 1}
+    assert "6 symbols" in requests_nothing(fake, "nasdaq100.yaml")
+    paper = str(ROOT / "configs" / "podracer.yaml")
+    span = ["--data.start", SPAN[1], "--data.end", SPAN[3]]
+    windows = ["--data.windows.fractions", "0.4", "0.3", "0.3", "--data.universe.min-coverage", "0"]
+    features = ["--data.features.names", "return_1", "--data.features.context", "time_of_day"]
+    requests_nothing(fake, paper, *span, *windows, *features)
+    market = MarketTensors.load(next(Path("data/tensors").glob("*/market.safetensors")))
+    assert market.symbols == ("AAPL", "AMZN", "BKNG", "META", "MSFT", "SNDK.2016")
+    left = market.member[:, -1].numpy()  # on 2016-03-16, though its bars go on
+    assert (left == (np.arange(len(left)) < 7 * 390)).all()
+    assert market.member[:, 0].all()
+    assert market.provenance.survivorship.members_without_bars
+
+
+def test_a_vendors_source_gives_way_to_a_folder():
+    config = load_config(str(ROOT / "configs" / "podracer.yaml"))
+    assert config.data.source.kind == "alpaca"
+    own = parse_config("run", [str(ROOT / "configs" / "podracer.yaml"), "--data.path", "x"])
+    assert own.data.effective().source.kind == "files"
+
+
+@pytest.mark.parametrize("index", ["dow30", pytest.param("sp500", marks=pytest.mark.slow)])
+def test_daily_bars_of_another_index_come_from_yahoo(index, yahoo_of):
+    pytest.importorskip("index_constitution")
+    members = ["AAPL", "MSFT", "JPM", "KO", "CAT", "BRK-B"]
+    fake = yahoo_of(days_table(members, 200))
+    out = done("init", "--index", index, "--days", "150")
+    names = 5 + (index == "sp500")
+    assert re.search(rf"symbols +{names} ", out)
+    asked = len({one["ticker"] for one in fake.requests})
+    assert asked == names  # of a ticker that it does not know, yfinance asks the zone alone
+    requests_nothing(fake, f"{index}.yaml")
+    assert data_of(f"{index}.yaml")["source"]["bar_minutes"] == 1440
+
+
+@pytest.mark.slow
+def test_from_tickers_to_a_report(yahoo_of):
+    fake = yahoo_of(days_table(["AAPL", "MSFT", "NVDA"]))
+    done("init", "AAPL", "MSFT", "NVDA", "--days", "400")
+    before = len(fake.requests)
+    quick = ["--tournament.pods", "2", "--tournament.workers", "1"]
+    quick += ["--tournament.budget.env-steps", "4000", "--backtest.null-model", "false"]
+    done("run", "aapl-msft-nvda.yaml", *quick)
+    assert len(fake.requests) == before
+    assert (Path("runs") / "aapl-msft-nvda" / "backtest" / "report.html").is_file()

@@ -43,6 +43,8 @@ from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
+_SAVE_SECONDS = 20.0
+"""A killed download loses at most so much; the manifest of an index takes a second to write."""
 TIMEOUT_SECONDS = 20.0
 """Wait for an answer, after which a request is made again: pages take a second or two."""
 
@@ -223,6 +225,7 @@ class VendorFeed(Feed):
         self._sleep = sleep
         self._store = store
         self._is_reached = False
+        self._silent: dict[str, list[dt.date]] = {}
         self.num_rows = 0
         """Rows that came in this process, but for those before the open and after the close."""
         self.num_outside = 0
@@ -286,11 +289,27 @@ class VendorFeed(Feed):
             )
         shown = progress if progress is not None and requests else SILENT
         with shown.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
-            for request in requests:
-                self._request_bars(request)
-                task.advance(note=f"{request.symbols[0]} {request.month}")
+            saved = time.monotonic()
+            try:
+                for request in requests:
+                    self._request_bars(request)
+                    task.advance(note=f"{request.symbols[0]} {request.month}")
+                    if time.monotonic() > saved + _SAVE_SECONDS:
+                        self._collection.save()
+                        saved = time.monotonic()
+            finally:
+                self._collection.save()
         # again, for tickers that have bars only now
         self._request_actions(wanted)
+        self._warn_of_silence()
+
+    def _warn_of_silence(self) -> None:
+        """Warn of sessions without bars, once for all tickers."""
+        named = [f"{name} on {_name_days(days)}" for name, days in self._silent.items()]
+        if named:
+            more = f" and of {len(named) - 3} more" if len(named) > 3 else ""
+            log.warning("%s has no bars of %s%s", self.vendor.name, "; ".join(named[:3]), more)
+        self._silent.clear()
 
     def _select_actions(self) -> Iterator[Action]:
         """Yield the actions of the range that the prices do not hold."""
@@ -475,7 +494,6 @@ class VendorFeed(Feed):
                         answered = {"symbols": request.symbols, **span, **days}
                         collection.add(name, month, mine, answered)
                 self._settle(name, part)
-        collection.save()
 
     def _fetch(self, request: Request) -> dict[str, Bars]:
         """Fetch bars by ticker. A refused ticker costs no other its bars, unless it was listed by
@@ -539,7 +557,7 @@ class VendorFeed(Feed):
         through = request.last
         if missing:
             unconfirmed[month] = asked, str(through)
-            log.warning("%s has no bars of %s on %s", self.vendor.name, name, _name_days(missing))
+            self._silent.setdefault(name, []).extend(missing)
             through = missing[0] - dt.timedelta(days=1)
         if not unconfirmed:
             del collection.unconfirmed[name]
