@@ -78,6 +78,8 @@ class ChunkManifest:
     unconfirmed: Spans = field(default_factory=dict)
     """Answers of a vendor without bars of a session: the day of the request, and the last session
     that it asked for."""
+    twice: dict[str, dict[str, str]] = field(default_factory=dict)
+    """symbol -> month -> day on which two answers of a vendor had no bars of a session."""
     complete: bool = False
     """Everything that the identity names is stored (a file's whole content)."""
     next_row: int | None = None
@@ -239,7 +241,7 @@ def _read_manifest(home: ObjectStore, name: str) -> ChunkManifest:
     if body.pop("format", None) != FORMAT:
         raise damaged
     try:
-        return from_json(ChunkManifest, {"files": [], **body})
+        return from_json(ChunkManifest, {"files": [], "twice": {}, **body})
     except RecordError:
         raise damaged from None
 

@@ -1,20 +1,26 @@
-"""`fintrader init`: find out how files of bars are to be read. Needs no torch."""
+"""`fintrader init`: find out how files of bars are to be read, or download bars. Needs no torch."""
 
 from __future__ import annotations
 
+import datetime as dt
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import kind_of
 from fintrader.bars.sources.presets import Preset
-from fintrader.cli.options import parse_argument
+from fintrader.bars.sources.tickers import is_path, is_ticker, read_tickers
+from fintrader.cli.options import parse
 from fintrader.config import Settings, Ticker, validate
 from fintrader.errors import ConfigError, DataError
+from fintrader.progress import reporter
 
 if TYPE_CHECKING:
+    from fintrader.bars.detect import Detection
     from fintrader.bars.sniff import Known
 
 _COLUMNS = ("ts", "date", "open", "high", "low", "close", "volume")
@@ -26,17 +32,31 @@ _SETTINGS = {"zone": "timezone"} | {
     )
 }
 """Option -> setting of `data.source`."""
+_OF_TICKERS = ("vendor", "index", "days", "start", "end")
+_OF_BOTH = ("calendar", "bar_minutes", "out", "force", "print_only")
 
 
 class InitOptions(Settings):
-    """Reading of files of bars, and the configuration written for them. All is found from the
-    files; an option answers for a setting."""
+    """Reading of files of bars, or a download of tickers, and the configuration written for them.
+    All is found from the files; an option answers for a setting."""
+
+    vendor: str | None = None
+    """Where tickers are downloaded from: yahoo (the default), alpaca, or an exchange of ccxt's
+    (binance, coinbase, kraken)."""
+    index: Literal["nasdaq100", "sp500", "dow30"] | None = None
+    """Download the members of an index by date, instead of tickers."""
+    days: int | None = Field(None, ge=1)
+    """Days to download, up to yesterday or --end; 400 by default, 29 of minutes."""
+    start: dt.date | None = None
+    """First day to download, instead of --days."""
+    end: dt.date | None = None
+    """Last day to download; yesterday by default."""
 
     preset: Preset | None = None
     """The vendor that they come from; found from the files by default."""
     calendar: str | None = None
-    """The exchange's calendar, as exchange_calendars calls it, or FX; found from the times by
-    default."""
+    """The exchange's calendar, as exchange_calendars calls it, or FX; found from the times or the
+    tickers by default."""
     ts: str | None = None
     """Column of the times. A column of a file without names is a number, from 1 on."""
     date: str | None = None
@@ -60,7 +80,7 @@ class InitOptions(Settings):
     label: Literal["start", "end"] | None = None
     """Whether a bar's time is its start or its end."""
     bar_minutes: int | None = Field(None, ge=1)
-    """Length of the bars."""
+    """Length of the bars. Of tickers, 1, 5, 60 or 1440, a day and the default."""
     time_format: str | None = None
     """Format of the times, like "%d.%m.%Y %H:%M", or epoch for numbers since 1970."""
     decimal: Literal[".", ","] | None = None
@@ -74,7 +94,8 @@ class InitOptions(Settings):
     force: bool = False
     """Write over a configuration that is there."""
     print_only: bool = False
-    """Print how the bars are read, and how sure that is, and write nothing."""
+    """Print how the bars are read, and how sure that is, and write nothing; of tickers, what would
+    be downloaded."""
 
     def source(self) -> Known:
         """Settings of `data.source` that were given. Raises ConfigError for one that is invalid."""
@@ -87,26 +108,96 @@ class InitOptions(Settings):
 
 
 def init(argv: list[str]) -> None:
-    """Find out how files of bars are read, and write a configuration that runs."""
-    from fintrader.bars.detect import describe_detection, detect
-    from fintrader.market.starter import config_path, write_config
-
-    bars, options = parse_argument("init", InitOptions(), argv, "FILE|FOLDER")
-    path = config_path(bars, options.out)
-    if path.exists() and not (options.force or options.print_only):
+    """Find out how files of bars are read, or download bars; and write a configuration that
+    runs."""
+    number = next((at for at, word in enumerate(argv) if word.startswith("-")), len(argv))
+    words = argv[:number]
+    options = parse(InitOptions(), argv[number:], "init")
+    given = {name for name, value in options if value != getattr(InitOptions(), name)}
+    if options.index is not None and words:
+        raise ConfigError(f"--index names the tickers itself; leave {shlex.join(words)} out")
+    if not words and options.index is None:
+        raise ConfigError("`fintrader init` needs FILE|FOLDER, TICKER ... or --index NAME")
+    paths = [word for word in words if is_path(word)]
+    if options.vendor is not None:  # says that folders of that name are not meant
+        paths = [word for word in paths if kind_of(word, text=True) or not is_ticker(word)]
+    if not paths:
+        _refuse(given - {*_OF_TICKERS, *_OF_BOTH}, "files, and these are tickers")
+        _init_tickers(tuple(read_tickers(words)), options)
+        return
+    if len(words) > 1:
         raise ConfigError(
-            f"{path} is there already; choose another --out, or write over it with --force"
+            f"{paths[0]} is a file or a folder, or its name is one's; give one alone, or a pattern"
+            ' in quotes like "bars/*.csv"; or tickers alone (--from yahoo where folders are called'
+            " like them)"
         )
+    _refuse(given & {*_OF_TICKERS}, f"tickers, and {paths[0]} is a file or a folder")
+    _init_files(paths[0], options)
+
+
+def _refuse(names: set[str], reason: str) -> None:
+    """Raise ConfigError for options that these bars cannot use."""
+    for name in sorted(names):
+        option = "from" if name == "vendor" else name.replace("_", "-")
+        raise ConfigError(f"--{option} is for {reason}; leave it out")
+
+
+def _init_files(bars: str, options: InitOptions) -> None:
+    from fintrader.bars.detect import describe_detection, detect
+
+    path = _choose_path(bars, options)
     try:
         found = detect(
             bars, preset=options.preset, calendar=options.calendar, known=options.source()
         )
         print(describe_detection(found))
-        if options.print_only:
-            return
-        write_config(found, path, force=options.force)
+        if not options.print_only:
+            _write(found, path, options.force)
     except (ConfigError, DataError) as error:
         raise type(error)(_name_options(str(error))) from None
+
+
+def _init_tickers(tickers: tuple[str, ...], options: InitOptions) -> None:
+    from fintrader.bars.detect import describe_detection
+    from fintrader.market.download import Wanted, describe_size, download, plan_download
+
+    many = f"-and-{len(tickers) - 3}-more" if len(tickers) > 3 else ""
+    name = options.index or "-".join(tickers[:3]).replace("/", "") + many
+    path = _choose_path(name.lower(), options)
+    names = ("index", "vendor", "bar_minutes", "calendar", "start", "end", "days")
+    wanted = Wanted(tickers, **{name: getattr(options, name) for name in names})
+    try:
+        found = plan_download(wanted)
+        size = describe_size(found)
+        if options.print_only:
+            print(describe_detection(found), size, sep="\n\n")
+            return
+        if size:
+            print(size, flush=True)
+        with reporter() as progress:
+            download(found, options.calendar is not None, progress)
+        print(describe_detection(found))
+        _write(found, path, options.force)
+    except (ConfigError, DataError) as error:
+        raise type(error)(_name_options(str(error))) from None
+
+
+def _choose_path(bars: str, options: InitOptions) -> Path:
+    """Choose the configuration's path. Raises ConfigError where it is taken."""
+    from fintrader.market.starter import config_path
+
+    path = config_path(bars, options.out)
+    if path.exists() and not (options.force or options.print_only):
+        raise ConfigError(
+            f"{path} is there already; choose another --out, or write over it with --force"
+        )
+    return path
+
+
+def _write(found: Detection, path: Path, is_forced: bool) -> None:
+    from fintrader.market.starter import write_config
+
+    write_config(found, path, force=is_forced)
     runs = f"`fintrader run {path}` goes from these bars to a backtest"
     if found.waivers:
         runs = f"correct the bars, or take the # from waive in it where they are right; then {runs}"
@@ -123,6 +214,9 @@ def _name_options(problem: str) -> str:
         (" under data.source.columns", ""),
         (", or let `fintrader init` find out", ""),
         ("data.calendar", "--calendar"),
+        ("data.universe.", "--"),
+        ("data.start", "--start"),
+        ("data.end", "--end"),
     ):
         problem = problem.replace(words, instead)
     return problem

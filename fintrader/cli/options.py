@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
 
 T = TypeVar("T", bound=BaseModel)
-ALIASES = {"from": "from_run", "json": "as_json", "print": "print_only"}
-"""Option names that no field can have, and the fields they set."""
-_SHORT = {field: name for name, field in ALIASES.items()}
+_SHORT = {"from_run": "from", "vendor": "from", "as_json": "json", "print_only": "print"}
+"""Fields -> names of their options, which no field can have."""
 HELP = {"-h", "--help", "--help-all"}
 _TRUE_OR_FALSE = {
     "true": True,
@@ -169,7 +168,7 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
 
     Raises ConfigError, one line that names the typed option.
     """
-    known = {option.path: option for option in list_options(default)}
+    known = {option.name: option for option in list_options(default)}
     values = default.model_dump(mode="json")
     typed: dict[str, str] = {}
     words = list(argv)
@@ -179,20 +178,20 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
             raise ConfigError(
                 f"{word!r}: `fintrader {command}` takes settings from here on, like --name VALUE"
             )
-        path = tuple(word[2:].replace("-", "_").split("."))
-        path = (ALIASES.get(path[0], path[0]), *path[1:])
-        if path not in known:
+        option = known.get(word.replace("_", "-"))
+        if option is None:
             raise ConfigError(_explain_unknown(word, default, extra))
         behind = [value] if equals else []
         while not equals and words and not words[0].startswith("--"):
             behind.append(words.pop(0))
         below = values
-        for name in path[:-1]:
+        *path, last = option.path
+        for name in path:
             below = below[name]
-        read = known[path].read(behind)
-        dotted = ".".join(path)
+        read = option.read(behind)
+        dotted = ".".join(option.path)
         is_more = dotted in typed and isinstance(read, list)
-        below[path[-1]] = [*below[path[-1]], *read] if is_more else read
+        below[last] = [*below[last], *read] if is_more else read
         typed[dotted] = word
     if not typed:
         return default

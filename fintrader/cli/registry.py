@@ -33,8 +33,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "run": {
         "init": Command(
             "detect_bars:init",
-            "FILE|FOLDER [--ts COLUMN] [--symbol NAME] [--zone ZONE] [--out CONFIG]",
-            "find out how files of bars are read, write a configuration; it runs at once",
+            "FILE|FOLDER|TICKER ... [--from VENDOR] [--days N] [--index I] [--out CONFIG]",
+            "read files of bars, or download them, and write a configuration; it runs at once",
             ("fintrader.cli.detect_bars:InitOptions",),
         ),
         "run": Command(

@@ -1,12 +1,12 @@
-"""First configuration for files of bars with a detected layout: commented YAML that runs
-unchanged."""
+"""First configuration for files of bars with a detected layout, or for a vendor's bars: commented
+YAML that runs unchanged."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from typing import Any
 from fintrader.bars.calendar import WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection
+from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import ENDINGS, FilesSettings
 from fintrader.config import refuse_url, validate
 from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.files import write_text
 from fintrader.market.bar_source import open_slice
 from fintrader.market.build import try_build
+from fintrader.market.download import Download, open_last
 from fintrader.market.settings import DataSettings
 from fintrader.yaml_text import parse_yaml
 
@@ -41,12 +43,9 @@ data:
   bar_minutes: {market:<16} # {bars_are}
   hours: regular               # extended keeps the bars before the open and after the close
   calendar: {calendar}
-  path: {bars}
-  source:
-    kind: files
-{source}{waivers}\
+{bars}{waivers}\
   benchmark: null              # all symbols in equal weights; a FILE (date, close) for an index
-  actions: null                # FILE with splits and dividends, where prices are as traded
+  actions: null                # FILE with splits and dividends, {actions}
   features:
     names: [{names}]
 {features}\
@@ -59,7 +58,7 @@ env:
   episode_bars: {episode}
   decision_interval: {decide:<10} # bars from one decision to the next
   cost_bps: 20                 # of each trade; what you pay, spread included
-{volume}{env}
+{fractional}{volume}{env}
 agent:
 {agent}
 tournament:
@@ -95,6 +94,7 @@ _CAREFUL = {
 """Parts of the configurations for real bars (`configs/walkforward_daily.yaml`,
 `configs/walkforward_us14.yaml`)."""
 _ONE_SESSION = "  metric: return               # one session of validation has no Sharpe ratio\n"
+_FRACTIONAL = "  fractional: true             # parts of coins are bought\n"
 _NO_VOLUME = (
     "  participation: none          # the bars hold no volume, of which an order takes a part\n"
 )
@@ -136,20 +136,28 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
             f"{path} is there already; choose another --out, or write over it with --force"
         )
     text = render_yaml(found, path)
+    settings = validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
     try:
-        _build_slice(validate(DataSettings, parse_yaml(text, str(path))["data"], str(path)))
+        if isinstance(found, Download):
+            _build_slice(*open_last(found, settings))
+        else:
+            _build_slice(*_open_files(settings))
     except DataError as error:
         raise type(error)(
-            f"{path} is not written, for its first bars make no market: {error}"
+            f"{path} is not written, for a part of its bars makes no market: {error}"
         ) from None
     write_text(path, text)
     return path
 
 
-def _build_slice(settings: DataSettings) -> None:
-    """Build a market of the first bars as a run does. Raises DataError."""
+def _open_files(settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.date]]:
+    """Open the first bars of files."""
     assert isinstance(settings.source, FilesSettings)
-    feed, days = open_slice(settings.source, settings.bar_path, settings.calendar)
+    return settings, *open_slice(settings.source, settings.bar_path, settings.calendar)
+
+
+def _build_slice(settings: DataSettings, feed: Feed, days: Sequence[dt.date]) -> None:
+    """Build a market of a part of the bars as a run does. Raises DataError."""
     train, validation, test = _cut_windows(days)
     windows = WindowSettings(train=train, validation=validation, test=test, embargo_sessions=0)
     # single faults do not stop it: those that are known stand in the configuration, to be decided
@@ -214,8 +222,10 @@ def render_yaml(found: Detection, path: Path) -> str:
         market=plan.market,
         bars_are="a session a bar" if plan.is_daily else "bars of the market, put together",
         calendar=found.calendar,
-        bars=_plain(found.path),
-        source=_join(f"    {name}: {_plain(value)}" for name, value in found.source.items()),
+        bars=_join(_render_data(found)),
+        actions="which go before the vendor's"
+        if isinstance(found, Download)
+        else "where prices are as traded",
         waivers=_render_waivers(found),
         names=", ".join(name for name in plan.features if found.has_volume or "volume" not in name),
         windows=_join(
@@ -223,6 +233,7 @@ def render_yaml(found: Detection, path: Path) -> str:
             for name, (first, last) in zip(("train", "validation", "test"), windows, strict=True)
         ),
         embargo=1 if len(found.sessions) >= 15 else 0,
+        fractional=_FRACTIONAL if found.calendar == "24/7" else "",
         volume="" if found.has_volume else _NO_VOLUME,
         num_envs=32 if plan.is_careful else 64,
         episode=plan.episode,
@@ -232,6 +243,17 @@ def render_yaml(found: Detection, path: Path) -> str:
         env_steps=32 * decisions * _UPDATES * (_FOLDS + 1) if plan.is_careful else 60_000,
         **careful,
     )
+
+
+def _render_data(found: Detection) -> Iterator[str]:
+    """Render the settings of `data` that name the bars, two levels of them."""
+    values = {"path": found.path, "source": {"kind": "files", **found.source}}
+    for name, value in (found.data if isinstance(found, Download) else values).items():
+        if not isinstance(value, dict):
+            yield f"  {name}: {_plain(value)}"
+            continue
+        yield f"  {name}:"
+        yield from (f"    {below}: {_plain(one)}" for below, one in value.items())
 
 
 def _join(lines: Iterable[str]) -> str:
@@ -285,6 +307,10 @@ def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
 
 def _plain(value: Any) -> str:
     """Write a value as YAML in one line; JSON is YAML."""
+    if isinstance(value, dt.date):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_plain, value))}]"
     if isinstance(value, str) and re.fullmatch(
         r"[A-Za-z0-9_./-]*[A-Za-z_/][A-Za-z0-9_./-]*", value
     ):

@@ -104,7 +104,7 @@ verify file --repair | --repair: an option for runs, and file is bars
 verify bad.csv --replay | --replay: an option for runs, and bad.csv is bars
 verify nowhere.html --preset lean | --preset: an option for bars, and nowhere.html is a report
 verify Q --data.start soon | --data.start: expected a date like 2024-01-31, got 'soon'
-init | needs FILE|FOLDER as its first argument
+init | needs FILE|FOLDER, TICKER ... or --index NAME
 init nowhere.csv | nowhere.csv: no bar file there
 init bad.csv --preset nobody | --preset: choose one of 'lean', 'polygon'
 data build --prune | `fintrader data build --prune` needs CONFIG

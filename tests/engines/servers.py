@@ -1,14 +1,16 @@
-"""Fake Yahoo and fake Alpaca, which answer in the place of the network with the table of a test and
-can misbehave."""
+"""Fake Yahoo, Alpaca and Binance, which answer in the place of the network with the table of a test
+and can misbehave; by a library in the place of requests', or as a server on loopback."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pandas as pd
 import responses
@@ -70,6 +72,84 @@ def serve(fake: Fake, answer: Any) -> Iterator[Fake]:
             responses.GET, re.compile("https?://"), reply, content_type="application/json"
         )
         yield fake
+
+
+@contextmanager
+def listen(fake: Fake, answer: Any) -> Iterator[str]:
+    """Serve like `serve`, on loopback; yields the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            query = dict(parse_qsl(parts.query))
+            status, body = answer(fake, unquote(parts.path), query, self.headers)
+            data = (body if isinstance(body, str) else json.dumps(body)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """Say nothing of a client that was stopped."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def leading_to(address: str, session: Any) -> Any:
+    """The session of a client (requests or curl_cffi) with every request sent to an address."""
+    real = session.request
+
+    def request(method: str, url: str, *args: Any, **values: Any) -> Any:
+        parts = urlsplit(url)
+        query = f"?{parts.query}" if parts.query else ""
+        return real(method, f"{address}{parts.path}{query}", *args, **values)
+
+    session.request = request
+    return session
+
+
+def binance(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, Any]:
+    """The public endpoints of Binance, as ccxt calls them; of futures it has none."""
+    if path.endswith("/exchangeInfo"):
+        names = sorted(set(fake.table.ticker)) if path.startswith("/api/") else []
+        return 200, {"symbols": [_list_pair(*name.split("/")) for name in names]}
+    if not path.endswith("/klines"):
+        return 404, {"code": -1, "msg": path}
+    fake.requests.append(query)
+    if fake.faults:
+        return fake.faults.pop(0), {"code": -1003, "msg": "Too many requests."}
+    mine = fake.table[fake.table.ticker.str.replace("/", "") == query["symbol"]]
+    time = mine.ts.astype("datetime64[ms, UTC]").astype("int64")
+    inside = (time >= int(query["startTime"])) & (time <= int(query.get("endTime", 2**60)))
+    page = mine[inside].head(int(query["limit"]))
+    columns = (page.open, page.high, page.low, page.close, page.volume)
+    rows = zip(time[page.index], *columns, strict=True)
+    return 200, [[one[0], *map(str, one[1:]), one[0] + 1, "0", 1, "0", "0", "0"] for one in rows]
+
+
+def _list_pair(base: str, quote: str) -> dict[str, Any]:
+    asset = {"baseAsset": base, "quoteAsset": quote, "status": "TRADING"}
+    precision = dict.fromkeys(
+        ("baseAssetPrecision", "quotePrecision", "baseCommissionPrecision"), 8
+    )
+    permissions = {"isSpotTradingAllowed": True, "permissions": ["SPOT"], "permissionSets": []}
+    return {"symbol": base + quote, **asset, **precision, **permissions, "filters": []}
 
 
 def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, Any]:

@@ -30,7 +30,14 @@ import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
-from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Refused, Vendor
+from fintrader.bars.sources.vendor import (
+    TIMEOUT_SECONDS,
+    Busy,
+    RateLimit,
+    Refused,
+    Vendor,
+    spell_share_class,
+)
 from fintrader.bars.sources.vendor_settings import AlpacaSettings
 from fintrader.errors import DataError, FintraderError, install_command
 
@@ -38,6 +45,8 @@ DATA_HOST = "data.alpaca.markets"
 REAL_MONEY_HOST = "api.alpaca.markets"
 _NEW_YORK = ZoneInfo("America/New_York")
 _SECOND = 1_000_000_000
+_PAGE = 10_000
+"""Bars of a page."""
 _RETRY = {408, 429, 500, 502, 503, 504}
 _DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
 """Characters that browsers and resolvers read as the dot between two parts of a name."""
@@ -51,6 +60,7 @@ class Alpaca(Vendor):
 
     name = "alpaca"
     batch = 20
+    requests_a_minute = 190  # of the free plan's 200, whose minutes begin by another clock
     settings: AlpacaSettings
 
     def __init__(
@@ -59,6 +69,21 @@ class Alpaca(Vendor):
         self.settings = settings
         self.timeout_seconds = timeout_seconds
         self.adjustment = settings.adjustment
+        self._pace = RateLimit(self.requests_a_minute)
+
+    def count_requests(self, num_symbols: int, num_rows: int) -> int:
+        # bars before the open and after the close come along
+        return -(-int(num_rows * (1.4 if self.settings.bar_minutes < 60 else 1)) // _PAGE)
+
+    def list_traps(self) -> dict[str, str]:
+        held = "as traded" if self.adjustment == "raw" else f"adjusted ({self.adjustment})"
+        return {
+            "prices": f"{held}; splits and dividends come along (data.source.actions)",
+            "feed": f"{self.settings.feed}; sip holds all exchanges, iex one with a few per cent of"
+            " the volume, most of whose minutes are silent",
+            "keys": "from APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment; they stand in"
+            " no file",
+        }
 
     def earliest(self, today: dt.date) -> dt.date | None:
         return dt.date(2016, 1, 1)
@@ -84,10 +109,11 @@ class Alpaca(Vendor):
         start, end = (
             dt.datetime.fromtimestamp(moment // _SECOND, dt.UTC) for moment in (first, stop - 1)
         )
+        names = {spell_share_class(name, "."): name for name in symbols}
         interval = self.settings.interval
         unit = TimeFrameUnit.Day if interval == "1d" else TimeFrameUnit.Minute
         request = StockBarsRequest(
-            symbol_or_symbols=list(symbols),
+            symbol_or_symbols=list(names),
             timeframe=TimeFrame(int(interval[:-1]), unit),
             start=start,
             end=end,
@@ -95,19 +121,26 @@ class Alpaca(Vendor):
             feed=DataFeed(self.settings.feed),
         )
         answer = _ask(client.get_stock_bars, request, partial(self._explain, symbols))
-        return {name: self._convert(name, rows) for name, rows in answer.items() if rows}
+        return {
+            names[name]: self._convert(names[name], rows) for name, rows in answer.items() if rows
+        }
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
         client = self._client_of("corporate_actions", "CorporateActionsClient")
         from alpaca.data.enums import CorporateActionsType as Type
         from alpaca.data.requests import CorporateActionsRequest
 
+        names = {spell_share_class(name, "."): name for name in symbols}
         types = [Type.FORWARD_SPLIT, Type.REVERSE_SPLIT, Type.STOCK_DIVIDEND, Type.CASH_DIVIDEND]
         request = CorporateActionsRequest(
-            symbols=list(symbols), types=types, start=first, end=last, limit=None
+            symbols=list(names), types=types, start=first, end=last, limit=None
         )
         answer = _ask(client.get_corporate_actions, request, _explain_actions)
-        return [_read_action(kind, row) for kind, rows in answer.items() for row in rows]
+        return [
+            _read_action(kind, {**row, "symbol": names.get(row["symbol"], row["symbol"])})
+            for kind, rows in answer.items()
+            for row in rows
+        ]
 
     @cached_property
     def _stocks(self) -> Any:
@@ -130,7 +163,7 @@ class Alpaca(Vendor):
             )
         client = found(key, secret, raw_data=True, url_override=endpoint)
         client._retry = 0  # repetitions are ours: they double their wait and are counted
-        restrict(client._session, endpoint, self.timeout_seconds)
+        restrict(client._session, endpoint, self.timeout_seconds, self._pace)
         return client
 
     def _explain(self, symbols: Sequence[str], status: int | None) -> DataError:
@@ -174,7 +207,7 @@ def _ask(
         raise explain(status) from None
     except (OSError, ValueError) as error:
         # requests' errors are OSErrors; their text quotes the URL, so only the kind is shown
-        raise Busy(type(error).__name__) from None
+        raise Busy(type(error).__name__, error) from None
 
 
 def _explain_actions(status: int | None) -> DataError:
@@ -188,8 +221,9 @@ class RedirectError(OSError):
     """A server that points to another address; the keys do not follow."""
 
 
-def restrict(session: Any, endpoint: str, limit_s: float) -> None:
-    """End each request of a session in time, and keep its keys at the endpoint that was checked.
+def restrict(session: Any, endpoint: str, limit_s: float, pace: RateLimit | None = None) -> None:
+    """End each request of a session in time, and keep its keys at the endpoint that was checked and
+    its requests at a pace.
 
     A third of the time is for the connection, the rest for the server to say something. A redirect
     raises RedirectError. Plain http, which only leads to this machine, passes by every proxy of the
@@ -199,6 +233,8 @@ def restrict(session: Any, endpoint: str, limit_s: float) -> None:
 
     class Limited(HTTPAdapter):
         def send(self, request: Any, **how: Any) -> Any:  # type: ignore[override]
+            if pace is not None:
+                pace.wait()
             limits = (0.3 * limit_s, 0.7 * limit_s)
             response = super().send(request, **{**how, "timeout": limits})
             if 300 <= response.status_code < 400:

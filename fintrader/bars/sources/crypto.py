@@ -57,9 +57,24 @@ class Ccxt(Vendor):
                 " exchange"
             )
 
-    def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+    @property
+    def _page(self) -> int:
+        """Bars a request."""
         spot = (getattr(self._client, "features", None) or {}).get("spot") or {}
-        page = int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
+        return int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
+
+    def count_requests(self, num_symbols: int, num_rows: int) -> int:
+        return max(num_symbols, -(-num_rows // self._page))
+
+    def list_traps(self) -> dict[str, str]:
+        return {
+            "reach": f"the choice of {self.settings.exchange} for bars of this length: years, or"
+            " the last 720 bars of kraken",
+            "prices": "in the quote currency, which stands for USD; all pairs should have one",
+        }
+
+    def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+        page = self._page
         rows = fetch_pages(
             lambda since: self._request(symbol, since, page),
             (_midnight(first), _midnight(last + dt.timedelta(days=1))),
@@ -75,10 +90,10 @@ class Ccxt(Vendor):
             self._client.load_markets()  # asked for once
             if symbol not in self._client.markets:
                 hint = _suggest(symbol, self._client.markets, "pairs are written like BTC/USDT")
-                raise DataError(f"{where} has no pair {symbol!r}; {hint}")
+                raise DataError(f"{where} has no pair {symbol!r}; {hint}, or name another exchange")
             found: list[Any] = self._client.fetch_ohlcv(symbol, self.settings.interval, since, page)
         except errors.NetworkError as error:  # their text quotes the URL
-            raise Busy(type(error).__name__) from None
+            raise Busy(type(error).__name__, error.__cause__) from None
         except errors.BaseError as error:
             raise DataError(
                 f"{where} refuses the request for {symbol} ({type(error).__name__}); check the pair"

@@ -1,11 +1,11 @@
-"""Bars from a vendor's servers: requested once, month by month, and kept in the store.
+"""Bars from a vendor's servers: requested once and kept in the store, by month.
 
 Only days that are over are requested, so that stored bars never change. A killed download continues
 at the same place; a second one requests nothing; a new month adds only itself. Only the exchange's
 sessions are kept.
 
 Two answers without bars of a session, from different days, settle that a ticker has none: a server
-that fails may well answer with nothing. Until then every build asks again.
+that fails may well answer with nothing. Until then each day's first two builds ask again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 import logging
+import re
 import time
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -21,7 +24,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fintrader.bars.bars import PRICES, Bars, concat
-from fintrader.bars.calendar import day_starts, session_grid
+from fintrader.bars.calendar import day_starts, session_grid, timezone_of
 from fintrader.bars.chunks import Chunk, Collection, decode
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import (
@@ -40,12 +43,22 @@ from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
+_SAVE_SECONDS = 20.0
+"""A killed download loses at most so much; the manifest of an index takes a second to write."""
 TIMEOUT_SECONDS = 20.0
 """Wait for an answer, after which a request is made again: pages take a second or two."""
 
 
+_SHARE_CLASS = re.compile(r"(?<=[A-Z])[.-](?=[ABC]$)")
+
+
+def spell_share_class(symbol: str, sign: str) -> str:
+    """Write a share class as a vendor does: BRK.B with a point, or BRK-B with a dash."""
+    return _SHARE_CLASS.sub(sign, symbol)
+
+
 class Request(NamedTuple):
-    """A request for bars of some tickers, within one month."""
+    """A request for bars of some tickers."""
 
     symbols: list[str]
     first: dt.date
@@ -53,13 +66,42 @@ class Request(NamedTuple):
 
     @property
     def month(self) -> str:
-        """The month, like 2016-01."""
+        """The first day's month, like 2016-01."""
         return f"{self.first:%Y-%m}"
 
 
 class Busy(Exception):
     """The vendor failed for a reason that may pass: a rate limit, a server's fault, a broken
     line."""
+
+    def __init__(self, reason: str, cause: BaseException | None = None) -> None:
+        """`cause`: the client's error, which tells whether any server was reached."""
+        super().__init__(reason)
+        # requests, curl_cffi and Python have a ConnectionError each
+        names = {kind.__name__ for kind in type(cause).__mro__}
+        self.is_offline = "ConnectionError" in names
+
+
+class RateLimit:
+    """A limit of so many requests in any minute."""
+
+    def __init__(
+        self,
+        limit: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._begun: deque[float] = deque(maxlen=limit)
+        self._clock = clock
+        self._sleep = sleep
+
+    def wait(self) -> None:
+        """Wait until a request may begin; it counts from then on."""
+        now = self._clock()
+        if len(self._begun) == self._begun.maxlen and now < self._begun[0] + 60:
+            self._sleep(self._begun[0] + 60 - now)
+            now = self._clock()
+        self._begun.append(now)
 
 
 class Refused(DataError):
@@ -75,6 +117,21 @@ class Vendor:
     adjustment: Adjustment
     """Actions that the prices hold, as of the day of the request."""
     settings: VendorSettings
+    requests_a_minute = 60
+    """RateLimit that an estimate assumes."""
+
+    @property
+    def months(self) -> int:
+        """Months per request, at most: all of daily bars, a year of hours, else one."""
+        return {"1d": 10_000, "1h": 12}.get(self.settings.interval, 1)
+
+    def count_requests(self, num_symbols: int, num_rows: int) -> int:
+        """Estimate the requests of the network for some rows of bars."""
+        return num_symbols
+
+    def list_traps(self) -> dict[str, str]:
+        """List the vendor's peculiarities: a word or two -> a sentence."""
+        return {}
 
     @property
     def identity(self) -> dict[str, str]:
@@ -108,6 +165,24 @@ class Vendor:
         return []
 
 
+class DownloadSize(NamedTuple):
+    """Estimated size of a download."""
+
+    num_symbols: int
+    num_sessions: int
+    num_rows: int
+    """Bars, if each minute of each session has one."""
+    num_requests: int
+    num_bytes: int
+    """Room in the store."""
+    minutes: float
+    """Time of the requests at the vendor's pace."""
+
+
+_BYTES_PER_ROW = 16
+_BYTES_PER_CHUNK = 1200
+
+
 class CalendarDays(NamedTuple):
     """Days of an exchange's calendar."""
 
@@ -122,7 +197,7 @@ class VendorFeed(Feed):
     bars (`missing`)."""
 
     inputs_need_bars = True
-    retries = 4
+    retries = 5
     """Times that a request is made again after it failed for a reason that may pass."""
     _collection: Collection
 
@@ -144,16 +219,29 @@ class VendorFeed(Feed):
             )
         self.vendor = vendor
         self.calendar = days.calendar
-        self._asked = self.symbols = sorted(set(symbols))
+        self.asked = self.symbols = sorted(set(symbols))
         self._listed = listed
-        self._today = self.tickers_as_of = today or dt.datetime.now(dt.UTC).date()
+        self.today = self.tickers_as_of = today or dt.datetime.now(dt.UTC).date()
         self._sleep = sleep
         self._store = store
-        yesterday = self._today - dt.timedelta(days=1)
+        self._is_reached = False
+        self._silent: dict[str, list[dt.date]] = {}
+        self.num_rows = 0
+        """Rows that came in this process, but for those before the open and after the close."""
+        self.num_outside = 0
+        """Those of them that lie in no session."""
+        yesterday = self.today - dt.timedelta(days=1)
         self.start = days.first
         self.end = min(days.last or yesterday, yesterday)
         self._grid = session_grid(days.calendar, self.start, self.end)
-        self._months = sorted({str(day)[:7] for day in self._grid.dates})
+        months = self._grid.dates.astype("datetime64[M]")
+        self._edges = {
+            str(month): (days[0].item(), days[-1].item())
+            for month in np.unique(months)
+            for days in [self._grid.dates[months == month]]
+        }
+        """Month -> its first and its last session."""
+        self._months = list(self._edges)
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Request the bars and actions that the store lacks. Raises DataError: no network, wrong
@@ -162,9 +250,9 @@ class VendorFeed(Feed):
             self._collection = self._open_stored()
             self._announced = Announced(self._collection.objects)
             self._download(progress)
-        chunks = {name: self._collection.list_chunks(name, self._months) for name in self._asked}
-        self.symbols = [name for name in self._asked if chunks[name]]
-        self.missing = [name for name in self._asked if not chunks[name]]
+        chunks = {name: self._collection.list_chunks(name, self._months) for name in self.asked}
+        self.symbols = [name for name in self.asked if chunks[name]]
+        self.missing = [name for name in self.asked if not chunks[name]]
         if self.missing and (self._listed or not self.symbols):
             raise DataError(
                 f"{self.vendor.name} has no bars of {', '.join(self.missing)} from"
@@ -192,8 +280,8 @@ class VendorFeed(Feed):
         self._request_actions(wanted)
         if self._forget(wanted):
             requests = self._plan()
-        earliest = self.vendor.earliest(self._today)
-        oldest = min((request.first for request in requests), default=self._today)
+        earliest = self.vendor.earliest(self.today)
+        oldest = min((request.first for request in requests), default=self.today)
         if earliest is not None and oldest < earliest:
             raise DataError(
                 f"{self.vendor.name} has no bars of this length before {earliest} any more"
@@ -201,11 +289,27 @@ class VendorFeed(Feed):
             )
         shown = progress if progress is not None and requests else SILENT
         with shown.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
-            for request in requests:
-                self._request_bars(request)
-                task.advance(note=f"{request.symbols[0]} {request.month}")
+            saved = time.monotonic()
+            try:
+                for request in requests:
+                    self._request_bars(request)
+                    task.advance(note=f"{request.symbols[0]} {request.month}")
+                    if time.monotonic() > saved + _SAVE_SECONDS:
+                        self._collection.save()
+                        saved = time.monotonic()
+            finally:
+                self._collection.save()
         # again, for tickers that have bars only now
         self._request_actions(wanted)
+        self._warn_of_silence()
+
+    def _warn_of_silence(self) -> None:
+        """Warn of sessions without bars, once for all tickers."""
+        named = [f"{name} on {_name_days(days)}" for name, days in self._silent.items()]
+        if named:
+            more = f" and of {len(named) - 3} more" if len(named) > 3 else ""
+            log.warning("%s has no bars of %s%s", self.vendor.name, "; ".join(named[:3]), more)
+        self._silent.clear()
 
     def _select_actions(self) -> Iterator[Action]:
         """Yield the actions of the range that the prices do not hold."""
@@ -220,13 +324,53 @@ class VendorFeed(Feed):
         self._collection = self._open_stored()
         return self._plan()
 
+    def estimate(self) -> DownloadSize:
+        """Estimate the size of a download of what the store lacks."""
+        requests = self.list_requests()
+        a_session = self.session_minutes // self.vendor.settings.bar_minutes or 1
+        chunks = rows = count = 0
+        for request in requests:
+            sessions = len(self.list_sessions(request.first, request.last))
+            wanted = len(request.symbols) * sessions * a_session
+            count += self.vendor.count_requests(len(request.symbols), wanted)
+            rows += wanted
+            chunks += len(request.symbols) * -(-sessions // 21)
+        tickers = {name for request in requests for name in request.symbols}
+        return DownloadSize(
+            num_symbols=len(tickers),
+            num_sessions=len(self._grid.dates),
+            num_rows=rows,
+            num_requests=count,
+            num_bytes=_BYTES_PER_ROW * rows + _BYTES_PER_CHUNK * chunks,
+            minutes=count / self.vendor.requests_a_minute,
+        )
+
+    def list_sessions(self, first: dt.date, last: dt.date) -> list[dt.date]:
+        """List the calendar's sessions from a first to a last day, within those that are asked
+        for."""
+        dates = self._grid.dates
+        inside = (dates >= np.datetime64(first)) & (dates <= np.datetime64(last))
+        found: list[dt.date] = dates[inside].tolist()
+        return found
+
+    @property
+    def session_minutes(self) -> int:
+        """Minutes of the longest session."""
+        return int(self._grid.session_minutes.max())
+
+    def list_chunks(self, symbol: str) -> list[Chunk]:
+        """List the stored chunks of the months that are asked for."""
+        return self._collection.list_chunks(symbol, self._months)
+
     def stored(self) -> list[Collection]:
         return [self._open_stored()]
 
     def _open_stored(self) -> Collection:
-        return Collection.open(
-            self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity}
-        )
+        identity = {"vendor": self.vendor.name, **self.vendor.identity}
+        if timezone_of(self.calendar) != "America/New_York":
+            # only its sessions are kept, and bars of days stand at their opens
+            identity["calendar"] = self.calendar
+        return Collection.open(self._store, self.vendor.name, identity)
 
     def span(self) -> tuple[int, int]:
         return int(self._grid.exchange_minutes[0]), int(self._grid.exchange_minutes[-1])
@@ -261,15 +405,15 @@ class VendorFeed(Feed):
         if not self.vendor.settings.actions:
             return
         first = self.start
-        yesterday = self._today - dt.timedelta(days=1)
+        yesterday = self.today - dt.timedelta(days=1)
         lacking = {
-            *self._announced.list_unknown(self._asked, first, self.end),
+            *self._announced.list_unknown(self.asked, first, self.end),
             *self._announced.list_unknown(wanted, first, yesterday),
         }
         names = sorted(name for name in lacking if self._collection.list_chunks(name))
         for batch in self._cut_batches(names):
-            actions = self._request(self.vendor.announced, Request(batch, first, self._today))
-            self._announced.put(batch, first, self._today, actions)
+            actions = self._request(self.vendor.announced, Request(batch, first, self.today))
+            self._announced.put(batch, first, self.today, actions)
 
     def _forget(self, wanted: set[str]) -> bool:
         """Drop bars that the vendor has adjusted for a dividend since; returns whether any."""
@@ -278,9 +422,10 @@ class VendorFeed(Feed):
         for name in wanted:
             days = [chunk.asked for chunk in collection.list_chunks(name)]
             actions = self._announced.list_actions(name)
-            if any(is_outdated(actions, self.vendor.adjustment, day, self._today) for day in days):
+            if any(is_outdated(actions, self.vendor.adjustment, day, self.today) for day in days):
                 for book in (collection.chunks, collection.through, collection.unconfirmed):
                     book.pop(name, None)
+                collection.twice.pop(name, None)
                 found = True
         return found
 
@@ -290,39 +435,65 @@ class VendorFeed(Feed):
 
     def _plan(self) -> list[Request]:
         """Plan the requests for bars that the collection lacks."""
-        dates = self._grid.dates
-        months = dates.astype("datetime64[M]")
-        requests = []
-        for month in np.unique(months):
-            first = dates[months == month][0].item()
-            last = dates[months == month][-1].item()
-            groups: dict[dt.date, list[str]] = {}
-            for name in self._asked:
-                known = self._collection.through.get(name, {}).get(str(month))
-                begin = first
-                if known is not None and known[0] <= str(first):
-                    begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1)
-                if begin <= last:
-                    groups.setdefault(begin, []).append(name)
-            for begin, names in sorted(groups.items()):
-                requests += [Request(batch, begin, last) for batch in self._cut_batches(names)]
-        return requests
+        tickers: dict[tuple[dt.date, dt.date], list[str]] = {}
+        for name in self.asked:
+            for span in self._list_lacking(name):
+                tickers.setdefault(span, []).append(name)
+        return [
+            Request(batch, *span)
+            for span, names in sorted(tickers.items())
+            for batch in self._cut_batches(names)
+        ]
+
+    def _list_lacking(self, name: str) -> list[tuple[dt.date, dt.date]]:
+        """List the first and last days of the requests that a ticker needs."""
+        earliest = self.vendor.earliest(self.today) or dt.date.min
+        spans: list[tuple[dt.date, dt.date]] = []
+        number = 0  # months of the last span
+        for month, (first, last) in self._edges.items():
+            begin = first
+            known = self._collection.through.get(name, {}).get(month)
+            if known is not None and known[0] <= str(first):
+                begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1)
+                begin = max(begin, earliest)  # an old silence can be asked about no more
+            if begin > last or self._was_asked_twice(name, month, last):
+                number = self.vendor.months
+            elif number < self.vendor.months and spans and begin == first:
+                spans[-1] = spans[-1][0], last
+                number += 1
+            else:
+                spans.append((begin, last))
+                number = 1
+        return spans
+
+    def _was_asked_twice(self, name: str, month: str, last: dt.date) -> bool:
+        """True where two answers of today had no bars of some sessions up to `last`."""
+        _, until = self._collection.unconfirmed.get(name, {}).get(month, ("", ""))
+        day = self._collection.twice.get(name, {}).get(month)
+        return day == str(self.today) and until >= str(last)
 
     def _request_bars(self, request: Request) -> None:
         collection = self._collection
-        month = request.month
         found = self._fetch(request)
-        days = {"first": str(request.first), "last": str(request.last), "asked": str(self._today)}
-        answered = {"symbols": request.symbols, **days, **self.vendor.identity}
+        days = {"asked": str(self.today), **self.vendor.identity}
         for name in request.symbols:
-            if name in found:
-                bars = self._keep_sessions(found[name])
-                if collection.list_chunks(name, [month]):
-                    bars = bars.take(~np.isin(bars.ts, collection.bars(name, [month]).ts))
-                if len(bars):
-                    collection.add(name, month, bars, answered)
-            self._settle(name, request)
-        collection.save()
+            bars = self._keep_sessions(found[name]) if name in found else None
+            if bars is not None:
+                months = self._grid.dates[self._grid.session[self._grid.locate(bars.ts)]]
+                months = months.astype("datetime64[M]")
+            for month, (first, last) in self._edges.items():
+                if last < request.first or first > request.last:
+                    continue
+                part = Request(request.symbols, max(first, request.first), min(last, request.last))
+                if bars is not None:
+                    mine = bars.take(months == np.datetime64(month))
+                    if collection.list_chunks(name, [month]):
+                        mine = mine.take(~np.isin(mine.ts, collection.bars(name, [month]).ts))
+                    if len(mine):
+                        span = {"first": str(part.first), "last": str(part.last)}
+                        answered = {"symbols": request.symbols, **span, **days}
+                        collection.add(name, month, mine, answered)
+                self._settle(name, part)
 
     def _fetch(self, request: Request) -> dict[str, Bars]:
         """Fetch bars by ticker. A refused ticker costs no other its bars, unless it was listed by
@@ -342,15 +513,33 @@ class VendorFeed(Feed):
         """Ask, again after each Busy with doubling waits. Raises DataError when it stays busy."""
         for attempt in range(self.retries + 1):
             try:
-                return ask(*request)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of the clients, on the packages below them
+                    found = ask(*request)
             except Busy as busy:
                 reason = busy
+                if busy.is_offline and not self._is_reached and attempt:
+                    break
                 if attempt < self.retries:
                     self._sleep(2.0 * 2**attempt)
+            else:
+                self._is_reached = True
+                return found
+        if reason.is_offline and not self._is_reached:
+            raise DataError(
+                f"{self.vendor.name} cannot be reached ({reason}); check the network, a proxy or a"
+                " firewall"
+            )
         raise DataError(
             f"{self.vendor.name} does not answer: {reason}; check the network, or try again later"
             " (it continues from here)"
         )
+
+    def sample(self, symbol: str) -> Bars | None:
+        """Request the last bars of a ticker, and store nothing. Raises DataError."""
+        weeks = dt.timedelta(days=400 if self.vendor.settings.interval == "1d" else 6)
+        request = Request([symbol], max(self.start, self.end - weeks), self.end)
+        return self._request(self.vendor.fetch, request).get(symbol)
 
     def _settle(self, name: str, request: Request) -> None:
         """Note the session through which a ticker's bars need no further request."""
@@ -358,15 +547,17 @@ class VendorFeed(Feed):
         month = request.month
         missing = self._find_empty_sessions(name, request)
         unconfirmed = collection.unconfirmed.setdefault(name, {})
-        asked, until = unconfirmed.pop(month, (str(self._today), ""))
-        if asked < str(self._today) and (name in collection.chunks or not self._listed):
+        asked, until = unconfirmed.pop(month, (str(self.today), ""))
+        if asked < str(self.today) and (name in collection.chunks or not self._listed):
             # the same answer on another day
             missing = [day for day in missing if str(day) > until]
-            asked = str(self._today)
+            asked = str(self.today)
+        elif until and missing:
+            collection.twice.setdefault(name, {})[month] = asked
         through = request.last
         if missing:
             unconfirmed[month] = asked, str(through)
-            log.warning("%s has no bars of %s on %s", self.vendor.name, name, _name_days(missing))
+            self._silent.setdefault(name, []).extend(missing)
             through = missing[0] - dt.timedelta(days=1)
         if not unconfirmed:
             del collection.unconfirmed[name]
@@ -392,7 +583,13 @@ class VendorFeed(Feed):
         minute."""
         if self.vendor.settings.interval == "1d":
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
-        return bars.take(self._grid.locate(bars.ts) >= 0)
+        is_inside = self._grid.locate(bars.ts) >= 0
+        is_outside = ~is_inside & ~self._grid.early_or_late(bars.ts)
+        first, last = self.span()
+        is_outside &= (bars.ts >= first) & (bars.ts <= last)
+        self.num_rows += int(np.count_nonzero(is_inside | is_outside))
+        self.num_outside += int(np.count_nonzero(is_outside))
+        return bars.take(is_inside)
 
 
 def _name_days(days: Sequence[dt.date]) -> str:

@@ -9,6 +9,7 @@ last minute lacks the auctions. No promise of anything: for research.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from fintrader.bars.bars import COLUMNS, PRICES, Bars, wrap_columns
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Vendor
+from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Vendor, spell_share_class
 from fintrader.bars.sources.vendor_settings import YahooSettings
 from fintrader.errors import DataError
 
@@ -39,6 +40,7 @@ class Yahoo(Vendor):
 
         # hidden, an error would be logged and an empty table returned
         yfinance.config.debug.hide_exceptions = False
+        logging.getLogger("yfinance").setLevel(logging.CRITICAL)
         self._yfinance = yfinance
         self.settings = settings
         self._session = session
@@ -46,6 +48,25 @@ class Yahoo(Vendor):
     @property
     def identity(self) -> dict[str, str]:
         return {**super().identity, "adjustment": self.adjustment}
+
+    def count_requests(self, num_symbols: int, num_rows: int) -> int:
+        a_day = 390 // self.settings.bar_minutes or 1
+        days = num_rows // max(1, num_symbols * a_day) * 7 // 5
+        return num_symbols * -(-days // _DAYS_PER_REQUEST[self.settings.interval])
+
+    def list_traps(self) -> dict[str, str]:
+        found = {
+            "prices": "adjusted for splits, not for dividends, which data.source.actions pays to"
+            " the accounts",
+        }
+        days = _DAYS_KEPT.get(self.settings.interval)
+        if days is not None:
+            found["reach"] = (
+                f"yahoo keeps bars of {self.settings.bar_minutes} minutes for {days} days; older"
+                " ones live in the store alone"
+            )
+            found["volume"] = "of the first and the last bar of a session lacks the auctions"
+        return {**found, "terms": "Yahoo promises nothing and may refuse; for research"}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         days = _DAYS_KEPT.get(self.settings.interval)
@@ -95,8 +116,9 @@ class Yahoo(Vendor):
         self, symbol: str, first: dt.date, stop: dt.date, interval: str, actions: bool = False
     ) -> Any:
         errors = self._yfinance.exceptions
+        name = spell_share_class(symbol, "-")
         try:
-            return self._yfinance.Ticker(symbol, session=self._session).history(
+            return self._yfinance.Ticker(name, session=self._session).history(
                 interval=interval,
                 start=str(first),
                 end=str(stop),
@@ -111,7 +133,7 @@ class Yahoo(Vendor):
         except (errors.YFTzMissingError, errors.YFPricesMissingError, errors.YFTickerMissingError):
             return ()  # no bars: an error only if all months lack them
         except errors.YFDataException as error:
-            raise Busy(str(error)) from None
+            raise Busy(str(error), error) from None
         except Exception as error:  # requests and curl_cffi raise their own kinds for a broken line
             if isinstance(error, KeyError | TypeError | AttributeError | IndexError):
                 raise DataError(
@@ -120,4 +142,4 @@ class Yahoo(Vendor):
                 ) from None
             if getattr(getattr(error, "response", None), "status_code", None) == 404:
                 return ()  # a ticker of an unknown zone
-            raise Busy(type(error).__name__) from None
+            raise Busy(type(error).__name__, error) from None

@@ -1,0 +1,110 @@
+"""Tickers and pairs as users write them, and the calendars of the exchanges that they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from fintrader.bars.calendar import FX
+from fintrader.bars.sources.listing import kind_of
+from fintrader.bars.sources.vendor import spell_share_class
+from fintrader.config import is_url
+
+_STABLE = "USDT|USDC|FDUSD|BUSD|TUSD"
+_MONEY = f"{_STABLE}|USD|EUR|GBP|JPY|KRW|TRY|BRL|BTC|ETH"
+_TICKER = re.compile(r"\^?[A-Z0-9][A-Z0-9.&=-]{0,18}", re.IGNORECASE)
+_ENDINGS = {
+    "XKRX": "KS KQ",
+    "XTKS": "T",
+    "XBOM": "NS BO",
+    "XHKG": "HK",
+    "XSHG": "SS SZ",
+    "XTAI": "TW TWO",
+    "XSES": "SI",
+    "XIDX": "JK",
+    "XBKK": "BK",
+    "XKLS": "KL",
+    "XASX": "AX",
+    "XNZE": "NZ",
+    "XETR": "DE",
+    "XFRA": "F",
+    "XLON": "L",
+    "XPAR": "PA",
+    "XAMS": "AS",
+    "XBRU": "BR",
+    "XMIL": "MI",
+    "XMAD": "MC",
+    "XLIS": "LS",
+    "XSWX": "SW",
+    "XWBO": "VI",
+    "XSTO": "ST",
+    "XHEL": "HE",
+    "XCSE": "CO",
+    "XOSL": "OL",
+    "XDUB": "IR",
+    "XWAR": "WA",
+    "XPRA": "PR",
+    "XIST": "IS",
+    "XTSE": "TO V NE CN",
+    "BVMF": "SA",
+    "XMEX": "MX",
+    "XBUE": "BA",
+    "XSGO": "SN",
+    "XJSE": "JO",
+    "XSAU": "SR",
+    "XMOS": "ME",
+}
+"""Calendar -> the endings of Yahoo's tickers there."""
+EXCHANGES = {ending: name for name, endings in _ENDINGS.items() for ending in endings.split()}
+"""Ending of Yahoo's tickers -> calendar."""
+
+
+def is_path(word: str) -> bool:
+    """True of a path, a pattern or a URL, also of one that does not exist."""
+    if Path(word).exists() or is_url(word) or kind_of(word, text=True) is not None:
+        return True
+    return not is_ticker(word) or ("/" in word and Path(word).parent.is_dir())
+
+
+def is_ticker(word: str) -> bool:
+    """True of tickers and pairs, also of several between commas."""
+    parts = [part.strip() for part in word.split(",") if part.strip()]
+    return bool(parts) and all(_TICKER.fullmatch(part) or read_pair(part) for part in parts)
+
+
+def read_tickers(words: Iterable[str]) -> list[str]:
+    """Read tickers, also between commas and in small letters, each one once."""
+    parts = (part.strip().upper() for word in words for part in word.split(","))
+    return list(dict.fromkeys(part for part in parts if part))
+
+
+def read_pair(word: str, *, is_certain: bool = False) -> str | None:
+    """Read BTC/USDT, BTC-USDT or BTCUSDT as the pair BTC/USDT; None for anything else.
+
+    Unless it is certain that coins are meant, BTC-USD and ETHBTC are tickers.
+    """
+    quotes = {"/": _MONEY, "-": _STABLE, "": _STABLE}
+    for sign, quote in quotes.items():
+        quote = _MONEY if is_certain else quote
+        found = re.fullmatch(rf"([A-Z0-9]{{2,12}}?){sign}({quote})", word, re.IGNORECASE)
+        if found is not None:
+            return f"{found[1]}/{found[2]}".upper()
+    return None
+
+
+def calendar_of(ticker: str, *, is_daily: bool) -> str | None:
+    """Return the calendar of a ticker as Yahoo writes it, XNAS of one without an ending.
+
+    None for an index or an unknown ending.
+    """
+    if ticker.startswith("^"):
+        return None
+    if ticker.endswith("=X"):
+        return "24/5" if is_daily else FX  # which have the same days
+    if ticker.endswith("=F"):
+        return "CMES"
+    if re.fullmatch(rf"[A-Z0-9]{{2,12}}-({_MONEY})", ticker):
+        return "24/7"
+    _, point, ending = spell_share_class(ticker, "-").rpartition(".")
+    return EXCHANGES.get(ending) if point else "XNAS"
