@@ -139,7 +139,11 @@ class RunFolder:
             ]
         for folder in (self.ensemble, snapshots, self.root / "lease", self.root / "logs"):
             found += _list_irregular(folder)
-        found += [path for path in files if os.path.lexists(path) and not _is_file(path)]
+        found += [
+            path
+            for path in files
+            if os.path.lexists(path) and (not path.is_file() or path.is_symlink())
+        ]
         return list(dict.fromkeys(found))
 
     def refuse_unsafe(self) -> None:
@@ -180,11 +184,6 @@ class RunFolder:
 def _is_folder(path: Path) -> bool:
     """Check for a folder that is no link to one."""
     return path.is_dir() and not path.is_symlink()
-
-
-def _is_file(path: Path) -> bool:
-    """Check for a regular file that is no link to one."""
-    return path.is_file() and not path.is_symlink()
 
 
 def _list_irregular(folder: Path, *, deep: bool = False) -> list[Path]:

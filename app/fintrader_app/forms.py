@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from fintrader.errors import ConfigError
+from fintrader.results.formatting import number
 from fintrader.yaml_text import parse_yaml
 from fintrader_app.shell import human, line_up, plain
 
@@ -122,7 +123,7 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
         options = [*([None] if may_be_none else []), *field.get("enum", [field.get("const")])]
         how["format_func"] = lambda option: "none" if option is None else str(option)
         draft[name] = st.selectbox(title, options, _index(options, value), **how)
-    elif kind in ("integer", "number") and (_is_number(value) or value is None):
+    elif kind in ("integer", "number") and (value is None or number(value) is not None):
         draft[name] = _draw_number(title, value, field, how)
     elif kind == "string" and "examples" in field and isinstance(value, str):
         # What the settings know by name; anything else may be typed, and the models judge it.
@@ -174,10 +175,6 @@ def _parse_date(value: Any) -> date | None:
 def _is_range_of_dates(field: Schema) -> bool:
     parts = field.get("prefixItems", [])
     return len(parts) == 2 and all(part.get("format") == "date" for part in parts)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _draw_number(title: str, value: Any, field: Schema, how: dict[str, Any]) -> Any:

@@ -196,10 +196,6 @@ def format_code(text: str) -> str:
     return f"`{' '.join(shown.split())[:300]}`"
 
 
-def _hide_match(match: re.Match[str]) -> str:
-    return f"{match[1]}{match[2]}{match[3]}(hidden)" if is_secret(match[2]) else match[0]
-
-
 def hide_secrets(text: str) -> str:
     """YAML or command text with the values of anything that is named like a secret blanked out."""
     lines = []
@@ -207,7 +203,9 @@ def hide_secrets(text: str) -> str:
         key, colon, value = line.partition(":")
         if colon and _SECRET.search(key) and value.strip() not in {"", "null", "''", '""'}:
             line = f"{key}: (hidden)"
-        line = _IN_BRACES.sub(_hide_match, line)
+        line = _IN_BRACES.sub(
+            lambda at: f"{at[1]}{at[2]}{at[3]}(hidden)" if is_secret(at[2]) else at[0], line
+        )
         line = re.sub(r"(\w+://)[^/\s:@]*:[^/\s@]+@", r"\1(hidden)@", line)
         lines.append(_SECRET_QUERY.sub(r"\1(hidden)", line))
     return "\n".join(lines)

@@ -3,7 +3,7 @@ environment that it trains in."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.checkpoint import Resumable, load_generator
 from fintrader.agents.environment import MarketEnv, to_training_env
-from fintrader.agents.fast.graphs import ReplayedStep, StepFunction
+from fintrader.agents.fast.graphs import ReplayedStep
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.networks import tanh
@@ -84,7 +84,6 @@ class BaseAgent(Resumable):
         self.decision_interval = 1
         """Bars from one decision to the next."""
         self.has_statistics = False
-        """True if observations have been standardised, or may be from now on."""
         self.replayed = ReplayedStep(self.generator) if self.device.type == "cuda" else None
         self.add_parts()
 
@@ -104,8 +103,7 @@ class BaseAgent(Resumable):
         return env
 
     def begin_statistics(self, obs: Tensor) -> None:
-        """Take the statistics of the first observations `[B, D]`, before anything is
-        standardised."""
+        """Take the statistics of the first observations `[B, D]`."""
         if not self.has_statistics:
             self.has_statistics = True
             if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
@@ -157,14 +155,6 @@ class BaseAgent(Resumable):
         """Add Adam over `parameters`."""
         self.optimisers[name] = make_adam(parameters, rate, self.settings.weight_decay, eps)
 
-    def take_step(
-        self, step: StepFunction, *inputs: Any, branch: Hashable = None
-    ) -> dict[str, Tensor]:
-        """Take a gradient step, `step(*inputs)`; on a GPU by its graph (`ReplayedStep`)."""
-        if self.replayed is None:
-            return step(*inputs)
-        return self.replayed(step, branch, *inputs)
-
     def descend(self, name: str, loss: Tensor | Iterable[Tensor]) -> Tensor:
         """Take one step of an optimiser down `loss`, or down the sum of several, computed one at a
         time; return the gradient's norm."""
@@ -198,11 +188,7 @@ class BaseAgent(Resumable):
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        own = {
-            name: tensor.to(self.device).clone()
-            for name, tensor in state.items()
-            if "." not in name
-        }
+        own = {key: part.to(self.device).clone() for key, part in state.items() if "." not in key}
         self.rewards.running = own.get("running_return")
         self.last_noise = own.get("last_noise")
         self.has_statistics = True

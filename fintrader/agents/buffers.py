@@ -69,12 +69,10 @@ class RolloutBuffer(StepBuffer):
     def __post_init__(self) -> None:
         """Raises ConfigError when it, or learning from it, would take more memory than the device
         has free."""
-        # Observations lie there three times while they are standardised: raw, between and as the
-        # networks read them. On a GPU so do those that the steps led to, and the graph of a gradient
-        # step keeps the last rollout's.
+        # Observations lie there raw, between and as the networks read them; on a GPU also those that
+        # the steps led to, and once more in the graph of a gradient step.
         on_gpu = self.device.type != "cpu"
-        copies = 7 if on_gpu else 3
-        each = 4 * (copies * self.obs_width + 3 * self.latent_width + 6) + 2
+        each = 4 * ((7 if on_gpu else 3) * self.obs_width + 3 * self.latent_width + 6) + 2
         needed = self.num_steps * self.num_envs * each
         subject = f"a rollout of {self.num_steps:,} steps of {self.num_envs:,} accounts"
         require_memory(needed, self.device, subject, "lower agent.num_steps or env.num_envs")

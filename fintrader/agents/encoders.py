@@ -24,7 +24,7 @@ class GruEncoder(nn.Module):
     """
 
     def __init__(
-        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()
+        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...]
     ) -> None:
         super().__init__()
         self.bars = bars
@@ -52,13 +52,13 @@ class AttentionEncoder(nn.Module):
     """
 
     def __init__(
-        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()
+        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...]
     ) -> None:
         super().__init__()
         self.bars = bars
-        self.query = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
-        self.key = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
-        self.value = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.query, self.key, self.value = (
+            Dense(width_in, width, batch_shape=batch_shape, gain=1.0) for _ in range(3)
+        )
         self.position = nn.Parameter(
             torch.randn(*batch_shape, *(1,) * bool(batch_shape), bars, width) / math.sqrt(width)
         )
@@ -74,15 +74,12 @@ class AttentionEncoder(nn.Module):
         return (weight.unsqueeze(-1) * value).sum(dim=-2)
 
 
-ENCODERS: dict[str, type[GruEncoder | AttentionEncoder]] = {
-    "gru": GruEncoder,
-    "attention": AttentionEncoder,
-}
+ENCODERS = {"gru": GruEncoder, "attention": AttentionEncoder}
 
 
 def make_encoder(
     layout: Layout, settings: NetworkSettings, batch_shape: tuple[int, ...] = ()
-) -> GruEncoder | AttentionEncoder | None:
+) -> nn.Module | None:
     """Make the encoder that the settings name. Raises ConfigError when observations show one bar
     only."""
     if settings.encoder == "none":

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, Metrics, to_metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import add_prefix, select_below
+from fintrader.agents.fast.graphs import take_step
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.agents.settings import OffPolicySettings
@@ -105,7 +106,7 @@ class OffPolicyAgent(BaseAgent):
         while self.learned < self.count_due_updates():
             assert self.replay is not None
             sample = self.draw_sample(self.replay)
-            self.record(self.take_step(self.learn, sample, branch=self.is_actor_due))
+            self.record(take_step(self, self.learn, sample, branch=self.is_actor_due))
             self.redraw_perturbation()
         return self.report()
 

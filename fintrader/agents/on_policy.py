@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.fast import fast_on_cpu
-from fintrader.agents.fast.graphs import look_up_mean
+from fintrader.agents.fast.graphs import look_up_mean, take_step
 from fintrader.agents.fast.training import EmbeddingCache
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import OnPolicySettings
@@ -91,20 +91,13 @@ def subtract_group_baseline(advantage: Tensor, row_index: Tensor, bars: int) -> 
     return torch.where(count > 1, others, advantage)
 
 
-class Learner(Protocol):
-    """Learns from a rollout: an agent, or several learners of it side by side."""
-
-    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Take gradient steps on one rollout; return means of their metrics on the device."""
-
-
 class OnPolicyAgent(BaseAgent):
     """`act` draws, `observe` stores, `update` learns once the rollout is full. Subclasses write
     `loss`."""
 
     settings: OnPolicySettings
     is_bounded = True
-    make_learners: Callable[[OnPolicyAgent], Learner] | None = None
+    make_learners: Callable[[OnPolicyAgent], Any] | None = None
     """Makes several learners of the agent side by side, for one update (`parallel.py`)."""
 
     def add_parts(self) -> None:
@@ -160,7 +153,7 @@ class OnPolicyAgent(BaseAgent):
         if buffer is None or not buffer.is_full:
             return None
         rollout, value = self._make_rollout(buffer)
-        learner = self if self.make_learners is None else self.make_learners(self)
+        learner: Any = self.make_learners(self) if self.make_learners else self
         metrics = learner.learn(rollout)
         metrics["explained_variance"] = explained_variance(value, rollout.target)
         metrics["reward_mean"] = buffer.reward.mean()
@@ -209,9 +202,8 @@ class OnPolicyAgent(BaseAgent):
         """Take gradient steps on one rollout; return means of their metrics on the device."""
         batch = rollout.batch
         passes = self.draw_passes(len(rollout.latent), batch.row_index, len(batch.rows))
-        return self.take_steps(
-            passes, lambda rows: self.take_step(self._descend_rows, rollout, rows)
-        )
+        step = self._descend_rows
+        return self.take_steps(passes, lambda rows: take_step(self, step, rollout, rows))
 
     def take_steps(
         self, passes: Iterable[list[Tensor]], take_step: Callable[[Tensor], dict[str, Tensor]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -69,18 +69,6 @@ ENGINES = ("auto", "torch", "fused", "triton")
 def unpack(state: Account | Generation) -> Account:
     """Return the accounts of a state."""
     return state if isinstance(state, Account) else state.account
-
-
-class StepKernel(Protocol):
-    """One decision of every account in one call: the CPU kernel, or the CUDA kernel."""
-
-    def pack(self, account: Account) -> Generation:
-        """Copy accounts of a reset or a checkpoint."""
-
-    def __call__(
-        self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
-    ) -> StepResult:
-        """Step them."""
 
 
 def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
@@ -215,7 +203,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.engine, kernel = choose_engine(engine, settings, self.device, record=record)
         """Name of the engine that steps the accounts, as in `engine_for`."""
         common = (self.view, settings, self.reward, self.num_envs)
-        self._fused: StepKernel | None = None
+        self._fused: Any = None
+        """The kernel: `FusedStep`, `TritonStep`, or none."""
         if kernel is not None:
             resets = self.autoreset_mode is AutoresetMode.SAME_STEP
             reuse = {"reuse": not copy} if self.engine == "triton" else {}
@@ -370,8 +359,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError("call reset() first: there are no accounts yet")
         action = self._check_action(actions)
         mode = self.autoreset_mode
-        if mode is AutoresetMode.DISABLED:
-            self._refuse_finished()
+        is_checked = mode is AutoresetMode.DISABLED and self.device.type == "cpu"
+        if is_checked and bool(self.account.finished.any()):
+            raise EnvError(
+                "an account's episode is over; reset it with options={'reset_mask': ...} before"
+                " stepping on"
+            )
         if self._fused is None or action.requires_grad:
             step = self._step_torch(self.account, action)
         else:
@@ -439,14 +432,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             truncated=torch.where(over, ~ruined, step.truncated),
             obs=self.observe_accounts(after),
         )
-
-    def _refuse_finished(self) -> None:
-        """Raise EnvError for a finished account, where the host sees it without waiting."""
-        if self.device.type == "cpu" and bool(self.account.finished.any()):
-            raise EnvError(
-                "an account's episode is over; reset it with options={'reset_mask': ...} before"
-                " stepping on"
-            )
 
     def _pack(self, obs: Tensor, clock: Tensor) -> Any:
         return obs if self.settings.observation == "flat" else {"private": obs, "clock": clock}

@@ -45,14 +45,10 @@ Window = Literal["train", "validation", "test"]
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
-def _count_agents(value: Any) -> str:
-    return "several" if isinstance(value, list | tuple) else "one"
-
-
 OneOrSeveralAgents = Annotated[
     Annotated[AgentSettings, Tag("one")]
     | Annotated[tuple[AgentSettings, ...], Field(min_length=1), Tag("several")],
-    Discriminator(_count_agents),
+    Discriminator(lambda value: "several" if isinstance(value, list | tuple) else "one"),
 ]
 
 

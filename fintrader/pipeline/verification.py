@@ -53,13 +53,20 @@ def verify_run(home: RunFolder, *, reopen: bool = False) -> Iterator[Check]:
             Manifest.load(home.manifest).reopen(*failed)
         return
     if is_finished:
-        yield from check_run(home, manifest, trials, _hash_content)
+        yield from check_run(
+            home, manifest, trials, lambda path: MarketTensors.load(path).content_hash()
+        )
 
 
 def _read_settings(home: RunFolder) -> tuple[TournamentSettings | None, Check | None]:
     """Read the settings of the run that a tournament is of, or lies in (a fold, a null model)."""
     folders = (home.root, *home.root.absolute().parents[:3])
-    path = next((folder / "config.yaml" for folder in folders if _holds_run(folder)), home.config)
+    holders = (
+        folder / "config.yaml"
+        for folder in folders
+        if all(os.path.lexists(folder / name) for name in ("config.yaml", "manifest.json"))
+    )
+    path = next(holders, home.config)
     if not os.path.lexists(path):
         return None, None
     try:
@@ -70,10 +77,6 @@ def _read_settings(home: RunFolder) -> tuple[TournamentSettings | None, Check | 
         return None, Check("settings of the run", compares, (str(error),), remedy=remedy)
 
 
-def _holds_run(folder: Path) -> bool:
-    return all(os.path.lexists(folder / name) for name in ("config.yaml", "manifest.json"))
-
-
 def _read_manifest(home: RunFolder) -> tuple[Mapping[str, Any], Check | None]:
     if not os.path.lexists(home.manifest):
         return {}, None
@@ -82,10 +85,6 @@ def _read_manifest(home: RunFolder) -> tuple[Mapping[str, Any], Check | None]:
     except RunError as error:
         remedy = "restore the file from a backup"
         return {}, Check("manifest", "manifest.json with its form", (str(error),), remedy=remedy)
-
-
-def _hash_content(path: Path) -> str:
-    return MarketTensors.load(path).content_hash()
 
 
 def repair_run(home: RunFolder) -> Iterator[str]:

@@ -68,10 +68,6 @@ def _plain(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _fills(s: MetricInputs) -> float:
-    return float((s.of.trades["kind"] != "split").sum())
-
-
 def _break_even_bps(s: MetricInputs) -> float | None:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
     earned = s.of.equity[-1] - s.of.equity[0] + s.cost
@@ -90,16 +86,8 @@ def _herfindahl(s: MetricInputs) -> float | None:
     return _mean(np.square(shares).sum(axis=1))
 
 
-def _largest_weight(s: MetricInputs) -> float | None:
-    return float(np.abs(s.closing_weights).max())
-
-
 def _trips(column: str, compute: Callable[[pd.Series], float | None]) -> Compute:
     return lambda s: compute(s.round_trips[column]) if len(s.round_trips) else None
-
-
-def _total_turnover(s: MetricInputs) -> float | None:
-    return m.ratio(s.traded_usd * s.of.sessions_a_year / s.sessions, float(s.of.equity.mean()))
 
 
 def _daily(compute: Callable[[Array], float | None]) -> Compute:
@@ -498,7 +486,9 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "× equity",
             "Σ notional/mean(V)·Y/S",
             PYFOLIO,
-            _total_turnover,
+            lambda s: m.ratio(
+                s.traded_usd * s.of.sessions_a_year / s.sessions, float(s.of.equity.mean())
+            ),
         ),
         (
             "traded_usd",
@@ -532,7 +522,14 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "algebra",
             _break_even_bps,
         ),
-        ("trades", "Fills", "count", "rows of the trade list but splits", _LEDGER, _fills),
+        (
+            "trades",
+            "Fills",
+            "count",
+            "rows of the trade list but splits",
+            _LEDGER,
+            lambda s: float((s.of.trades["kind"] != "split").sum()),
+        ),
         (
             "orders",
             "Orders",
@@ -643,7 +640,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _EQUITY,
             "max |w| at session closes",
             PYFOLIO,
-            _largest_weight,
+            lambda s: float(np.abs(s.closing_weights).max()),
         ),
     ),
     "from bars": (

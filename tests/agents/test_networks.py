@@ -295,7 +295,7 @@ def test_a_network_reads_its_window_and_nothing_older(kind, encoder):
 
 def test_the_gru_is_that_of_torch():
     torch.manual_seed(0)
-    ours = GruEncoder(3, 5, BARS)
+    ours = GruEncoder(3, 5, BARS, batch_shape=())
     theirs = nn.GRU(3, 5, batch_first=True)
     with torch.no_grad():
         for name, layer in (("ih", ours.input), ("hh", ours.recurrent)):

@@ -121,6 +121,16 @@ class ReplayedStep:
         return Recording(graph, list(flatten(inputs)), list(outputs), results)
 
 
+def take_step(
+    agent: Any, step: StepFunction, *inputs: Any, branch: Hashable = None
+) -> dict[str, Tensor]:
+    """Take a gradient step of an agent, `step(*inputs)`; on a GPU by its graph."""
+    if agent.replayed is None:
+        return step(*inputs)
+    results: dict[str, Tensor] = agent.replayed(step, branch, *inputs)
+    return results
+
+
 def flatten(value: Any) -> Iterator[Tensor]:
     """Find the tensors in nested tuples."""
     if isinstance(value, Tensor):

@@ -27,7 +27,6 @@ from fintrader.backtesting.lookahead.report import (
 )
 from fintrader.backtesting.lookahead.views import MODES, Cut, Mode, View
 from fintrader.backtesting.settings import LookaheadSettings
-from fintrader.bars.bars import Array
 from fintrader.bars.calendar import exchange_days, session_date
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import BacktestError, DataError
@@ -283,8 +282,7 @@ class _Pieces:
 
 def _first_words(market: MarketTensors) -> dict[str, int]:
     """Bar from which on each column is something else than 0, which it is while it is undefined."""
-
-    def find_first(values: Array) -> int:
-        return int((values != 0).any(axis=1).argmax())  # 0 for a column that never is
-
-    return {name: find_first(values.numpy()) for name, values in market.columns()}
+    # 0 for a column that never is.
+    return {
+        name: int((values.numpy() != 0).any(axis=1).argmax()) for name, values in market.columns()
+    }

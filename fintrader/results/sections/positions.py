@@ -82,7 +82,13 @@ def _exposure_table(view: BacktestView) -> Table:
     }
     table = held.agg(["mean", "min", "max"])
     rows = [
-        (title, *(_format_held(key, value) for value in table[key]))
+        (
+            title,
+            *(
+                (ratio(value, 1) if key in ("names", "effective") else percent(value))
+                for value in table[key]
+            ),
+        )
         for key, title in titles.items()
     ]
     note = (
@@ -177,10 +183,6 @@ def present_capacity(view: BacktestView) -> Section:
         figures=(Chart("capital", partial(figures.capital_figure, variations)),),
         tables=(Table(columns, rows, notes=(note,)),),
     )
-
-
-def _format_held(key: str, value: float) -> str:
-    return ratio(value, 1) if key in ("names", "effective") else percent(value)
 
 
 def _format_bps(value: float | None) -> str:

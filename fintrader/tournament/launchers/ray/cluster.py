@@ -103,8 +103,11 @@ def connect(settings: RaySettings) -> bool:
             f"{address} answers, but not as a Ray cluster of this version; is it the head's GCS"
             " port?"
         )
-    if manner == "closed":
-        _take_token()
+    if manner == "closed" and "RAY_AUTH_MODE" not in os.environ:
+        # With the token, if there is one, as Ray does.
+        authentication_token_setup.maybe_enable_token_auth_if_token_available(
+            warn_if_disabled=False
+        )
     addresses = _list_addresses(address)
     loopback = bool(addresses) and all(is_loopback(one) for one in addresses)
     if manner == "open" and not loopback and not settings.allow_insecure:
@@ -236,15 +239,6 @@ def _probe(address: str) -> None:
         answer = "silent"
     print(answer, flush=True)
     os._exit(0)  # skip the client's own shutdown, which may take long
-
-
-def _take_token() -> None:
-    """Enable token authentication if there is a token and the environment sets no mode, as Ray
-    does."""
-    if "RAY_AUTH_MODE" not in os.environ:
-        authentication_token_setup.maybe_enable_token_auth_if_token_available(
-            warn_if_disabled=False
-        )
 
 
 def _build_refusal(address: str, error: Exception) -> TournamentError:
