@@ -274,7 +274,8 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
         closed = "Went bankrupt: the account was closed inside the window."
         return "not_told_from_luck", [closed]
     if not judged.has_traded:
-        return "no_verdict", ["Never traded: there is nothing to judge."]
+        reserved = f" Reservations: {'; '.join(judged.caveats)}." if judged.caveats else ""
+        return "no_verdict", ["Never traded: there is nothing to judge." + reserved]
     evidence = judged.evidence
     alpha = evidence.alpha
     rival = evidence.against.replace("_", " ")

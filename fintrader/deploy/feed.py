@@ -67,7 +67,8 @@ class ReplayFeed:
         """
         if isinstance(settings.source, VendorSettings) and settings.end is None:
             settings = settings.model_copy(update={"end": until})  # no newer day is asked for
-        self._feed = open_feed(settings, cache)
+        # the bars were compared with daily ones when the policy's market was built
+        self._feed = open_feed(settings.model_copy(update={"daily": None}), cache)
         self._feed.prepare(None)
         self.companies = dict(self._feed.companies)
         known = set(self._feed.symbols)

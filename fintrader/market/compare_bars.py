@@ -21,12 +21,10 @@ import numpy as np
 import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, Array, Bars, bar_length
-from fintrader.bars.calendar import SessionGrid, session_date, session_grid, timezone_of
+from fintrader.bars.calendar import SessionGrid, session_date, session_grid
 from fintrader.bars.clean import to_grid
-from fintrader.bars.sources.bar_files import present_columns
-from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
-from fintrader.bars.sources.listing import kind_of, list_files
-from fintrader.bars.sources.presets import SPELLINGS, plain
+from fintrader.bars.detect import detect
+from fintrader.bars.sources.listing import kind_of
 from fintrader.config import Settings
 from fintrader.errors import BarError, DataError
 from fintrader.market.inspect import read_source
@@ -63,7 +61,7 @@ class CompareSettings(Settings):
     calendar: str = "XNAS"
     """Calendar of files; configurations and built markets name theirs."""
     timezone: str | None = None
-    """Zone of times in files that carry none; the calendar's unless set."""
+    """Zone of times in files that carry none; found out unless set."""
 
 
 @dataclass(frozen=True)
@@ -167,23 +165,12 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
             market.provenance.calendar or settings.calendar
         )
     if kind_of(what) or path.is_dir() or any(mark in what for mark in "*?["):
-        zone = settings.timezone or timezone_of(settings.calendar)
-        source = FilesSettings(columns=_columns_of(what), timezone=zone)
-        chosen = DataSettings(path=what, source=source, calendar=settings.calendar)
+        zone = {} if settings.timezone is None else {"timezone": settings.timezone}
+        found = detect(what, calendar=settings.calendar, known=zone)
+        chosen = DataSettings(path=what, source=found.settings(), calendar=settings.calendar)
         return Side(path.name, read_source(chosen)[0]), settings.calendar
     chosen = read_settings(what).effective()
     return Side(path.stem, read_source(chosen, cache)[0]), chosen.calendar
-
-
-def _columns_of(path: str) -> dict[str, str]:
-    """Map roles to the first file's columns; a role without a known spelling is left out."""
-    found = {plain(name): name for name in present_columns(list_files(path)[0], FilesSettings())}
-    return {
-        role: found[word]
-        for role in COLUMN_NAMES
-        for word in reversed(SPELLINGS.get(role, (role,)))  # the first one counts
-        if word in found
-    }
 
 
 def _market_bars(market: MarketTensors) -> Bars:

@@ -19,9 +19,11 @@ from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.run_recipe import run_recipe
 from fintrader.records import JsonValue, to_json
 from fintrader.results.context import BacktestContext
-from fintrader.results.market_description import MOST_OUTSIDE
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
+
+_MANY_OUTSIDE = 0.01
+"""Share of rows outside of the sessions that a verdict names."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def add_data(
                     f"{kind}: {count}" for kind, count in sorted(kinds.items())
                 )
         summary["symbols_left_out"] = len(market.left_out)
-    summary |= _describe_absences(windows, results)
+    terms = context.trading
+    summary |= _describe_absences(windows, results, None if terms is None else terms.participation)
     survivors = market.survivorship
     if survivors is not None and (sentence := survivors.describe()):
         key = "survivorship" if survivors.survivors_only else "members_without_bars"
@@ -149,30 +152,41 @@ def add_data(
 
 
 def _describe_absences(
-    windows: Sequence[MarketTensors], results: Mapping[str, BacktestResult]
+    windows: Sequence[MarketTensors],
+    results: Mapping[str, BacktestResult],
+    participation: float | str | None,
 ) -> dict[str, str]:
     """Say how many rows were left out, and why buy and hold is little invested, where it is."""
     found = {}
     market = windows[0].provenance
-    if market.outside > MOST_OUTSIDE:
+    if market.outside > _MANY_OUTSIDE:
         found["rows_outside"] = (
             f"{market.outside:.1%} of the rows left out, outside of the sessions of"
             f" {market.calendar}"
         )
     held = results.get("buy_and_hold")
     invested = None if held is None else held.metrics.invested_share
-    if invested is not None and invested < 0.5:
-        traded = [window.tradable.any(dim=1).numpy() for window in windows]
-        session = [window.session.numpy() for window in windows]
-        silent = sum(
-            len(np.setdiff1d(one, one[busy])) for one, busy in zip(session, traded, strict=True)
+    if held is None or invested is None or invested >= 0.5:
+        return found
+    traded = [window.tradable.any(dim=1).numpy() for window in windows]
+    session = [window.session.numpy() for window in windows]
+    silent = sum(
+        len(np.setdiff1d(one, one[busy])) for one, busy in zip(session, traded, strict=True)
+    )
+    idle = 1 - float(np.mean([float(window.tradable.float().mean()) for window in windows]))
+    on_offer = sum(float((window.volume * window.close).nansum()) for window in windows)
+    capital = float(held.equity[0])
+    if isinstance(participation, float) and participation * on_offer < capital:
+        why = (
+            f"orders take {participation:.0%} of a bar's volume (env.participation), which is"
+            f" {participation * on_offer:,.0f} USD in all bars, of a capital of {capital:,.0f} USD"
         )
-        idle = 1 - float(np.mean([float(window.tradable.float().mean()) for window in windows]))
-        found["little_invested"] = (
-            f"buy and hold {invested:.0%} invested on average, as {idle:.0%} of the cells and"
-            f" {silent} of {sum(len(np.unique(one)) for one in session)} sessions hold no trade"
-            " (see data.calendar)"
-        )
+    elif silent:
+        sessions = sum(len(np.unique(one)) for one in session)
+        why = f"{silent} of {sessions} sessions hold no trade (see data.calendar)"
+    else:
+        why = f"{idle:.0%} of the cells hold no trade"
+    found["little_invested"] = f"buy and hold {invested:.0%} invested on average, as {why}"
     return found
 
 

@@ -148,8 +148,11 @@ def test_the_edges_have_their_own_sentences(template):
     market = make_market(60, 3)
     settings = EnvSettings()
     idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8)
-    assert idle.text == "Never traded: there is nothing to judge."
+    assert idle.text.startswith("Never traded: there is nothing to judge.")
     assert idle.state == "no_verdict"
+    why = "buy and hold 1% invested on average, as 2 of 3 sessions hold no trade"
+    idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8, caveats=[why])
+    assert f"nothing to judge. Reservations: {why}; " in idle.text
     bankrupt = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
     assert assess({"ensemble": bankrupt}, trials=1).text.startswith("Went bankrupt")
     assert assess({"ensemble": template}, trials=3).text.startswith("Too short to tell: 3 sessions")

@@ -458,3 +458,11 @@ def test_the_holes_of_the_real_file_of_2019():
     assert set(found) == {"early_close", "market_halt", "late_listing", "gap", "quiet_jump"}
     half_days = ("2019-07-03", "2019-11-29", "2019-12-24", "2020-11-27", "2020-12-24")
     assert {day for _, day, _ in found["early_close"]} == {*half_days}
+
+
+def test_days_of_few_trades_are_no_moved_days(healthy):
+    """One trade in a hundred minutes: the most frequent step between two is no length of a bar."""
+    for seed in range(5):
+        kept = np.random.default_rng(seed).random(len(healthy)) < 0.012
+        kinds = examined(healthy[kept]).kinds
+        assert not {"shifted_day", "bar_length", "misaligned"} & kinds.keys()

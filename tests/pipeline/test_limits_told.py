@@ -9,6 +9,7 @@ import pytest
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.backtesting.writer import NO_CONTEXT
+from fintrader.envs import EnvSettings
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.backtest_context import add_data, caveats
 from fintrader.pipeline.config import RunConfig
@@ -39,16 +40,21 @@ def test_rows_left_out_and_idle_money_are_caveats(tmp_path):
     tradable = market.tradable.clone()
     tradable[market.session > market.session[0]] = False
 
-    def told(outside, invested):
+    def told(outside, invested, volume=1.0, capital=1e3):
         known = replace(market.provenance, outside=outside, calendar="XNAS")
-        window = replace(market, tradable=tradable, provenance=known)
-        held = SimpleNamespace(metrics=SimpleNamespace(invested_share=invested))
-        context = add_data(NO_CONTEXT, tmp_path / "m", [window], {"buy_and_hold": held})
+        window = replace(market, tradable=tradable, provenance=known, volume=volume * market.volume)
+        metrics = SimpleNamespace(invested_share=invested)
+        held = SimpleNamespace(metrics=metrics, equity=[capital])
+        context = replace(NO_CONTEXT, trading=EnvSettings().terms())
+        context = add_data(context, tmp_path / "m", [window], {"buy_and_hold": held})
         return [said for said in caveats(RunConfig(), context) if "embargo" not in said]
 
-    assert told(0.01, 0.9) == []
+    assert told(0.009, 0.9) == []
     sessions = len(market.session.unique())
     left_out, idle = told(0.76, 0.04)
     assert left_out == "76.0% of the rows left out, outside of the sessions of XNAS"
     assert idle.startswith("buy and hold 4% invested on average")
     assert f"{sessions - 1} of {sessions} sessions hold no trade" in idle
+    assert told(0.015, 0.9) == ["1.5% of the rows left out, outside of the sessions of XNAS"]
+    (thin,) = told(0.0, 0.04, volume=0.0)
+    assert "orders take 10% of a bar's volume (env.participation), which is 0 USD" in thin

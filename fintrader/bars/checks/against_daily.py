@@ -41,7 +41,9 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
     own = np.log(np.column_stack([days.open, days.high, days.low, days.close]))
 
     def ratio(lag: int) -> Array:
-        return own - table[days.session + lag]  # a row of NaN stands after the last session
+        return np.asarray(
+            own - table[days.session + lag]
+        )  # a row of NaN stands after the last session
 
     centre = pd.Series(np.median(ratio(0), axis=1))
     scale = centre.rolling(_AROUND, center=True, min_periods=1).median().to_numpy()[:, None]
@@ -60,7 +62,8 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
         other &= ~moved
         said = f"its prices are those of the daily bar a session {way}"
         found += [
-            days.fault("misaligned", day, days.bars[day], said) for day in np.flatnonzero(moved)
+            days.fault("misaligned", day, days.bars[day], said)
+            for day in np.flatnonzero(moved).tolist()
         ]
     for column, lag in enumerate(LAGS):
         elsewhere = known & is_print[:, column] & ~is_print[:, len(LAGS) // 2]
@@ -78,7 +81,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
     else:
         found += [
             days.fault("unlike_daily", day, days.bars[day], f"{np.expm1(centre[day]):+.1%}")
-            for day in np.flatnonzero(other)
+            for day in np.flatnonzero(other).tolist()
         ]
     opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)
     return replace(days, unopened=opened), found

@@ -25,6 +25,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.checks.days import Days
+from fintrader.bars.checks.kinds import UNLIKELY
 from fintrader.results.market_description import Fault
 
 _LAG_MINUTES = (5, 15, 30, 60, 120)
@@ -38,8 +39,6 @@ _CHANCE = 1e-3
 """Probability of one false alarm in a whole market, shared by all tests (Bonferroni)."""
 _LEAST_SILENCE = 0.005
 """Minutes without a trade are not independent: their probability counts as no less."""
-_UNLIKELY = -15.0
-"""Probability, as a power of ten, below which silence is no chance."""
 _LEAST_SURPRISE = 0.02
 """The least share of days whose opening print counts as another one by chance."""
 
@@ -155,7 +154,7 @@ def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
     ends = days.ends[[0, 2]]
     usual = np.median(ends, axis=1, keepdims=True)
     away = ends < usual / 2
-    moved = (days.silent[end] * np.log10(silence) < _UNLIKELY) & (days.silent[1 - end] == 0)
+    moved = (days.silent[end] * np.log10(silence) < UNLIKELY) & (days.silent[1 - end] == 0)
     moved &= ~away[end] & away[1 - end] & bool((usual > np.log(2)).all())
     for day in np.flatnonzero(moved).tolist():
         count = int(days.silent[end, day])
@@ -173,7 +172,7 @@ def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: in
     rate = np.nansum(usual, axis=1) / np.maximum(np.isfinite(usual).sum(axis=1), 1)
     both = lost * prints
     chance = np.isfinite(both) * expected * np.maximum(rate, _LEAST_SURPRISE)[:, None]
-    return (both > 0) & _is_unlikely(both, chance, 1, tests, 0.0)[:, None]
+    return np.asarray((both > 0) & _is_unlikely(both, chance, 1, tests, 0.0)[:, None])
 
 
 def _rate_silence(days: Days) -> float:

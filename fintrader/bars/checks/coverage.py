@@ -8,15 +8,12 @@ import numpy as np
 
 from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import runs
+from fintrader.bars.checks.kinds import UNLIKELY, runs
 from fintrader.results.market_description import Fault
 
 MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03-18")
 """Days of market-wide circuit breakers in New York
 (https://www.nyse.com/trade/market-wide-circuit-breakers)."""
-
-_UNLIKELY = -15.0
-"""Probability, as a power of ten, below which silence is a fault."""
 
 
 def find_coverage_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
@@ -69,7 +66,7 @@ def _find_absences(
     live = np.arange(listed[0], listed[-1] + 1 if has_ended else grid.num_bars)
     live = live[~dead[live] & (share[grid.session[live]] > 0)]
     for start, stop in runs(~traded[live], grid.session[live]):
-        if stop - start >= 5 and (stop - start) * _log_silence(usual) < _UNLIKELY:
+        if stop - start >= 5 and (stop - start) * _log_silence(usual) < UNLIKELY:
             day = str(grid.dates[grid.session[live[start]]])
             clock = _name_clock(grid, live[start])
             yield Fault("gap", name, day, stop - start, f"from {clock} UTC")
@@ -109,5 +106,5 @@ def _find_dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array
     for start, stop in runs(np.asarray(~traded.any(axis=0)), grid.session):
         number = grid.session[start]
         if listed_now[number] > 1 or halted[number]:
-            dead[start:stop] = joint[number] * (stop - start) < _UNLIKELY
+            dead[start:stop] = joint[number] * (stop - start) < UNLIKELY
     return dead

@@ -15,7 +15,7 @@ import numpy as np
 
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, PRICES, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import group_by_day, runs
+from fintrader.bars.checks.kinds import SURE, UNLIKELY, group_by_day, runs
 from fintrader.bars.evidence import measure_shift
 from fintrader.results.market_description import Fault
 
@@ -28,10 +28,6 @@ HASHED = 15
 """Places of a block that is compared with those of other symbols."""
 _BLOCK = 30
 """Bars that share one scale."""
-_SURE = 6.0
-"""Standard deviations beyond which a result is certain."""
-_UNLIKELY = -15.0
-"""Probability, as a power of ten, below which a run is a fault."""
 LAGS = (-2, -1, 0, 1, 2)
 """Places around a session's begin at which an opening print is sought."""
 
@@ -286,7 +282,7 @@ def _find_reversed(bars: Bars, days: Days) -> Iterator[Fault]:
     from fintrader.bars import kernels
 
     votes, cast = kernels.backward_votes(bars.open, bars.close, days.first)
-    for day in np.flatnonzero((cast >= 20) & (votes > _SURE * np.sqrt(cast))).tolist():
+    for day in np.flatnonzero((cast >= 20) & (votes > SURE * np.sqrt(cast))).tolist():
         yield days.fault("reversed_day", day, days.bars[day])
 
 
@@ -299,7 +295,7 @@ def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
     usual = max(float(still.mean()), 1e-3)
     for begin, stop in runs(still):
         alike = stop - begin
-        if alike * days.length >= 29 and alike >= 9 and alike * np.log10(usual) < _UNLIKELY:
+        if alike * days.length >= 29 and alike >= 9 and alike * np.log10(usual) < UNLIKELY:
             price = f"at {bars.close[begin]:g}"
             yield days.fault("frozen_price", days.day_of(begin), alike + 1, price)
 
@@ -344,7 +340,7 @@ def _find_middles(bars: Bars, days: Days) -> Iterator[Fault]:
     share = np.clip(votes / np.maximum(cast, 1), 0.5, 1 - 1e-9)
     # Chernoff's bound of fair coins
     odds = cast * (share * np.log(2 * share) + (1 - share) * np.log(2 * (1 - share)))
-    hit = np.flatnonzero(odds > -_UNLIKELY * np.log(10))
+    hit = np.flatnonzero(odds > -UNLIKELY * np.log(10))
     if len(hit):
         said = f"on {len(hit)} of {len(days.session)} days"
         yield days.fault("middle_close", hit[0], votes[hit].sum(), said)

@@ -140,6 +140,11 @@ DOUBTFUL = (
 )
 """Kinds that a market rarely produces: a build names them and goes on."""
 
+SURE = 6.0
+"""Standard deviations beyond which a result is certain."""
+UNLIKELY = -15.0
+"""Probability, as a power of ten, below which an event is a fault."""
+
 
 def runs(mask: Array, session: Array | int = 0) -> list[tuple[int, int]]:
     """`[start, stop)` of each run in which `mask` holds; a run ends with its `session`."""

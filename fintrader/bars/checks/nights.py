@@ -14,6 +14,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.checks.days import HASHED, SCALE, Days
+from fintrader.bars.checks.kinds import SURE
 from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
 
@@ -34,8 +35,6 @@ _SPLITS = (
 )
 _AROUND = 20
 """Days on each side from which the usual move and volume are taken."""
-_SURE = 6.0
-"""Standard deviations beyond which a result is certain."""
 _FEWEST = 5
 """With fewer symbols the market's move is unknown, with fewer days a symbol's usual one."""
 _WEEK = 5
@@ -117,12 +116,12 @@ def _find_paid_twice(
             if usual > 0 and one.gaps[day] == 1:
                 paid = dividend / float(one.close[day - 1]) / usual
                 left = night[day] / usual
-                if paid > _SURE and paid / 2 < left < 2 * paid:
+                if paid > SURE and paid / 2 < left < 2 * paid:
                     yield one.fault("paid_twice", day, 1, f"{dividend:g} USD, and no fall")
                 else:
                     terms.append((paid * np.clip(left, -4, 4), paid**2, one.dates[day]))
     score = sum(term[0] for term in terms) / np.sqrt(sum(term[1] for term in terms) or 1.0)
-    if score > _SURE:
+    if score > SURE:
         said = f"of {len(terms)} dividends together"
         yield Fault("paid_twice", "", str(min(term[2] for term in terms)), len(terms), said)
 
