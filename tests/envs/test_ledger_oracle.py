@@ -163,15 +163,15 @@ def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, g
                 expected.reward, rel=1e-4, abs=1e-5 * config.reward_scale
             )
             traded = info["fill_shares"][i].tolist()
+            # A fraction is rounded as the equity that it is a part of, however little is traded.
+            rounding = max(1e-5, 1e-7 * slow.first / cheapest)
             if config.fractional:
-                assert traded == pytest.approx(expected.traded, rel=1e-5, abs=1e-5)
+                assert traded == pytest.approx(expected.traded, rel=1e-5, abs=rounding)
             else:
                 assert traded == expected.traded
             if not (expected.terminated or expected.truncated):
                 shares = env.account.shares[i].tolist()
                 assert float(env.account.cash[i]) == pytest.approx(slow.cash, abs=tolerance)
-                # A fraction is rounded as the equity that it is a part of, however little is held.
-                rounding = max(1e-5, 1e-8 * slow.first / cheapest)
                 assert shares == (
                     pytest.approx(slow.shares, rel=1e-5, abs=rounding)
                     if config.fractional

@@ -94,7 +94,8 @@ class Made(Feed):
     inputs = {"kind": "files", "symbols": symbols}
     def span(self): return int(grid.minutes[0]), int(grid.minutes[-1])
     def bars(self, symbol):
-        price = 50 + np.sin(np.arange(grid.num_bars) / (7 + int(symbol[1:])))
+        steps = np.random.default_rng(int(symbol[1:])).normal(0, 1e-3, grid.num_bars)
+        price = 50 * np.exp(np.cumsum(steps))
         zero = np.zeros(grid.num_bars, dtype=np.int32)
         return Bars(grid.minutes, zero, (symbol,), price, price, price, price, price)
 
