@@ -229,20 +229,20 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
     names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row, decimal)), 0)
     whole = [row for row in rows[names:] if len(row) == width and row not in rows[:names]]
-    if names > 1:
-        header = _join_lines(rows[:names])
-        layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
-        layout.notes["header"] = f"{names} lines of names"
-        return pd.DataFrame(whole, columns=header)
     if not names:
         layout.note("header", [], "the first line holds numbers and no names")
         return pd.DataFrame(whole)
-    header = rows[0]
-    if len({*header}) < len(header):  # of two columns with one name the first counts
-        header = [f"{name} {at}" if name in header[:at] else name for at, name in enumerate(header)]
-        layout.values |= {"header": header, "skip_rows": numbered[above + 1][0]}
-        layout.notes["header"] = "two columns are called alike"
+    header = _name_columns(rows[:names])
+    if header != rows[0]:
+        layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
+        layout.notes["header"] = "several lines of names, or two that are alike"
     return pd.DataFrame(whole, columns=header)
+
+
+def _name_columns(lines: Sequence[list[str]]) -> list[str]:
+    """Names of columns, each another one: of two that are alike the first counts."""
+    names = _join_lines(lines) if len(lines) > 1 else lines[0]
+    return [f"{name} {at}" if name in names[:at] else name for at, name in enumerate(names)]
 
 
 def _decimal(rows: Sequence[Sequence[str]]) -> str:
@@ -303,36 +303,41 @@ def _delimiter(lines: Sequence[str]) -> str:
 def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with columns for each symbol; empty for a long one."""
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|"), (False, True)):
-        found: dict[str, dict[str, str]] = {}
-        for column in map(str, table.columns):
-            left, _, right = column.partition(mark) if first else column.rpartition(mark)
-            symbol, word = (right, left) if first else (left, right)
-            role = next(
-                (name for name in COLUMNS if symbol and plain(word) in SPELLINGS[name]), None
-            )
-            if role and plain(symbol).strip("._ ") not in _PRICE_KINDS:
-                found.setdefault(symbol, {})[role] = word
+        found = _fields_by_symbol(table, mark, first)
         needed = max(map(len, found.values()), default=0)
         whole = [words for words in found.values() if len(words) == needed]
-        alone = next(iter(found), "") if len(found) == 1 else ""
-        if needed >= len(PRICES) and _is_noise(alone):  # Open_1h
+        if needed < len(PRICES) or any(words != whole[0] for words in whole):
+            continue
+        alone = next(iter(found)) if len(found) == 1 else ""
+        if _is_noise(alone):  # Open_1h
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
-        if needed >= len(PRICES) and alone and "header" in layout.values and not layout.is_alone:
-            # the header names the symbol of one file
+        if alone and "header" in layout.values and not layout.is_alone:
+            # the lines of names say the symbol of one file
             own = {role: word + mark + alone for role, word in whole[0].items()}
             return {"ts": table.columns[0], "volume": None} | own
-        if needed >= len(PRICES) and all(words == whole[0] for words in whole):
-            layout.note(
-                "wide",
-                (f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"),
-                f"{needed} columns for each of {len(whole)} symbols",
-            )
-            if "header" in layout.values:  # its names are used as they are
-                layout.values["header"] = list(map(str, table.columns))
-            others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
-            named = {"ts": others[0]} if others else _find_named_times(table, {})
-            return {"ts": table.columns[0]} | named | {role: whole[0].get(role) for role in COLUMNS}
+        layout.note(
+            "wide",
+            (f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"),
+            f"{needed} columns for each of {len(whole)} symbols",
+        )
+        if "header" in layout.values:  # its names are used as they are
+            layout.values["header"] = list(map(str, table.columns))
+        others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
+        named = {"ts": others[0]} if others else _find_named_times(table, {})
+        return {"ts": table.columns[0]} | named | {role: whole[0].get(role) for role in COLUMNS}
     return _closes(table, layout)
+
+
+def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
+    """Symbol -> our name -> the field's, of columns called by both; `first`: the field begins."""
+    found: dict[str, dict[str, str]] = {}
+    for column in map(str, table.columns):
+        left, _, right = column.partition(mark) if first else column.rpartition(mark)
+        symbol, word = (right, left) if first else (left, right)
+        role = next((name for name in COLUMNS if symbol and plain(word) in SPELLINGS[name]), None)
+        if role and plain(symbol).strip("._ ") not in _PRICE_KINDS:
+            found.setdefault(symbol, {})[role] = word
+    return found
 
 
 def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str) -> Roles:
@@ -732,17 +737,17 @@ def _count_epoch(layout: Layout) -> None:
 
 _WORDS = re.compile(
     "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|bars|bats|bid|binance|bitfinex|bitstamp|"
-    "bybit|candle|candles|candlestick|coinbase|crypto|daily|dat|data|day|days|download|etf|"
-    "etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|"
-    "hourly|intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|"
-    "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|trade|"
-    "trades|unadj|volume|weekly|wiki|yahoo|yahoofinance",
+    "bybit|candle|candles|candlestick|coinbase|crypto|daily|dat|data|day|days|download|"
+    "etf|etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|hourly|"
+    "intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|okx|"
+    "polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|trade|trades|unadj|"
+    "volume|weekly|wiki|yahoo|yahoofinance",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
-    rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"  # a date, a month, a year
+    rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"
     r"|\d{1,4}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick",
     re.IGNORECASE,
 )

@@ -21,7 +21,7 @@ from fintrader.market.build import build_market, make_market
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from fintrader.storage.objects import ObjectStore
-from tests.bars.tables import file_settings, minute_table, write_csv
+from tests.bars.tables import COLUMNS, file_settings, minute_table, write_csv
 from tests.bars.test_files import read
 
 
@@ -76,9 +76,7 @@ def decimals(table):
 WHOLE = {
     "prices of four decimals": decimals,
     "volumes with a decimal": lambda table: table.assign(volume=table.volume.astype(float)),
-    "a text of a few": lambda table: table.assign(
-        venue=np.where(table.index % 3, "NASDAQ", "NYSE")
-    ),
+    "a text of a few": lambda table: table[["ts", *COLUMNS, "ticker"]],
 }
 
 

@@ -677,16 +677,16 @@ def late_ends(zoo):
 
 
 def zeros_without_trade(zoo):
-    """Zeros, and the last close, on every fifth day."""
+    """Zeros, and the last close, on every seventh bar."""
 
     def write(frame, path):
         table = zoo.local(frame).rename_axis("Date")
-        table.iloc[4::5, table.columns.get_indexer(["open", "high", "low", "volume"])] = 0
+        table.iloc[4::7, table.columns.get_indexer(["open", "high", "low", "volume"])] = 0
         table.to_csv(path)
 
     zoo.each(write)
     zoo.frames = {
-        symbol: frame[np.arange(len(frame)) % 5 != 4] for symbol, frame in zoo.frames.items()
+        symbol: frame[np.arange(len(frame)) % 7 != 4] for symbol, frame in zoo.frames.items()
     }
     return zoo.folder
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
-from fintrader.bars.sources.cells import EMPTY, Column, first_line, one_kind, table_bars
+from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.bars.sources.listing import BarFile, files_of, kind_of
 from fintrader.bars.sources.presets import SPELLINGS, plain
@@ -94,7 +94,7 @@ def share_layout(
             lacking[file] = 0
             continue
         try:
-            lacking[file] = len(_missing(_names(file, settings), settings))
+            lacking[file] = len(_missing(present_columns(file, settings), settings))
         except BarError as error:
             errors[file] = error
     kinds = {file.kind for file, count in lacking.items() if count < 2}
@@ -109,17 +109,6 @@ def share_layout(
     found = [file for file in files if shared[file]]
     tables = [file for file in found if kind_of(file.place)]  # a .txt is one where no other is
     return tables or found, left_out
-
-
-def _names(file: BarFile, settings: FilesSettings) -> list[str]:
-    """The names of a file's columns, of a CSV by its first line; as many fields as that has, where
-    `header` names others."""
-    if file.kind != "csv":
-        return present_columns(file, settings)
-    line = csv_line(file, settings.skip_rows)
-    fields = next(csv.reader([line], delimiter=settings.delimiter))
-    header = list(settings.header)
-    return header if len(fields) == len(header) else fields
 
 
 def iterate(
@@ -267,35 +256,22 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
             f"{file.name}: the last line has no end, and its last number may be cut off; fetch the"
             " file again, or add a newline where the number is whole"
         )
-    if not _is_whole(last, fields[:-1], settings.decimal):
+    if re.fullmatch(r"\d+\D?\d*", last):
         log.warning("%s: the last line has no end: is its last number %s whole?", file.name, last)
 
 
 def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
-    """True where a field is as long as others: a shorter number is cut off."""
-    if _is_whole(last, others, decimal):
-        return True
-    if not re.fullmatch(r"\d+\D?\d*", last):
-        return False
-    places = {len(field.partition(decimal)[2]) for field in others}
-    shortest = min((len(field) for field in others if decimal not in field), default=1)
-    if decimal in last:
-        return len(last.partition(decimal)[2]) in places - {0}
-    return 0 in places and len(last) >= shortest
-
-
-def _is_whole(last: str, others: list[str], decimal: str) -> bool:
-    """True where a field cannot be part of a longer one: its quotes are closed, it has the decimals
-    of all others, or it is a text that begins no longer one of theirs. Whole numbers of any length
-    are no evidence."""
-    if last.lower() in EMPTY:
-        return True
+    """True where a field is as long as others: its quotes are closed, it has as many decimals as
+    others, or it is a text that begins no longer one of theirs."""
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):
         return last in others and not any(one != last and one.startswith(last) for one in others)
-    places = {len(one.partition(decimal)[2]) for one in others}
-    return len(others) >= _FEW and 0 not in places and places == {len(last.partition(decimal)[2])}
+    if decimal in last:
+        places = {len(field.partition(decimal)[2]) for field in others}
+        return len(last.partition(decimal)[2]) in places - {0}
+    whole = [len(field) for field in others if decimal not in field]
+    return bool(last) and len(last) >= min(whole, default=len(last) + bool(others))
 
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
@@ -332,15 +308,15 @@ def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
 
 
 def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
-    """The names of a file's columns, whatever they are. Raises BarError when it cannot be read."""
-    with readable(file):
-        if file.kind != "csv":
-            with _open_typed(file, settings.header) as (names, _):
-                return list(names)
-        csv_head(file, 1 << 12)
-        skip = partial(_open_csv, file, settings, {}, leave_out=lambda _: "skip")
-        with skip(block_bytes=_HEADER_BYTES) as reader:
-            return list(reader.schema.names)
+    """The names of a file's columns, whatever they are; of a CSV's first line, unless `header`
+    names as many. Raises BarError when it cannot be read."""
+    if file.kind != "csv":
+        with readable(file), _open_typed(file, settings.header) as (names, _):
+            return list(names)
+    line = csv_line(file, settings.skip_rows)
+    fields = next(csv.reader([line], delimiter=settings.delimiter))
+    header = list(settings.header)
+    return header if len(fields) == len(header) else fields
 
 
 def read_head(file: BarFile, rows: int) -> pd.DataFrame:

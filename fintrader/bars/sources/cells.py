@@ -35,7 +35,7 @@ _WRITTEN = re.compile(
 )
 """A number as people write it: its digits parted, in a currency, in thousands or millions."""
 _EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"}
-ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+([A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
+ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+((?![AaPp][Mm]$)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
 """A time, and the name of its zone."""
 _OFFSETS = {
     name: offset

@@ -64,16 +64,17 @@ SPELLINGS = {
             日期 时间 交易日期 日付 日付け 일자 날짜""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id asset ts_code secid pair product_id
-            contract stock code name s tckrsymb kürzel wertpapier 股票代码 代码 종목코드 銘柄コード""",
+            contract stock code name s tckrsymb kürzel wertpapier
+            股票代码 代码 종목코드 銘柄コード""",
         "open": """
             open o open_price openprice opening_price opnpric eröffnung eröffn erster abertura
             apertura ouv откр açılış 开盘 开盘价 開盤價 시가 始値""",
         "high": """
-            high h high_price highprice highest_price hghpric hoch höchst máxima máximo maxima massimo
-            plus_haut макс yüksek 最高 最高价 最高價 고가 高値""",
+            high h high_price highprice highest_price hghpric hoch höchst máxima máximo maxima
+            massimo plus_haut макс yüksek 最高 最高价 最高價 고가 高値""",
         "low": """
-            low l low_price lowprice lowest_price lwpric tief tiefst mínima mínimo minima minimo plus_bas
-            мин düşük 最低 最低价 最低價 저가 安値""",
+            low l low_price lowprice lowest_price lwpric tief tiefst mínima mínimo minima
+            minimo plus_bas мин düşük 最低 最低价 最低價 저가 安値""",
         "close": """
             close c close/last last close_price closeprice closing_price clspric price schluss
             schlusskurs zuletzt fechamento cierre último ultimo dernier цена şimdi
