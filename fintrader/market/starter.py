@@ -21,11 +21,10 @@ from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.files import write_text
 from fintrader.market.bar_source import open_slice
 from fintrader.market.build import try_build
-from fintrader.market.download import Download, open_last
+from fintrader.market.download import FEWEST, Download, open_last
 from fintrader.market.settings import DataSettings
 from fintrader.yaml_text import parse_yaml
 
-_FEWEST = 3
 _CROSS_SECTION = 5
 _JUDGED = 120
 """From this many symbols on, and sessions before the test, agents are judged on bars that they were
@@ -294,9 +293,9 @@ def _render_waivers(found: Detection) -> str:
 def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
     """The first and the last day of the three windows."""
     count = len(sessions)
-    if count < _FEWEST:
+    if count < FEWEST:
         raise BarError(
-            f"the bars reach over {count} sessions; training, validation and test need {_FEWEST} or"
+            f"the bars reach over {count} sessions; training, validation and test need {FEWEST} or"
             " more"
         )
     one = min(max(1, round(0.6 * count)), count - 2)
