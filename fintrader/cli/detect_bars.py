@@ -32,8 +32,7 @@ _SETTINGS = {"zone": "timezone"} | {
     )
 }
 """Option -> setting of `data.source`."""
-_OF_BOTH = {"calendar", "bar_minutes"}
-_OF_TICKERS = {*DownloadOptions.model_fields} - _OF_BOTH
+_OF_TICKERS = {*DownloadOptions.model_fields} - {"calendar", "bar_minutes"}
 
 
 class InitOptions(DownloadOptions):
@@ -122,7 +121,8 @@ def _init(argv: list[str]) -> None:
             ' in quotes like "bars/*.csv"; or tickers alone (--from yahoo where folders are called'
             " like them)"
         )
-    _refuse(given & _OF_TICKERS, f"tickers, and {paths[0]} is a file or a folder")
+    also = " (--from yahoo takes it for a ticker)" * is_ticker(paths[0])
+    _refuse(given & _OF_TICKERS, f"tickers, and {paths[0]} is a file or a folder{also}")
     _init_files(paths[0], options)
 
 
@@ -165,13 +165,10 @@ def _init_tickers(tickers: list[str], options: InitOptions) -> None:
 
 def _choose_path(bars: str, options: InitOptions) -> Path:
     """Choose the configuration's path. Raises ConfigError where it is taken."""
-    from fintrader.market.starter import config_path
+    from fintrader.market.starter import config_path, refuse_existing
 
     path = config_path(bars, options.out)
-    if path.exists() and not (options.force or options.print_only):
-        raise ConfigError(
-            f"{path} is there already; choose another --out, or write over it with --force"
-        )
+    refuse_existing(path, force=options.force or options.print_only)
     return path
 
 

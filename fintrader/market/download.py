@@ -196,13 +196,14 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
         if not feed.missing:
             raise
         raise type(error)(_explain_missing(found, feed.missing)) from None
-    share = feed.num_outside / max(feed.num_rows, 1)
+    chunks = [chunk for name in feed.symbols for chunk in feed.list_chunks(name)]
+    num_rows = sum(chunk.rows for chunk in chunks)
+    share = feed.num_outside / (num_rows + feed.num_outside)
     if share > MOST_OUTSIDE and not is_forced:
         raise BarError(
             f"{share:.1%} of the rows lie outside of the sessions of {found.calendar}; name the"
             " right calendar with --calendar, or this one to leave these rows out"
         )
-    chunks = [chunk for name in feed.symbols for chunk in feed.list_chunks(name)]
     edges = min(chunk.first for chunk in chunks), max(chunk.last for chunk in chunks)
     first, last = (session_date(found.calendar, ts) for ts in edges)
     span = max(first, found.data["start"]), min(last, found.data["end"])
@@ -216,7 +217,6 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
     found.last = sessions[-1]
     found.sessions = tuple(sessions)
     found.symbols = tuple(feed.symbols)
-    num_rows = sum(chunk.rows for chunk in chunks)
     found.session_minutes = feed.session_minutes
     found.bar_minutes = min(found.data["source"]["bar_minutes"], feed.session_minutes)
     found.has_volume = any(feed.bars(name).volume.any() for name in feed.symbols[:_SLICE_SYMBOLS])

@@ -127,13 +127,18 @@ def config_path(bars: str, out: Path | None = None) -> Path:
     return Path(f"{plain or 'bars'}.yaml")
 
 
-def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
-    """Write the configuration once a market was built through it, of the first bars. Raises
-    ConfigError when there is one, unless forced, and DataError for bars that make no market."""
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raise ConfigError for a configuration that is there, unless it is written over."""
     if path.exists() and not force:
         raise ConfigError(
             f"{path} is there already; choose another --out, or write over it with --force"
         )
+
+
+def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
+    """Write the configuration once a market was built through it, of the first bars. Raises
+    ConfigError when there is one, unless forced, and DataError for bars that make no market."""
+    refuse_existing(path, force=force)
     text = render_yaml(found, path)
     settings = validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
     try:

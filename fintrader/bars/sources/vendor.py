@@ -200,10 +200,8 @@ class VendorFeed(Feed):
         self._store = store
         self._is_reached = False
         self._silent: dict[str, list[dt.date]] = {}
-        self.num_rows = 0
-        """Rows that came in this process, but for those before the open and after the close."""
         self.num_outside = 0
-        """Those of them that lie in no session."""
+        """Rows that came in this process and lie in no session, nor right before or after one."""
         yesterday = self.today - dt.timedelta(days=1)
         self.start = days.first
         self.end = min(days.last or yesterday, yesterday)
@@ -505,9 +503,8 @@ class VendorFeed(Feed):
         )
 
     def sample(self, symbol: str) -> Bars | None:
-        """Request the last bars of a ticker, and store nothing. Raises DataError."""
-        weeks = dt.timedelta(days=400 if self.vendor.settings.interval == "1d" else 6)
-        request = Request([symbol], max(self.start, self.end - weeks), self.end)
+        """Request bars of a ticker, and store nothing. Raises DataError."""
+        request = Request([symbol], self.start, self.end)
         return self._request(self.vendor.fetch, request).get(symbol)
 
     def _settle(self, name: str, request: Request) -> None:
@@ -555,9 +552,6 @@ class VendorFeed(Feed):
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         is_inside = self._grid.locate(bars.ts) >= 0
         is_outside = ~is_inside & ~self._grid.early_or_late(bars.ts)
-        first, last = self.span()
-        is_outside &= (bars.ts >= first) & (bars.ts <= last)
-        self.num_rows += int(np.count_nonzero(is_inside | is_outside))
         self.num_outside += int(np.count_nonzero(is_outside))
         return bars.take(is_inside)
 
