@@ -210,8 +210,8 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
     sessions = feed.list_sessions(*span)
     if len(sessions) < FEWEST:
         raise BarError(
-            f"{found.name} gave bars of {len(sessions)} sessions, and windows need {FEWEST} or more;"
-            " ask for more --days, or for longer bars with --bar-minutes"
+            f"{found.name} gave bars of {len(sessions)} sessions, and windows need {FEWEST} or"
+            " more; ask for more --days, or for longer bars with --bar-minutes"
         )
     found.first = sessions[0]
     found.last = sessions[-1]
@@ -238,8 +238,9 @@ def _explain_missing(found: Download, missing: Sequence[str]) -> str:
     """Explain that there are no bars of some tickers, and how to get those of the others."""
     data = found.data
     problem = (
-        f"{found.name} has no bars of {', '.join(missing)} from {data['start']} to {data['end']}, and no"
-        " file or folder here is called so; check the spelling, or whether it was listed then"
+        f"{found.name} has no bars of {', '.join(missing)} from {data['start']} to {data['end']},"
+        " and no file or folder here is called so; check the spelling, or whether it was listed"
+        " then"
     )
     others = [ticker for ticker in data["universe"].get("symbols", ()) if ticker not in missing]
     if others:
