@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import shlex
 from pathlib import Path
@@ -14,8 +13,9 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import kind_of
 from fintrader.bars.sources.presets import Preset
 from fintrader.bars.sources.tickers import is_path, is_ticker, read_tickers
+from fintrader.bars.sources.vendor_settings import DownloadOptions
 from fintrader.cli.options import parse
-from fintrader.config import Settings, Ticker, validate
+from fintrader.config import Ticker, validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.progress import reporter
 
@@ -32,31 +32,15 @@ _SETTINGS = {"zone": "timezone"} | {
     )
 }
 """Option -> setting of `data.source`."""
-_OF_TICKERS = ("vendor", "index", "days", "start", "end")
-_OF_BOTH = ("calendar", "bar_minutes", "out", "force", "print_only")
+_OF_TICKERS = {*DownloadOptions.model_fields} - {"calendar", "bar_minutes"}
 
 
-class InitOptions(Settings):
+class InitOptions(DownloadOptions):
     """Reading of files of bars, or a download of tickers, and the configuration written for them.
     All is found from the files; an option answers for a setting."""
 
-    vendor: str | None = None
-    """Where tickers are downloaded from: yahoo (the default), alpaca, or an exchange of ccxt's
-    (binance, coinbase, kraken)."""
-    index: Literal["nasdaq100", "sp500", "dow30"] | None = None
-    """Download the members of an index by date, instead of tickers."""
-    days: int | None = Field(None, ge=1)
-    """Days to download, up to yesterday or --end; 400 by default, 29 of minutes."""
-    start: dt.date | None = None
-    """First day to download, instead of --days."""
-    end: dt.date | None = None
-    """Last day to download; yesterday by default."""
-
     preset: Preset | None = None
     """The vendor that they come from; found from the files by default."""
-    calendar: str | None = None
-    """The exchange's calendar, as exchange_calendars calls it, or FX; found from the times or the
-    tickers by default."""
     ts: str | None = None
     """Column of the times. A column of a file without names is a number, from 1 on."""
     date: str | None = None
@@ -79,8 +63,6 @@ class InitOptions(Settings):
     """Zone of times that carry none, like Europe/Berlin."""
     label: Literal["start", "end"] | None = None
     """Whether a bar's time is its start or its end."""
-    bar_minutes: int | None = Field(None, ge=1)
-    """Length of the bars. Of tickers, 1, 5, 60 or 1440, a day and the default."""
     time_format: str | None = None
     """Format of the times, like "%d.%m.%Y %H:%M", or epoch for numbers since 1970."""
     decimal: Literal[".", ","] | None = None
@@ -110,6 +92,13 @@ class InitOptions(Settings):
 def init(argv: list[str]) -> None:
     """Find out how files of bars are read, or download bars; and write a configuration that
     runs."""
+    try:
+        _init(argv)
+    except (ConfigError, DataError) as error:
+        raise type(error)(_name_options(str(error))) from None
+
+
+def _init(argv: list[str]) -> None:
     number = next((at for at, word in enumerate(argv) if word.startswith("-")), len(argv))
     words = argv[:number]
     options = parse(InitOptions(), argv[number:], "init")
@@ -122,8 +111,9 @@ def init(argv: list[str]) -> None:
     if options.vendor is not None:  # says that folders of that name are not meant
         paths = [word for word in paths if kind_of(word, text=True) or not is_ticker(word)]
     if not paths:
-        _refuse(given - {*_OF_TICKERS, *_OF_BOTH}, "files, and these are tickers")
-        _init_tickers(tuple(read_tickers(words)), options)
+        usual = {"out", "force", "print_only"}
+        _refuse(given - usual - {*DownloadOptions.model_fields}, "files, and these are tickers")
+        _init_tickers(read_tickers(words), options)
         return
     if len(words) > 1:
         raise ConfigError(
@@ -131,7 +121,8 @@ def init(argv: list[str]) -> None:
             ' in quotes like "bars/*.csv"; or tickers alone (--from yahoo where folders are called'
             " like them)"
         )
-    _refuse(given & {*_OF_TICKERS}, f"tickers, and {paths[0]} is a file or a folder")
+    also = " (--from yahoo takes it for a ticker)" * is_ticker(paths[0])
+    _refuse(given & _OF_TICKERS, f"tickers, and {paths[0]} is a file or a folder{also}")
     _init_files(paths[0], options)
 
 
@@ -146,51 +137,38 @@ def _init_files(bars: str, options: InitOptions) -> None:
     from fintrader.bars.detect import describe_detection, detect
 
     path = _choose_path(bars, options)
-    try:
-        found = detect(
-            bars, preset=options.preset, calendar=options.calendar, known=options.source()
-        )
-        print(describe_detection(found))
-        if not options.print_only:
-            _write(found, path, options.force)
-    except (ConfigError, DataError) as error:
-        raise type(error)(_name_options(str(error))) from None
+    found = detect(bars, preset=options.preset, calendar=options.calendar, known=options.source())
+    print(describe_detection(found))
+    if not options.print_only:
+        _write(found, path, options.force)
 
 
-def _init_tickers(tickers: tuple[str, ...], options: InitOptions) -> None:
+def _init_tickers(tickers: list[str], options: InitOptions) -> None:
     from fintrader.bars.detect import describe_detection
-    from fintrader.market.download import Wanted, describe_size, download, plan_download
+    from fintrader.market.download import download, plan_download
 
     many = f"-and-{len(tickers) - 3}-more" if len(tickers) > 3 else ""
     name = options.index or "-".join(tickers[:3]).replace("/", "") + many
     path = _choose_path(name.lower(), options)
-    names = ("index", "vendor", "bar_minutes", "calendar", "start", "end", "days")
-    wanted = Wanted(tickers, **{name: getattr(options, name) for name in names})
-    try:
-        found = plan_download(wanted)
-        size = describe_size(found)
-        if options.print_only:
-            print(describe_detection(found), size, sep="\n\n")
-            return
-        if size:
-            print(size, flush=True)
-        with reporter() as progress:
-            download(found, options.calendar is not None, progress)
-        print(describe_detection(found))
-        _write(found, path, options.force)
-    except (ConfigError, DataError) as error:
-        raise type(error)(_name_options(str(error))) from None
+    found = plan_download(tickers, options)
+    size = found.open().describe_size()
+    if options.print_only:
+        print(describe_detection(found), size, sep="\n\n")
+        return
+    if size:
+        print(size, flush=True)
+    with reporter() as progress:
+        download(found, options.calendar is not None, progress)
+    print(describe_detection(found))
+    _write(found, path, options.force)
 
 
 def _choose_path(bars: str, options: InitOptions) -> Path:
     """Choose the configuration's path. Raises ConfigError where it is taken."""
-    from fintrader.market.starter import config_path
+    from fintrader.market.starter import config_path, refuse_existing
 
     path = config_path(bars, options.out)
-    if path.exists() and not (options.force or options.print_only):
-        raise ConfigError(
-            f"{path} is there already; choose another --out, or write over it with --force"
-        )
+    refuse_existing(path, force=options.force or options.print_only)
     return path
 
 

@@ -21,11 +21,10 @@ from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.files import write_text
 from fintrader.market.bar_source import open_slice
 from fintrader.market.build import try_build
-from fintrader.market.download import Download, open_last
+from fintrader.market.download import FEWEST, Download, open_last
 from fintrader.market.settings import DataSettings
 from fintrader.yaml_text import parse_yaml
 
-_FEWEST = 3
 _CROSS_SECTION = 5
 _JUDGED = 120
 """From this many symbols on, and sessions before the test, agents are judged on bars that they were
@@ -128,13 +127,18 @@ def config_path(bars: str, out: Path | None = None) -> Path:
     return Path(f"{plain or 'bars'}.yaml")
 
 
-def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
-    """Write the configuration once a market was built through it, of the first bars. Raises
-    ConfigError when there is one, unless forced, and DataError for bars that make no market."""
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raise ConfigError for a configuration that is there, unless it is written over."""
     if path.exists() and not force:
         raise ConfigError(
             f"{path} is there already; choose another --out, or write over it with --force"
         )
+
+
+def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
+    """Write the configuration once a market was built through it, of the first bars. Raises
+    ConfigError when there is one, unless forced, and DataError for bars that make no market."""
+    refuse_existing(path, force=force)
     text = render_yaml(found, path)
     settings = validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
     try:
@@ -294,9 +298,9 @@ def _render_waivers(found: Detection) -> str:
 def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
     """The first and the last day of the three windows."""
     count = len(sessions)
-    if count < _FEWEST:
+    if count < FEWEST:
         raise BarError(
-            f"the bars reach over {count} sessions; training, validation and test need {_FEWEST} or"
+            f"the bars reach over {count} sessions; training, validation and test need {FEWEST} or"
             " more"
         )
     one = min(max(1, round(0.6 * count)), count - 2)

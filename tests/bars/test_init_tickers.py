@@ -310,19 +310,57 @@ def test_an_unknown_pair_or_exchange_is_named(binance_of):
     assert "did you mean binance" in refused("init", "BTC/USDT", "--from", "binanse")
     assert "did you mean yahoo" in refused("init", "AAPL", "--from", "yahooo")
     assert "BTC-USD is Yahoo's ticker" in refused("init", "BTC/USDT", "--from", "yahoo")
-    assert "different calendars" in refused("init", "BTC/USDT", "AAPL")
+    assert "has no pair 'AAPL'; pairs are written like" in refused("init", "BTC/USDT", "AAPL")
+
+
+def test_a_young_and_a_dead_ticker_stand_beside_the_others(yahoo_of):
+    """Months before the first bar are silent: asked about twice by init, by no run of the day."""
+    table = days_table(["AAPL", "NEW", "OLD"])
+    day = pd.Timestamp(YESTERDAY)
+    gone = (table.ticker == "NEW") & (table.ts < day - pd.Timedelta("100D"))
+    gone |= (table.ticker == "OLD") & (table.ts > day - pd.Timedelta("200D"))
+    fake = yahoo_of(table[~gone])
+    done("init", "AAPL", "NEW", "OLD")
+    assert "3 symbols" in requests_nothing(fake, "aapl-new-old.yaml")
+    done("init", "NEW", "OLD")
+    requests_nothing(fake, "new-old.yaml")
+
+
+def test_one_ticker_gets_agents_that_may_hold_cash(yahoo_of):
+    fake = yahoo_of(days_table(["AAPL"]))
+    done("init", "AAPL,aapl,")
+    assert load_config("aapl.yaml").agent.head.kind == "aim"
+    requests_nothing(fake, "aapl.yaml")
+
+
+def test_an_exchange_that_serves_no_such_country_or_keeps_little_says_so(binance_of):
+    fake = binance_of(days_of_coins(["BTC/USDT"]))
+    fake.faults = [451]
+    assert "binance (ccxt) does not serve this country; choose" in refused("init", "BTC/USDT")
+    fake.table = fake.table.tail(1)
+    said = refused("init", "BTC/USDT")
+    assert "gave bars of 1 sessions" in said
+    assert "longer bars with --bar-minutes" in said
+
+
+def test_too_few_days_are_refused(yahoo_of):
+    yahoo_of(days_table(["AAPL"]))
+    first = sessions_back(20).dates[-2]
+    said = refused("init", "AAPL", "--start", str(first))
+    assert "gave bars of 2 sessions" in said
+    assert "more --days" in said
 
 
 def test_no_network_is_said_at_once(monkeypatch, waits):
     curl = pytest.importorskip("curl_cffi.requests")
     session = leading_to("http://127.0.0.1:9", curl.Session())
     monkeypatch.setattr(bar_source, "Yahoo", lambda source: Yahoo(source, session))
-    assert "yahoo cannot be reached" in refused("init", "AAPL")
+    assert "yahoo is out of reach: ConnectionError; check the network" in refused("init", "AAPL")
     assert waits == [2.0]
     monkeypatch.setenv("APCA_API_KEY_ID", "PKTEST")
     monkeypatch.setenv("APCA_API_SECRET_KEY", "secret")
     monkeypatch.setenv("APCA_API_DATA_URL", "http://127.0.0.1:9")
-    assert "alpaca cannot be reached" in refused("init", "AAPL", "--from", "alpaca")
+    assert "alpaca is out of reach" in refused("init", "AAPL", "--from", "alpaca")
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -418,7 +456,7 @@ def test_an_index_is_placed_by_the_days_of_its_bars(yahoo_of):
     fake = yahoo_of(days_table(["^GDAXI"], calendar="XETR"))
     out = done("init", "^GDAXI")
     assert re.search("calendar +XETR", out)
-    assert "nobody can buy an index" in out
+    assert "an index cannot be bought" in out
     requests_nothing(fake, "gdaxi.yaml")
 
 
@@ -432,14 +470,16 @@ def test_rows_outside_of_the_calendar_are_refused(yahoo_of):
     assert "lie outside of the sessions of XNAS" in refused("init", "AAPL", "--days", "150")
 
 
-def test_a_pace_holds_in_every_minute():
+def test_a_rate_limit_holds_in_every_minute(monkeypatch):
     now = [0.0]
     begun = []
 
     def sleep(seconds):
         now[0] += seconds
 
-    pace = RateLimit(3, lambda: now[0], sleep)
+    monkeypatch.setattr("fintrader.bars.sources.vendor.time.sleep", sleep)
+    monkeypatch.setattr("fintrader.bars.sources.vendor.time.monotonic", lambda: now[0])
+    pace = RateLimit(3)
     for _ in range(10):
         pace.wait()
         begun.append(now[0])
@@ -515,18 +555,17 @@ def test_a_vendors_source_gives_way_to_a_folder():
     assert own.data.effective().source.kind == "files"
 
 
-@pytest.mark.parametrize("index", ["dow30", pytest.param("sp500", marks=pytest.mark.slow)])
-def test_daily_bars_of_another_index_come_from_yahoo(index, yahoo_of):
+def test_daily_bars_of_another_index_come_from_yahoo(yahoo_of):
     pytest.importorskip("index_constitution")
-    members = ["AAPL", "MSFT", "JPM", "KO", "CAT", "BRK-B"]
-    fake = yahoo_of(days_table(members, 200))
-    out = done("init", "--index", index, "--days", "150")
-    names = 5 + (index == "sp500")
-    assert re.search(rf"symbols +{names} ", out)
-    asked = len({one["ticker"] for one in fake.requests})
-    assert asked == names  # of a ticker that it does not know, yfinance asks the zone alone
-    requests_nothing(fake, f"{index}.yaml")
-    assert data_of(f"{index}.yaml")["source"]["bar_minutes"] == 1440
+    fake = yahoo_of(days_table(["AAPL", "MSFT", "JPM", "KO", "CAT"], 200))
+    out = done("init", "--index", "dow30", "--days", "150")
+    assert re.search(r"symbols +5 ", out)
+    asked = {one["ticker"] for one in fake.requests}
+    assert len(asked) == 5  # of a ticker that it does not know, yfinance asks the zone alone
+    requests_nothing(fake, "dow30.yaml")
+    assert data_of("dow30.yaml")["source"]["bar_minutes"] == 1440
+    planned = done("init", "--index", "sp500", "--days", "150", "--print")
+    assert int(re.search(r"(\d+) tickers", planned)[1]) > 450
 
 
 @pytest.mark.slow

@@ -133,7 +133,10 @@ def binance(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, 
         return 404, {"code": -1, "msg": path}
     fake.requests.append(query)
     if fake.faults:
-        return fake.faults.pop(0), {"code": -1003, "msg": "Too many requests."}
+        status = fake.faults.pop(0)
+        if status == 451:
+            return status, {"code": 0, "msg": "Service unavailable from a restricted location"}
+        return status, {"code": -1003, "msg": "Too many requests."}
     mine = fake.table[fake.table.ticker.str.replace("/", "") == query["symbol"]]
     time = mine.ts.astype("datetime64[ms, UTC]").astype("int64")
     inside = (time >= int(query["startTime"])) & (time <= int(query.get("endTime", 2**60)))

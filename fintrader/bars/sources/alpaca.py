@@ -45,8 +45,6 @@ DATA_HOST = "data.alpaca.markets"
 REAL_MONEY_HOST = "api.alpaca.markets"
 _NEW_YORK = ZoneInfo("America/New_York")
 _SECOND = 1_000_000_000
-_PAGE = 10_000
-"""Bars of a page."""
 _RETRY = {408, 429, 500, 502, 503, 504}
 _DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
 """Characters that browsers and resolvers read as the dot between two parts of a name."""
@@ -71,9 +69,10 @@ class Alpaca(Vendor):
         self.adjustment = settings.adjustment
         self._pace = RateLimit(self.requests_a_minute)
 
-    def count_requests(self, num_symbols: int, num_rows: int) -> int:
-        # bars before the open and after the close come along
-        return -(-int(num_rows * (1.4 if self.settings.bar_minutes < 60 else 1)) // _PAGE)
+    @property
+    def page(self) -> int | None:
+        # pages of 10,000, with bars before the open and after the close
+        return 10_000 if self.settings.bar_minutes > 60 else 7_000
 
     def list_traps(self) -> dict[str, str]:
         held = "as traded" if self.adjustment == "raw" else f"adjusted ({self.adjustment})"

@@ -46,7 +46,8 @@ class Ccxt(Vendor):
         self._ccxt = ccxt
         self.settings = settings
         if settings.exchange not in ccxt.exchanges:
-            hint = _suggest(settings.exchange, ccxt.exchanges, "`ccxt.exchanges` lists them")
+            known = ("yahoo", "alpaca", *ccxt.exchanges)
+            hint = _suggest(settings.exchange, known, "`ccxt.exchanges` lists them")
             raise DataError(f"ccxt knows no exchange {settings.exchange!r}; {hint}")
         self._client = client or getattr(ccxt, settings.exchange)({"enableRateLimit": True})
         offered = self._client.timeframes or {}
@@ -58,13 +59,9 @@ class Ccxt(Vendor):
             )
 
     @property
-    def _page(self) -> int:
-        """Bars a request."""
+    def page(self) -> int:
         spot = (getattr(self._client, "features", None) or {}).get("spot") or {}
         return int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
-
-    def count_requests(self, num_symbols: int, num_rows: int) -> int:
-        return max(num_symbols, -(-num_rows // self._page))
 
     def list_traps(self) -> dict[str, str]:
         return {
@@ -74,7 +71,7 @@ class Ccxt(Vendor):
         }
 
     def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
-        page = self._page
+        page = self.page
         rows = fetch_pages(
             lambda since: self._request(symbol, since, page),
             (_midnight(first), _midnight(last + dt.timedelta(days=1))),
@@ -93,6 +90,11 @@ class Ccxt(Vendor):
                 raise DataError(f"{where} has no pair {symbol!r}; {hint}, or name another exchange")
             found: list[Any] = self._client.fetch_ohlcv(symbol, self.settings.interval, since, page)
         except errors.NetworkError as error:  # their text quotes the URL
+            if " 451 " in str(error):
+                raise DataError(
+                    f"{where} does not serve this country; choose another exchange, like kraken or"
+                    " coinbase"
+                ) from None
             raise Busy(type(error).__name__, error.__cause__) from None
         except errors.BaseError as error:
             raise DataError(

@@ -14,49 +14,50 @@ from fintrader.config import is_url
 _STABLE = "USDT|USDC|FDUSD|BUSD|TUSD"
 _MONEY = f"{_STABLE}|USD|EUR|GBP|JPY|KRW|TRY|BRL|BTC|ETH"
 _TICKER = re.compile(r"\^?[A-Z0-9][A-Z0-9.&=-]{0,18}", re.IGNORECASE)
-_ENDINGS = {
-    "XKRX": "KS KQ",
-    "XTKS": "T",
-    "XBOM": "NS BO",
-    "XHKG": "HK",
-    "XSHG": "SS SZ",
-    "XTAI": "TW TWO",
-    "XSES": "SI",
-    "XIDX": "JK",
-    "XBKK": "BK",
-    "XKLS": "KL",
-    "XASX": "AX",
-    "XNZE": "NZ",
-    "XETR": "DE",
-    "XFRA": "F",
-    "XLON": "L",
-    "XPAR": "PA",
-    "XAMS": "AS",
-    "XBRU": "BR",
-    "XMIL": "MI",
-    "XMAD": "MC",
-    "XLIS": "LS",
-    "XSWX": "SW",
-    "XWBO": "VI",
-    "XSTO": "ST",
-    "XHEL": "HE",
-    "XCSE": "CO",
-    "XOSL": "OL",
-    "XDUB": "IR",
-    "XWAR": "WA",
-    "XPRA": "PR",
-    "XIST": "IS",
-    "XTSE": "TO V NE CN",
-    "BVMF": "SA",
-    "XMEX": "MX",
-    "XBUE": "BA",
-    "XSGO": "SN",
-    "XJSE": "JO",
-    "XSAU": "SR",
-    "XMOS": "ME",
+_ENDINGS = """
+XKRX KS KQ
+XTKS T
+XBOM NS BO
+XHKG HK
+XSHG SS SZ
+XTAI TW TWO
+XSES SI
+XIDX JK
+XBKK BK
+XKLS KL
+XASX AX
+XNZE NZ
+XETR DE
+XFRA F
+XLON L
+XPAR PA
+XAMS AS
+XBRU BR
+XMIL MI
+XMAD MC
+XLIS LS
+XSWX SW
+XWBO VI
+XSTO ST
+XHEL HE
+XCSE CO
+XOSL OL
+XDUB IR
+XWAR WA
+XPRA PR
+XIST IS
+XTSE TO V NE CN
+BVMF SA
+XMEX MX
+XBUE BA
+XSGO SN
+XJSE JO
+XSAU SR
+XMOS ME
+"""
+EXCHANGES = {
+    ending: row.split()[0] for row in _ENDINGS.strip().splitlines() for ending in row.split()[1:]
 }
-"""Calendar -> the endings of Yahoo's tickers there."""
-EXCHANGES = {ending: name for name, endings in _ENDINGS.items() for ending in endings.split()}
 """Ending of Yahoo's tickers -> calendar."""
 
 

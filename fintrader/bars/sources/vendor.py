@@ -85,23 +85,14 @@ class Busy(Exception):
 class RateLimit:
     """A limit of so many requests in any minute."""
 
-    def __init__(
-        self,
-        limit: int,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, limit: int) -> None:
         self._begun: deque[float] = deque(maxlen=limit)
-        self._clock = clock
-        self._sleep = sleep
 
     def wait(self) -> None:
         """Wait until a request may begin; it counts from then on."""
-        now = self._clock()
-        if len(self._begun) == self._begun.maxlen and now < self._begun[0] + 60:
-            self._sleep(self._begun[0] + 60 - now)
-            now = self._clock()
-        self._begun.append(now)
+        if len(self._begun) == self._begun.maxlen:
+            time.sleep(max(0.0, self._begun[0] + 60 - time.monotonic()))
+        self._begun.append(time.monotonic())
 
 
 class Refused(DataError):
@@ -118,16 +109,17 @@ class Vendor:
     """Actions that the prices hold, as of the day of the request."""
     settings: VendorSettings
     requests_a_minute = 60
-    """RateLimit that an estimate assumes."""
+    """Pace that an estimate assumes."""
 
     @property
     def months(self) -> int:
         """Months per request, at most: all of daily bars, a year of hours, else one."""
         return {"1d": 10_000, "1h": 12}.get(self.settings.interval, 1)
 
-    def count_requests(self, num_symbols: int, num_rows: int) -> int:
-        """Estimate the requests of the network for some rows of bars."""
-        return num_symbols
+    @property
+    def page(self) -> int | None:
+        """Bars a request, about; None: all of a ticker."""
+        return None
 
     def list_traps(self) -> dict[str, str]:
         """List the vendor's peculiarities: a word or two -> a sentence."""
@@ -163,24 +155,6 @@ class Vendor:
         Raises like `fetch`.
         """
         return []
-
-
-class DownloadSize(NamedTuple):
-    """Estimated size of a download."""
-
-    num_symbols: int
-    num_sessions: int
-    num_rows: int
-    """Bars, if each minute of each session has one."""
-    num_requests: int
-    num_bytes: int
-    """Room in the store."""
-    minutes: float
-    """Time of the requests at the vendor's pace."""
-
-
-_BYTES_PER_ROW = 16
-_BYTES_PER_CHUNK = 1200
 
 
 class CalendarDays(NamedTuple):
@@ -226,10 +200,8 @@ class VendorFeed(Feed):
         self._store = store
         self._is_reached = False
         self._silent: dict[str, list[dt.date]] = {}
-        self.num_rows = 0
-        """Rows that came in this process, but for those before the open and after the close."""
         self.num_outside = 0
-        """Those of them that lie in no session."""
+        """Rows that came in this process and lie in no session, nor right before or after one."""
         yesterday = self.today - dt.timedelta(days=1)
         self.start = days.first
         self.end = min(days.last or yesterday, yesterday)
@@ -307,8 +279,7 @@ class VendorFeed(Feed):
         """Warn of sessions without bars, once for all tickers."""
         named = [f"{name} on {_name_days(days)}" for name, days in self._silent.items()]
         if named:
-            more = f" and of {len(named) - 3} more" if len(named) > 3 else ""
-            log.warning("%s has no bars of %s%s", self.vendor.name, "; ".join(named[:3]), more)
+            log.warning("%s has no bars of %s", self.vendor.name, shorten_list(named))
         self._silent.clear()
 
     def _select_actions(self) -> Iterator[Action]:
@@ -324,25 +295,26 @@ class VendorFeed(Feed):
         self._collection = self._open_stored()
         return self._plan()
 
-    def estimate(self) -> DownloadSize:
-        """Estimate the size of a download of what the store lacks."""
+    def describe_size(self) -> str:
+        """Describe the bars, room and time of a download of what the store lacks, as two lines for
+        a terminal; empty where nothing lacks."""
         requests = self.list_requests()
-        a_session = self.session_minutes // self.vendor.settings.bar_minutes or 1
-        chunks = rows = count = 0
-        for request in requests:
-            sessions = len(self.list_sessions(request.first, request.last))
-            wanted = len(request.symbols) * sessions * a_session
-            count += self.vendor.count_requests(len(request.symbols), wanted)
-            rows += wanted
-            chunks += len(request.symbols) * -(-sessions // 21)
-        tickers = {name for request in requests for name in request.symbols}
-        return DownloadSize(
-            num_symbols=len(tickers),
-            num_sessions=len(self._grid.dates),
-            num_rows=rows,
-            num_requests=count,
-            num_bytes=_BYTES_PER_ROW * rows + _BYTES_PER_CHUNK * chunks,
-            minutes=count / self.vendor.requests_a_minute,
+        if not requests:
+            return ""
+        interval = self.vendor.settings.bar_minutes
+        rows = sum(
+            len(request.symbols) * len(self.list_sessions(request.first, request.last))
+            for request in requests
+        ) * max(1, self.session_minutes // interval)
+        page = self.vendor.page
+        tickers = [name for request in requests for name in request.symbols]
+        count = max(len(requests), -(-rows // page)) if page else len(tickers)
+        megabytes = max(1.0, rows * (60 if interval > 60 else 18) / 1e6)
+        time = dt.timedelta(minutes=max(1, count // self.vendor.requests_a_minute))
+        return (
+            f"to be downloaded: {len(set(tickers))} tickers, {len(self._grid.dates):,} sessions, at"
+            f" most {rows:,} bars;\nestimated: {megabytes:,.0f} MB in {self._store}, {count:,}"
+            f" requests, {time} hours or more. When stopped, the same command goes on from there."
         )
 
     def list_sessions(self, first: dt.date, last: dt.date) -> list[dt.date]:
@@ -350,8 +322,7 @@ class VendorFeed(Feed):
         for."""
         dates = self._grid.dates
         inside = (dates >= np.datetime64(first)) & (dates <= np.datetime64(last))
-        found: list[dt.date] = dates[inside].tolist()
-        return found
+        return [*dates[inside].tolist()]
 
     @property
     def session_minutes(self) -> int:
@@ -485,14 +456,12 @@ class VendorFeed(Feed):
                 if last < request.first or first > request.last:
                     continue
                 part = Request(request.symbols, max(first, request.first), min(last, request.last))
-                if bars is not None:
-                    mine = bars.take(months == np.datetime64(month))
-                    if collection.list_chunks(name, [month]):
-                        mine = mine.take(~np.isin(mine.ts, collection.bars(name, [month]).ts))
-                    if len(mine):
-                        span = {"first": str(part.first), "last": str(part.last)}
-                        answered = {"symbols": request.symbols, **span, **days}
-                        collection.add(name, month, mine, answered)
+                mine = None if bars is None else bars.take(months == np.datetime64(month))
+                if mine and collection.list_chunks(name, [month]):
+                    mine = mine.take(~np.isin(mine.ts, collection.bars(name, [month]).ts))
+                if mine:
+                    span = {"first": str(part.first), "last": str(part.last)}
+                    collection.add(name, month, mine, {"symbols": request.symbols, **span, **days})
                 self._settle(name, part)
 
     def _fetch(self, request: Request) -> dict[str, Bars]:
@@ -525,20 +494,17 @@ class VendorFeed(Feed):
             else:
                 self._is_reached = True
                 return found
-        if reason.is_offline and not self._is_reached:
-            raise DataError(
-                f"{self.vendor.name} cannot be reached ({reason}); check the network, a proxy or a"
-                " firewall"
-            )
+        state = (
+            "does not answer" if self._is_reached or not reason.is_offline else "is out of reach"
+        )
         raise DataError(
-            f"{self.vendor.name} does not answer: {reason}; check the network, or try again later"
+            f"{self.vendor.name} {state}: {reason}; check the network, or try again later"
             " (it continues from here)"
         )
 
     def sample(self, symbol: str) -> Bars | None:
-        """Request the last bars of a ticker, and store nothing. Raises DataError."""
-        weeks = dt.timedelta(days=400 if self.vendor.settings.interval == "1d" else 6)
-        request = Request([symbol], max(self.start, self.end - weeks), self.end)
+        """Request bars of a ticker, and store nothing. Raises DataError."""
+        request = Request([symbol], self.start, self.end)
         return self._request(self.vendor.fetch, request).get(symbol)
 
     def _settle(self, name: str, request: Request) -> None:
@@ -557,7 +523,8 @@ class VendorFeed(Feed):
         through = request.last
         if missing:
             unconfirmed[month] = asked, str(through)
-            self._silent.setdefault(name, []).extend(missing)
+            if month not in collection.twice.get(name, ()):
+                self._silent.setdefault(name, []).extend(missing)
             through = missing[0] - dt.timedelta(days=1)
         if not unconfirmed:
             del collection.unconfirmed[name]
@@ -585,11 +552,14 @@ class VendorFeed(Feed):
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         is_inside = self._grid.locate(bars.ts) >= 0
         is_outside = ~is_inside & ~self._grid.early_or_late(bars.ts)
-        first, last = self.span()
-        is_outside &= (bars.ts >= first) & (bars.ts <= last)
-        self.num_rows += int(np.count_nonzero(is_inside | is_outside))
         self.num_outside += int(np.count_nonzero(is_outside))
         return bars.take(is_inside)
+
+
+def shorten_list(names: Sequence[str]) -> str:
+    """Write the first of some names, and the number of the others."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _name_days(days: Sequence[dt.date]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from fintrader.config import Settings
 
@@ -59,3 +60,24 @@ class CcxtSettings(VendorSettings):
     """The exchange's name in ccxt: binance, bitstamp, coinbase, kraken, okx, ..."""
     bar_minutes: Literal[1, 5, 15, 60, 1440] = 1
     """Length of the bars in minutes; 1440 is a day. Symbols are pairs as ccxt writes them: BTC/USDT."""
+
+
+class DownloadOptions(Settings):
+    """Tickers to download, from where and of which days."""
+
+    vendor: str | None = None
+    """Where tickers are downloaded from: yahoo (the default), alpaca, or an exchange of ccxt's
+    (binance, coinbase, kraken)."""
+    index: Literal["nasdaq100", "sp500", "dow30"] | None = None
+    """Download the members of an index by date, instead of tickers."""
+    days: int | None = Field(None, ge=1)
+    """Days to download, up to yesterday or --end; 400 by default, 29 of minutes."""
+    start: dt.date | None = None
+    """First day to download, instead of --days."""
+    end: dt.date | None = None
+    """Last day to download; yesterday by default."""
+    bar_minutes: int | None = Field(None, ge=1)
+    """Length of the bars. Of tickers, 1, 5, 60 or 1440, a day and the default."""
+    calendar: str | None = None
+    """The exchange's calendar, as exchange_calendars calls it, or FX; found from the times or the
+    tickers by default."""

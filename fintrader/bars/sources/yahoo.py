@@ -49,10 +49,9 @@ class Yahoo(Vendor):
     def identity(self) -> dict[str, str]:
         return {**super().identity, "adjustment": self.adjustment}
 
-    def count_requests(self, num_symbols: int, num_rows: int) -> int:
-        a_day = 390 // self.settings.bar_minutes or 1
-        days = num_rows // max(1, num_symbols * a_day) * 7 // 5
-        return num_symbols * -(-days // _DAYS_PER_REQUEST[self.settings.interval])
+    @property
+    def page(self) -> int | None:
+        return {"1m": 5 * 390, "5m": 42 * 78}.get(self.settings.interval)
 
     def list_traps(self) -> dict[str, str]:
         found = {
