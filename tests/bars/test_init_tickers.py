@@ -543,7 +543,7 @@ def test_the_members_of_an_index_come_by_date_and_the_papers_configuration_runs_
     market = MarketTensors.load(next(Path("data/tensors").glob("*/market.safetensors")))
     assert market.symbols == ("AAPL", "AMZN", "BKNG", "META", "MSFT", "SNDK.2016")
     left = market.member[:, -1].numpy()  # on 2016-03-16, though its bars go on
-    assert (left == (np.arange(len(left)) < 7 * 390)).all()
+    assert (left == (np.arange(len(left)) < 7 * 390 // market.bar_minutes)).all()
     assert market.member[:, 0].all()
     assert market.provenance.survivorship.members_without_bars
 

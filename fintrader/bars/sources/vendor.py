@@ -38,7 +38,7 @@ from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.errors import DataError
 from fintrader.files import hash_bytes
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import SILENT, Progress, format_duration
 from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
@@ -310,11 +310,12 @@ class VendorFeed(Feed):
         tickers = [name for request in requests for name in request.symbols]
         count = max(len(requests), -(-rows // page)) if page else len(tickers)
         megabytes = max(1.0, rows * (60 if interval > 60 else 18) / 1e6)
-        time = dt.timedelta(minutes=max(1, count // self.vendor.requests_a_minute))
+        seconds = 60 * max(1, count // self.vendor.requests_a_minute)
         return (
             f"to be downloaded: {len(set(tickers))} tickers, {len(self._grid.dates):,} sessions, at"
             f" most {rows:,} bars;\nestimated: {megabytes:,.0f} MB in {self._store}, {count:,}"
-            f" requests, {time} hours or more. When stopped, the same command goes on from there."
+            f" requests, {format_duration(seconds)} or more. When stopped, the same command goes on"
+            " from there."
         )
 
     def list_sessions(self, first: dt.date, last: dt.date) -> list[dt.date]:
