@@ -21,16 +21,8 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
 from fintrader.metrics import finite_or_none
-from fintrader.results.formatting import (
-    count,
-    is_baseline,
-    main_strategy,
-    p_equals,
-    percent,
-    probability,
-    ratio,
-    span,
-)
+from fintrader.numerals import count, p_equals, percent, probability, ratio, span
+from fintrader.results.formatting import is_baseline, main_strategy
 from fintrader.results.history import drop_rounding_differences
 from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fintrader.errors import RunError
+from fintrader.numerals import count
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.folders import Folder, RunsFolder, is_file_locked, is_locked
-from fintrader.results.formatting import count
 from fintrader.results.notes import check_writable
 from fintrader.results.stored_looks import note_shown
 from fintrader.runs import RunFolder

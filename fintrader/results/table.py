@@ -14,13 +14,13 @@ from operator import attrgetter
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from fintrader.numerals import format_interval
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.formatting import (
     ACTIVE_COLUMNS,
     INTERVAL,
     PAPER_COLUMNS,
     explain_short_window,
-    format_interval,
     format_metric,
     title_of,
 )

@@ -3,18 +3,14 @@ any number."""
 
 from __future__ import annotations
 
+from fintrader.numerals import DASH, count, percent, ratio, usd
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
-    DASH,
-    count,
     describe_limits,
     describe_planted,
     describe_standing,
     is_omitted,
-    percent,
-    ratio,
     statistic,
-    usd,
     window_words,
 )
 from fintrader.results.market_description import Provenance

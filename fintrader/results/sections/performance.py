@@ -10,8 +10,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.metrics import min_sessions
+from fintrader.numerals import count, percent, ratio
 from fintrader.results import figures, periods
-from fintrader.results.formatting import count, is_baseline, percent, ratio, statistic, title_of
+from fintrader.results.formatting import is_baseline, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from fintrader.numerals import DASH, chance, count, percent, probability, ratio, score, span
 from fintrader.results import figures
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import (
-    DASH,
-    chance,
-    count,
-    look_words,
-    percent,
-    probability,
-    ratio,
-    score,
-    span,
-    statistic,
-    title_of,
-)
+from fintrader.results.formatting import look_words, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Table, paper_table
 from fintrader.verdict.verdict import Selection, Verdict
