@@ -89,6 +89,11 @@ def short_count(value: Any) -> str:
     return f"{found:.3g}"
 
 
+def period_name(sessions_a_year: int) -> str:
+    """Name the periods of a series by their number a year: `session`, `week`, `month`."""
+    return {12: "month", 26: "fortnight", 52: "week"}.get(sessions_a_year, "session")
+
+
 def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
     """Check that the sessions are less than a quarter of a year, too few for annual figures."""
     found = number(sessions)

@@ -29,8 +29,9 @@ from fintrader.verdict.conclusion import (
     NOT_JUDGED,
     conclude,
     flag_implausible,
+    make_evidence,
     measure_sharpe,
-    test_returns,
+    measure_tail,
 )
 from fintrader.verdict.selection import UNKNOWN_SEARCH, SearchRecord, diagnose
 from fintrader.verdict.verdict import Evidence, Excess, RandomDraws, Verdict
@@ -92,6 +93,7 @@ def assess(
         excess=_bootstrap_excess(results, name, seed),
         random_portfolios=_draw_portfolios(result, windows, settings, seed),
         selection=selection,
+        tail=measure_tail(daily, evidence.alpha, year),
     )
     return conclude(judged)
 
@@ -112,7 +114,7 @@ def _test_window(
     theirs = m.daily_returns(benchmark, result.session)
     against = INDEX if result.portfolio is None else result.portfolio_name
     year = result.sessions_a_year
-    evidence = test_returns(result.daily_returns, theirs, against, look, seed, year)
+    evidence = make_evidence(result.daily_returns, theirs, against, look, seed, year)
     if evidence.alpha is None or windows is None:
         return evidence
     rival = results.get(result.portfolio_name)

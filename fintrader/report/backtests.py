@@ -21,7 +21,6 @@ from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
-from fintrader.backtesting.writer import tabulate
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
@@ -29,14 +28,15 @@ from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.report.html import write_report
+from fintrader.report.judged import PrintedVerdict
 from fintrader.report.recipe import made_by
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
-from fintrader.results.sections import evidence_table, search_table
+from fintrader.results.tabulation import tabulate
+from fintrader.verdict.judge import read_trials
 from fintrader.verdict.looks import HELD_OUT, count_look
-from fintrader.verdict.verdict import Verdict
 
 
 def backtest(
@@ -175,15 +175,9 @@ class Backtests(Mapping[str, BacktestResult]):
 
         Raises BacktestError when `trials` is no count.
         """
-        if trials is not None and (
-            isinstance(trials, bool) or not isinstance(trials, int) or trials < 1
-        ):
-            raise BacktestError(
-                f"trials is how many strategies were tried, at least 1; got {trials!r}"
-            )
         found = assess(
             self._results,
-            trials=trials,
+            trials=read_trials(trials),
             look=self.look,
             market=self.market,
             settings=self.settings,
@@ -220,13 +214,6 @@ class Backtests(Mapping[str, BacktestResult]):
             f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a"
             f" trade{said}"
         )
-
-
-class PrintedVerdict(Verdict):
-    """A verdict that prints its sentences and the numbers behind them."""
-
-    def __repr__(self) -> str:
-        return f"{self.text}\n{evidence_table(self)}\n{search_table(self.selection)}"
 
 
 # --- what was given -------------------------------------------------------------------------------

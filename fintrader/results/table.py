@@ -176,7 +176,10 @@ def metrics_tables(metrics: Mapping[str, StrategyMetrics]) -> tuple[Table, ...]:
                 note=f"{known.formula} ({known.source})",
             )
             for known in members
+            if any(values[known.key] is not None for values in metrics.values())
         )
+        if not rows:
+            continue
         columns = (group.capitalize(), *map(title_of, metrics))
         tables.append(Table(columns, rows, notes=(short,) if short else (), is_folded=True))
     return tuple(tables)

@@ -1,7 +1,7 @@
-"""Conclude a verdict from its tests, and word it: one place for a run's results and for returns that
-came from elsewhere.
+"""Conclude a verdict from its tests, and word it: one place for a run's results and for returns
+that came from elsewhere.
 
-`test_returns` makes the evidence of one window; `conclude` sets the state and the three sentences
+`make_evidence` makes the evidence of one window; `conclude` sets the state and the three sentences
 of a verdict whose other fields are filled in (docs/verdict.md).
 """
 
@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from fintrader.metrics import Array, drop_rounding_differences, finite_or_none
-from fintrader.numerals import count, p_equals, percent, probability, ratio, span
+from fintrader.numerals import count, p_equals, percent, period_name, probability, ratio, span
 from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev
 from fintrader.verdict import sharpe as sig
@@ -21,10 +21,13 @@ from fintrader.verdict.verdict import (
     Selection,
     SharpeEstimate,
     State,
+    Tail,
     Verdict,
 )
 
 HELD_OUT = "test"
+FOREIGN = "foreign"
+"""Window of returns that came from elsewhere; `verdict.judge` has its rules."""
 NO_VERDICT = {"train": ("training", "learn from"), "validation": ("validation", "are chosen by")}
 """Windows that allow no conclusion: the name of each, and the use that policies make of its
 bars."""
@@ -32,6 +35,9 @@ NEVER_SPLIT = "bars that were never split off as a test window"
 IMPLAUSIBLE = 10.0
 """Annual information ratio above which an error is the likelier explanation."""
 NOT_JUDGED = "Not judged."
+UNKNOWN_TRIALS = "an unknown number of strategies tried on these returns"
+UNSEEN = 3.0
+"""An event that S sessions do not show comes in up to 3/S of them, at a confidence of 95 %."""
 UNVARIED = 1e-6
 """Annual active return up to which a difference is rounding."""
 
@@ -39,16 +45,23 @@ UNVARIED = 1e-6
 # --- tests ----------------------------------------------------------------------------------------
 
 
-def test_returns(
-    ours: Array, theirs: Array, against: str, look: int | None, seed: int, sessions_a_year: int
+def make_evidence(
+    ours: Array,
+    theirs: Array,
+    against: str,
+    look: int | None,
+    seed: int,
+    sessions_a_year: int,
+    among: int = 1,
 ) -> Evidence:
     """Test daily returns `[S]` against those of the benchmark called `against`.
 
     `look`: number of this look at the window; an uncounted one (None) is tested at the level of a
-    first look.
+    first look. `among`: number of strategies of which this one was chosen by these returns; the
+    level is divided by it, so that it holds for the best of them.
     """
     theirs = drop_rounding_differences(ours, theirs)
-    level = ev.level_of_look(1 if look is None else look)
+    level = ev.level_of_look(1 if look is None else look) / among
     return Evidence(
         against=against,
         look=look,
@@ -72,6 +85,16 @@ def measure_sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
         probabilistic=sig.probabilistic_sharpe(sample),
         minimum_track_record_sessions=finite_or_none(sig.minimum_track_record(sample) or math.nan),
     )
+
+
+def measure_tail(returns: Array, alpha: AlphaTest | None, sessions_a_year: int) -> Tail | None:
+    """Measure the worst of returns `[S]`, and the losses that they cannot show; None without a
+    test."""
+    if alpha is None:
+        return None
+    share = UNSEEN / len(returns)
+    gain = alpha.alpha / sessions_a_year
+    return Tail(float(returns.min()), share, gain / share if gain > 0 else None)
 
 
 def flag_implausible(alpha: AlphaTest | None) -> list[str]:
@@ -112,15 +135,17 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
         said = f"Holds its benchmark: it does nothing that {rival} does not do."
         if judged.sessions < ev.SHORTEST:
             least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
-            said = f"Too short to tell: {count(judged.sessions)} sessions; {least}."
+            sessions = f"{count(judged.sessions)} {period_name(judged.sessions_a_year)}s"
+            said = f"Too short to tell: {sessions}; {least}."
         elif abs(evidence.active_return) > UNVARIED:
             said = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
         return "no_verdict", [said]
     is_ahead = alpha.p_value <= evidence.level and evidence.active_return > 0
-    is_skill = is_ahead and judged.window == HELD_OUT and not judged.caveats
+    is_skill = is_ahead and judged.window in (HELD_OUT, FOREIGN) and not judged.caveats
+    sessions = f"{count(alpha.sessions)} {period_name(judged.sessions_a_year)}s"
     return "likely_skill" if is_skill else "not_told_from_luck", [
         _describe_finding(judged, alpha, rival),
-        f"With {count(alpha.sessions)} sessions the test has {percent(ev.POWER, 0)} power only"
+        f"With {sessions} the test has {percent(ev.POWER, 0)} power only"
         f" above an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
         f" {ratio(alpha.ratio, 1)}.",
         *_suggest_evidence(judged, alpha),
@@ -151,24 +176,33 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
     )
     where = f"{'ahead of' if is_ahead else 'behind'} {rival} by {active} {over}"
     sign = "+" if alpha.alpha > 0 else "-"
-    hedged = f"{sign}{excess} once its beta of {ratio(alpha.beta)} is hedged"
-    trials = judged.selection.trials
-    chosen = (
-        f"the choice of {count(trials)} trial{'s' if trials > 1 else ''}"
-        if trials
-        else "the choice of an unknown number of trials"
-    )
+    if alpha.beta:
+        where += f", {sign}{excess} once its beta of {ratio(alpha.beta)} is hedged"
+    chosen = _describe_choice(judged)
     look = evidence.look
     nth = "looks not counted" if look is None else f"{_spell_ordinal(look)} look at this window"
     tested = f"{p_equals(alpha.p_value)} at a level of {evidence.level:.3g}, {nth}, {chosen}"
     if alpha.p_value > evidence.level:
-        return f"Not distinguishable from luck: {where}, {hedged} ({tested})."
+        return f"Not distinguishable from luck: {where} ({tested})."
     if not is_ahead:
-        return f"Less risk, and not ahead: {where}, {hedged} ({tested})."
+        return f"Less risk, and not ahead: {where} ({tested})."
     if judged.caveats:
         named = " and with ".join(judged.caveats)
-        return f"Cannot be believed as it stands, with {named}: {where}, {hedged} ({tested})."
-    return f"Unlikely to be luck: {where}, {hedged} ({tested})."
+        return f"Cannot be believed as it stands, with {named}: {where} ({tested})."
+    return f"Unlikely to be luck: {where} ({tested})."
+
+
+def _describe_choice(judged: Verdict) -> str:
+    """Describe how many trials it was chosen from; of returns from elsewhere, what was stated."""
+    trials = judged.selection.trials
+    chosen = "the choice of an unknown number of trials"
+    if trials:
+        chosen = f"the choice of {count(trials)} trial{'s' if trials > 1 else ''}"
+    if judged.window != FOREIGN or (trials is None and not judged.is_stated_held_out):
+        return chosen
+    if judged.is_stated_held_out:
+        return f"stated to be held out{f', {chosen}' if trials else ''}"
+    return f"{chosen} on these returns, as stated"
 
 
 def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
@@ -180,13 +214,15 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
             lines.append("Its alpha is negative: more data will not change that.")
         else:
             more = max(alpha.sessions_needed - alpha.sessions, 1)
-            lines.append(f"If that is its true ratio, {count(more)} more sessions would tell.")
+            unit = period_name(judged.sessions_a_year)
+            lines.append(f"If that is its true ratio, {count(more)} more {unit}s would tell.")
         if judged.caveats:
             lines.append(f"And it was traded with {' and with '.join(judged.caveats)}.")
-        return lines
+        return lines + _ask_for_trials(judged)
     condition = "any earlier look at these bars would have lowered its level"
     if evidence.look is not None:
-        stricter = f"{ev.level_of_look(evidence.look + 1):.3g}"
+        stricter_by = ev.level_of_look(evidence.look + 1) / ev.level_of_look(evidence.look)
+        stricter = f"{evidence.level * stricter_by:.3g}"
         condition = f"another look at this window has a level of {stricter}"
     lines.append(f"New sessions would confirm it; {condition}.")
     shift = evidence.shift
@@ -198,7 +234,16 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
     null_model = judged.selection.null_model
     if null_model is not None and null_model.is_as_good:
         lines.append("The same search without information reached as good a score.")
-    return lines
+    return lines + _ask_for_trials(judged)
+
+
+def _ask_for_trials(judged: Verdict) -> list[str]:
+    if UNKNOWN_TRIALS not in judged.caveats:
+        return []
+    return [
+        "State how many strategies were tried on these returns (--trials N), or that it was chosen"
+        " without them (--held-out)."
+    ]
 
 
 def describe_search(selection: Selection) -> str:

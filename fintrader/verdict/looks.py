@@ -48,7 +48,7 @@ HOME = "FINTRADER_HOME"
 FORMAT = "fintrader-looks-2"
 FIRST = hash_bytes(FORMAT.encode())
 """Hash that stands in the first line, which has no line before it."""
-HELD_OUT = ("test", "validation", "whole")
+HELD_OUT = ("test", "validation", "whole", "foreign")
 """Windows with bars that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
 ACTIVE_RETURN = "active return"
@@ -119,14 +119,16 @@ class Look:
     """A result as the ledger records it."""
 
     kind: str
-    """`backtest`, `re-backtest`, `walkforward`, `compare` or `policy`: what made or showed it."""
+    """`backtest`, `re-backtest`, `walkforward`, `compare`, `policy` or `judge`: what made or showed
+    it."""
     run: str
     created: str | None
     """When the run was begun: tells two runs of one name apart."""
     folder: str
     seed: int | None
     window: str
-    """`test`, `validation` or `train`; `whole` for bars that were never split."""
+    """`test`, `validation` or `train`; `whole` for bars that were never split; `foreign` for
+    returns from elsewhere."""
     bars: Window
     strategies: tuple[str, ...]
     result: str

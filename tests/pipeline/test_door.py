@@ -19,7 +19,7 @@ from tests.factories import make_market
 
 NAMES = {
     *("load_market", "MarketTensors", "TradingEnv", "EnvSettings", "train"),
-    *("run", "run_tournament", "backtest", "open_run", "load_policy"),
+    *("run", "run_tournament", "backtest", "judge", "open_run", "load_policy"),
 }
 SMALL = {
     "source": {"kind": "synthetic", "num_symbols": 2, "num_sessions": 6},
