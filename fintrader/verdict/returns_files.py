@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from fintrader.verdict.track_record import (
     Kind,
     TrackRecord,
     make_record,
+    read_dates,
     read_numbers,
     to_frame,
     to_returns,
@@ -176,8 +178,11 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
 def read_table(path: Path | str) -> pd.DataFrame:
     """Read a table as text: the header shows the separator, decimals may be commas."""
     head = pd.read_csv(path, sep="\0", nrows=0, engine="python").columns
+    first = re.split("[\t;|,]", str(head[0]))[0]
+    # A first row that begins with a date is no header.
+    header = None if first.strip() and read_dates(pd.Series([first])) is not None else 0
     separators = {mark: str(head[0]).count(mark) for mark in ("\t", ";", "|", ",")}
-    frame = pd.read_csv(path, sep=max(separators, key=lambda mark: separators[mark]))
+    frame = pd.read_csv(path, sep=max(separators, key=lambda mark: separators[mark]), header=header)
     if not len(frame.columns) > 1:
         raise ReturnsError(
             f"{Path(path).name} has one column; give dates and values, with a header"

@@ -22,7 +22,18 @@ Kind: TypeAlias = Literal["returns", "percent", "log", "equity"]
 CASH = "cash"
 RETURNS = ("returns", "return", "ret", "strategy_returns", "daily_return", "daily_returns")
 EQUITY = ("equity", "portfolio_value", "total_value", "net_asset_value", "nav", "value", "balance")
-DATES = ("date", "datetime", "time", "timestamp", "day", "session", "month", "index", "unnamed: 0")
+DATES = (
+    "(index)",
+    "date",
+    "datetime",
+    "time",
+    "timestamp",
+    "day",
+    "session",
+    "month",
+    "index",
+    "unnamed: 0",
+)
 PERIODS = {12: (26, 35), 26: (13, 16), 52: (5, 9)}
 """Periods a year, and the days between their ends."""
 EVERY_DAY = 300
@@ -74,7 +85,7 @@ class TrackRecord:
 def make_record(
     values: Any,
     *,
-    name: str = "strategy",
+    name: str | None = None,
     benchmark: Any = None,
     kind: Kind | None = None,
     column: str | None = None,
@@ -103,7 +114,8 @@ def make_record(
         rival = _pick(other, None, "the benchmark")
         rival_name = str(rival.name)
         rival = to_returns(rival, other_kind, rival_name)
-    series = _pick(frame, column, name)
+    series = _pick(frame, column, name or "the table")
+    name = name or str(series.name)
     notes: list[str] = []
     ours = to_returns(series, kind or implied, name)
     is_intraday = bool(_dates_of(ours).normalize().duplicated().any())
@@ -159,12 +171,16 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         values = pd.Series(np.asarray(numbers), pd.Index(np.asarray(dates)), name="returns")
     if isinstance(values, pd.Series):
         values = values.to_frame("returns" if values.name is None else values.name)
-    if not isinstance(values, pd.DataFrame) or not len(values):
+    if not isinstance(values, pd.DataFrame) or isinstance(values.index, pd.MultiIndex):
         raise ReturnsError(
             "returns come as a pandas or polars Series or DataFrame with dates, or as a pair of"
             f" arrays (dates, values), not as {type(values).__name__}"
         )
+    if values.empty:
+        raise ReturnsError("the table is empty; give a row for each date")
     frame = values.set_axis([str(column).strip() for column in values.columns], axis=1)
+    if frame.columns.has_duplicates:
+        raise ReturnsError(f"two columns have one name ({_list(frame.columns)}); rename one")
     if not isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
         frame = _index_by_date(frame)
     if isinstance(frame.index, pd.PeriodIndex):
@@ -183,12 +199,12 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
 def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
     """Take the index, or a column, that holds dates as the index."""
     if not pd.api.types.is_numeric_dtype(frame.index):
-        frame = frame.reset_index(names="date")
+        frame = frame.reset_index(names="(index)")
     named = [column for column in frame if str(column).lower() in DATES]
     for column in dict.fromkeys([*named, *frame.columns[:1]]):
         dates = read_dates(frame[column])
         if dates is not None and len(frame.columns) > 1:
-            frame = frame.drop(columns=column)
+            frame = frame.drop(columns=[column, "(index)"], errors="ignore")
             return frame.set_axis(dates, axis=0)
     raise ReturnsError(
         f"no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
@@ -204,11 +220,15 @@ def read_dates(cells: pd.Series) -> pd.DatetimeIndex | None:
         if not 19000101 <= least <= 21001231:
             unit: Any = "s" if least < 1e11 else "ms" if least < 1e14 else "ns"
             return pd.DatetimeIndex(pd.to_datetime(cells, unit=unit)) if least > 1e8 else None
+    # Without the offset, which summer time changes: the day where it was written.
+    text = cells.astype(str).str.replace(
+        r"(?<=\d\d:\d\d)(:[\d.]+)?(Z|[+-]\d\d:?\d\d)$", "", regex=True
+    )
     try:
-        return pd.DatetimeIndex(pd.to_datetime(cells.astype(str), format="ISO8601"))
+        return pd.DatetimeIndex(pd.to_datetime(text, format="ISO8601"))
     except ValueError:
         both = [
-            pd.to_datetime(cells.astype(str), format="mixed", dayfirst=is_first, errors="coerce")
+            pd.to_datetime(text, format="mixed", dayfirst=is_first, errors="coerce")
             for is_first in (False, True)
         ]
     steady = [one for one in both if one.is_monotonic_increasing or one.is_monotonic_decreasing]
@@ -277,7 +297,7 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
                 f"{name}: an equity of {numbers.min():g} has no return after it; if these are"
                 " returns, say so: kind=returns"
             )
-        return numbers.pct_change(fill_method=None).iloc[1:]
+        return numbers.dropna().pct_change().iloc[1:]
     if kind == "log":
         return numbers.map(math.expm1)
     return numbers / 100 if kind == "percent" else numbers

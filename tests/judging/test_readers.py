@@ -143,6 +143,9 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
         (RETURNS[:1], {}, "give at least two returns", None),
         (RETURNS.to_numpy(), {}, "with dates, or as a pair of arrays", None),
         (pd.concat([RETURNS, RETURNS[:1]]), {}, "occurs twice", None),
+        (pd.concat([RETURNS, RETURNS], axis=1), {}, "two columns have one name", None),
+        (RETURNS[:0], {}, "the table is empty", None),
+        (pd.concat({"mine": RETURNS}), {}, "with dates, or as a pair of arrays", None),
         (
             RETURNS.astype(str).replace(str(RETURNS.iloc[3]), "n.v."),
             {},
@@ -182,6 +185,11 @@ def test_tables_of_text_in_the_ways_of_several_countries(tmp_path):
         + "".join(f"{day:%m/%d/%Y},{value:.12f}\n" for day, value in RETURNS.items()),
         "numbers": "time\tr\n"
         + "".join(f"{day:%Y%m%d}\t{value:.12f}\n" for day, value in RETURNS.items()),
+        "no header": RETURNS.to_csv(header=False),
+        "byte order mark": "\ufeff" + RETURNS.to_csv(),
+        "summer time": RETURNS.set_axis(DAYS.tz_localize("America/New_York")).to_csv(),
+        "seconds": "time,r\n"
+        + "".join(f"{day.timestamp():.0f},{value:.12f}\n" for day, value in RETURNS.items()),
         "equity": "time,nav\n"
         + "".join(f'{day},"{value:,.9f}"\n' for day, value in to_equity(RETURNS).items()),
     }
