@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ class JudgeOptions(Settings):
 
     benchmark: str | None = None
     """Column of the file, another file, or cash; else the one that the file holds, or cash."""
-    trials: str | None = None
+    trials: Annotated[int, Field(ge=1)] | Literal["unknown"] | None = None
     """Number of strategies that were tried on these returns, or unknown."""
     held_out: bool = False
     """State that the strategy was chosen without these returns."""

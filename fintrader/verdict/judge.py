@@ -41,12 +41,11 @@ def read_trials(trials: object) -> int | None:
     """Read a number of trials; None for `unknown` and None. Raises BacktestError."""
     if trials is None or trials == "unknown":
         return None
-    text = str(trials)
-    if isinstance(trials, bool) or not text.isdecimal() or int(text) < 1:
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise BacktestError(
             f"trials is how many strategies were tried, at least 1, or unknown; got {trials!r}"
         )
-    return int(text)
+    return trials
 
 
 def judge_record(

@@ -37,6 +37,7 @@ from fintrader.verdict.weights_account import hold_weights
 PICKLES = (".pkl", ".pickle", ".p", ".joblib")
 MODELS = (".pt", ".pth", ".h5", ".hdf5", ".onnx", ".safetensors")
 CLOSED_TRADES = "profits booked when trades close, {days:.1f} days after they open on average"
+WINDOW = ("backtest_start", "backtest_end")
 LONG_TRADES_DAYS = 1.0
 """Mean length of trades from which profits at their close hide the losses before it."""
 
@@ -78,7 +79,7 @@ def read_record(
         name=found.name,
         benchmark=rival,
         kind=kind or found.kind,
-        column=column if _has_column(found.values, column) else None,
+        column=column if isinstance(found.values, pd.DataFrame) else None,
         sessions_a_year=sessions_a_year,
     )
     return replace(record, notes=found.notes + record.notes, caveats=found.caveats)
@@ -257,22 +258,18 @@ def _read_freqtrade(
         raise ReturnsError(f"{name} made no trade: there is nothing to judge")
     days = float(trades["trade_duration"].mean()) / 1440
     closed = pd.to_datetime(trades["close_date"], utc=True).dt.tz_localize(None).dt.normalize()
-    first, last = (
-        pd.Timestamp(result[key]).tz_localize(None).normalize() if result.get(key) else default
-        for key, default in (("backtest_start", closed.min()), ("backtest_end", closed.max()))
-    )
-    every = pd.date_range(min(first, closed.min()), max(last, closed.max()))
+    stated = [pd.Timestamp(result[key]) for key in WINDOW if result.get(key)]
+    edges = [closed.min(), closed.max(), *(time.tz_localize(None).normalize() for time in stated)]
+    every = pd.date_range(min(edges), max(edges))
     profit = trades["profit_abs"].groupby(closed).sum().reindex(every, fill_value=0.0)
     wealth = float(result["starting_balance"]) + profit.cumsum()
-    before = wealth.shift(1, fill_value=float(result["starting_balance"]))
-    hidden = days >= LONG_TRADES_DAYS
     return ReturnsFile(
-        (wealth / before - 1).rename("returns"),
+        (profit / (wealth - profit)).rename("returns"),
         name,
         "returns",
         benchmark,
         notes=("Its profits are booked on the days on which its trades close.",),
-        caveats=(CLOSED_TRADES.format(days=days),) if hidden else (),
+        caveats=(CLOSED_TRADES.format(days=days),) if days >= LONG_TRADES_DAYS else (),
     )
 
 

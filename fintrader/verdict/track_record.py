@@ -108,12 +108,13 @@ def make_record(
             raise ReturnsError(
                 f"benchmark {benchmark!r} is no column; there are {_list(frame.columns)}"
             )
-        rival, rival_name = frame.pop(benchmark), benchmark
+        rival_name = benchmark
+        rival = _read_rival(frame.pop(benchmark), None, kind)
     elif benchmark is not None and not isinstance(benchmark, str):
         other, other_kind = to_frame(benchmark)
         rival = _pick(other, None, "the benchmark")
         rival_name = str(rival.name)
-        rival = to_returns(rival, other_kind, rival_name)
+        rival = _read_rival(rival, other_kind, kind)
     series = _pick(frame, column, name or "the table")
     name = name or str(series.name)
     notes: list[str] = []
@@ -129,8 +130,6 @@ def make_record(
     if is_intraday:
         notes.append("Returns within a day were compounded to one a day.")
     if rival is not None:
-        if isinstance(benchmark, str):
-            rival = to_returns(rival, None, rival_name)
         rival = match_periods(_by_session(rival), days, rival_name)
     table = pd.DataFrame({"ours": ours, "theirs": 0.0 if rival is None else rival})
     kept = table[np.isfinite(table).all(axis=1)]
@@ -147,6 +146,18 @@ def make_record(
         benchmark_name=rival_name,
         notes=tuple(notes),
     )
+
+
+def _read_rival(cells: pd.Series, implied: Kind | None, kind: Kind | None) -> pd.Series:
+    """Read a benchmark's values by what they are; where that is unclear, as the strategy's."""
+    name = str(cells.name)
+    try:
+        return to_returns(cells, implied, name)
+    except ReturnsError as error:
+        if kind is None:
+            problem = str(error).partition(";")[0]
+            raise ReturnsError(f"{problem}; give the benchmark as returns or prices") from None
+        return to_returns(cells, kind, name)
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -123,6 +123,10 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
         expected = (1 + INDEX).resample("W-FRI").prod() - 1
         np.testing.assert_allclose(record.benchmark, expected, atol=1e-12)
         assert record.sessions_a_year == 52
+    with pytest.raises(ReturnsError, match="give the benchmark as returns or prices"):
+        make_record(RETURNS, benchmark=100 * INDEX)
+    both = pd.DataFrame({"mine": 100 * RETURNS, "SPY": 100 * INDEX})
+    np.testing.assert_allclose(make_record(both, benchmark="SPY", kind="percent").benchmark, INDEX)
     shorter = make_record(RETURNS, benchmark=INDEX[50:])
     assert same(shorter, RETURNS[50:])
     assert shorter.notes == ("50 of 300 dates lack a value and are left out.",)
@@ -210,6 +214,8 @@ def test_a_benchmark_is_a_column_before_it_is_a_file(tmp_path):
     np.testing.assert_allclose(record.benchmark, INDEX)
     assert record.benchmark_name == "spx"
     assert read_record(tmp_path / "alone.csv", benchmark="cash").benchmark is None
+    with pytest.raises(ReturnsError, match="'other' is not there; there are mine"):
+        read_record(tmp_path / "alone.csv", column="other")
     with pytest.raises(ReturnsError, match="neither a column of alone"):
         read_record(tmp_path / "alone.csv", benchmark="QQQ")
 

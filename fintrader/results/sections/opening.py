@@ -70,10 +70,11 @@ def describe_simulation(stored: StoredBacktest) -> str:
     """State the window, the bars, and how orders were carried out."""
     context = stored.context
     days = stored.on_clock(stored.market_timezone).minutes  # whatever clock the page is on
+    bars = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
     parts = [
         window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
-        _count_sessions(stored),
+        f"{bars}{count(len(stored.ends))} {period_name(stored.sessions_a_year)}s",
         _describe_look(context.look),
     ]
     text = ", ".join(filter(None, parts))
@@ -89,12 +90,6 @@ def describe_simulation(stored: StoredBacktest) -> str:
     volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
     pays = f"pays {trading.cost_bps:g}{spread} basis points a trade"
     return f"{text}; decides {every}, fills at the {fill}, {volume}, {pays}."
-
-
-def _count_sessions(stored: StoredBacktest) -> str:
-    sessions = f"{count(len(stored.ends))} {period_name(stored.sessions_a_year)}s"
-    has_bars = len(stored.session) > len(stored.ends) + 1
-    return f"{count(len(stored.session))} bars in {sessions}" if has_bars else sessions
 
 
 def _describe_look(look: int | None) -> str:
