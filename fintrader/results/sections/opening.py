@@ -70,11 +70,11 @@ def describe_simulation(stored: StoredBacktest) -> str:
     """State the window, the bars, and how orders were carried out."""
     context = stored.context
     days = stored.on_clock(stored.market_timezone).minutes  # whatever clock the page is on
-    bars = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
+    counted = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
     parts = [
         window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
-        f"{bars}{count(len(stored.ends))} {period_name(stored.sessions_a_year)}s",
+        f"{counted}{count(len(stored.ends))} {period_name(stored.sessions_a_year)}s",
         _describe_look(context.look),
     ]
     text = ", ".join(filter(None, parts))
