@@ -206,7 +206,9 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
     out = capsys.readouterr().out
     assert "ahead of equal weight" in out
     assert "traded at the price of the next date, at 5 bps" in out
-    assert "<h2>Positions</h2>" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<h2>Positions</h2>" in page
+    assert "Active share against" not in page, "the benchmark's positions are not known"
     (100 * frame).to_csv("percent.csv")
     for words, message in {
         "judge": "needs FILE, or --weights FILE --prices FILE",

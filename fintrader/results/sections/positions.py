@@ -81,6 +81,8 @@ def _exposure_table(view: BacktestView) -> Table:
         "effective": "Effective names, 1/Σ(w/Σ|w|)²",
         "active_share": f"Active share against {against}",
     }
+    if portfolio == "benchmark":  # an index, whose positions are not known
+        titles.pop("active_share")
     table = held.agg(["mean", "min", "max"])
     rows = [
         (title, *(_format_held(key, value) for value in table[key]))
