@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fintrader.results.formatting import DASH, chance, statistic
+from fintrader.numerals import DASH, chance
+from fintrader.results.formatting import statistic
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

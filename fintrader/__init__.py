@@ -9,6 +9,7 @@ These names are the public interface; everything else lies in the package of its
                      tensors
     EnvSettings      settings of orders, costs, observations and rewards
     train            train one agent in an environment
+    judge            tell skill from luck in the returns of any strategy
     backtest         backtest any policy on any window, net of costs, next to baselines
     run              run the whole pipeline, from a configuration to a finished run
     run_tournament   run the pipeline without its look at the test window
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fintrader.market.tensors import MarketTensors
     from fintrader.pipeline.door import open_run, run, run_tournament, train
     from fintrader.report.backtests import backtest
+    from fintrader.report.judged import judge
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "MarketTensors",
     "TradingEnv",
     "backtest",
+    "judge",
     "load_market",
     "load_policy",
     "open_run",
@@ -64,6 +67,7 @@ _HOMES = {
     "MarketTensors": "market.tensors",
     "TradingEnv": "envs.trading",
     "backtest": "report.backtests",
+    "judge": "report.judged",
     "load_market": "market.load",
     "load_policy": "agents.policy",
     "open_run": "pipeline.door",

@@ -36,6 +36,10 @@ class MarketError(DataError):
     """A `MarketTensors` is inconsistent, truncated, or not the one that was asked for."""
 
 
+class ReturnsError(DataError):
+    """Returns, equity or weights from elsewhere that cannot be read or judged."""
+
+
 class EnvError(FintraderError):
     """The environment was called in a way that has no meaning (shape, dtype, order of calls)."""
 

@@ -6,9 +6,11 @@ everything, with `--hypothesis-profile=thorough`. Both judge by what comes out, 
 takes.
 """
 
+import atexit
 import os
 import shutil
 import signal
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +37,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# No test may write to the ledger of the person who runs it.
+os.environ["FINTRADER_HOME"] = tempfile.mkdtemp(prefix="fintrader-tests-")
+atexit.register(shutil.rmtree, os.environ["FINTRADER_HOME"], ignore_errors=True)
+
+
 ROOT = Path(__file__).parents[1] / "fintrader"
 # numba compiles again what was edited, but not what calls it from another file.
 newest = max(
@@ -44,6 +51,15 @@ for compiled in ROOT.rglob("*.nb[ic]"):
     with suppress(FileNotFoundError):
         if compiled.stat().st_mtime < newest:
             compiled.unlink()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_ledger(tmp_path_factory):
+    """A ledger of looks for the tests of one module, and for the processes that they start."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FINTRADER_HOME", str(home))
+        yield home
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from fintrader.files import (
     write_bytes,
     write_json,
 )
-from fintrader.results.looks import Ledger
 from fintrader.runs import RunFolder
 from fintrader.storage.objects import ObjectStore
 from fintrader.system import is_locked, wait_for_lock
+from fintrader.verdict.looks import Ledger
 from tests import ROOT
 
 EXTRAS = "alpaca ccxt gcsfs optuna pettingzoo prometheus_client ray s3fs skrl stable_baselines3"

@@ -161,7 +161,7 @@ def test_the_quickstart_needs_nothing_that_only_some_systems_have(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         made.append((runs / "quickstart" / "backtest" / "metrics.json").read_bytes())
-        locks = sorted(runs.rglob("*.lock"))
+        locks = sorted((tmp_path / name).rglob("*.lock"))
         assert {".lock", ".tournament.lock", ".looks.lock"} == {lock.name for lock in locks}
         assert [lock for lock in locks if lock.stat().st_size] == []
     assert made[0] == made[1]

@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 import streamlit as st
 from numpy.typing import ArrayLike
 
+from fintrader.numerals import count
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
 from fintrader.results.figures.style import ON_DARK, escape_label
-from fintrader.results.formatting import count
 from fintrader_app.shell import plain
 
 CONFIG = {

@@ -14,9 +14,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from fintrader.numerals import count, number
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError
-from fintrader.results.formatting import count, number
 from fintrader.results.tournament_events import (
     DrainEvent,
     LaunchEvent,

@@ -14,10 +14,10 @@ import plotly.graph_objects as go
 import streamlit as st
 from numpy.typing import NDArray
 
+from fintrader.numerals import chance, count, percent
 from fintrader.results.figures import PALETTE
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
-from fintrader.results.formatting import chance, count, percent
 from fintrader.results.importance import ALGORITHM, Importance, importance, settings_of
 from fintrader_app.artifacts import load_tournament, select_part
 from fintrader_app.charts import framed, scale_colours, scale_logs

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pandas as pd
 import streamlit as st
 
-from fintrader.results.formatting import DASH
+from fintrader.numerals import DASH
 from fintrader.results.sections import BacktestView, Chart, Section, present_verdict
 from fintrader.results.table import Row, Table
 from fintrader_app import charts, tables

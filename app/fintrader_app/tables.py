@@ -9,16 +9,14 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
+from fintrader.numerals import DASH, count, number
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import (
-    DASH,
-    count,
     explain_short_window,
     format_metric,
     is_omitted,
     is_result,
-    number,
     statistic,
 )
 from fintrader.results.settings import Setting, changed, differing, text_of

@@ -1,4 +1,4 @@
-"""Entries of the ledger of looks (`results/looks.py`) for results over windows of a market."""
+"""Entries of the ledger of looks (`verdict/looks.py`) for results over windows of a market."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from fintrader.backtesting.result import BacktestResult
 from fintrader.market.tensors import MarketTensors
-from fintrader.results.looks import Look, Window, result_hash
 from fintrader.runs import commit, versions
+from fintrader.verdict.looks import Look, Window, result_hash
 
 
 def bars_of(markets: Sequence[MarketTensors]) -> Window:
     """Identify the bars of one window, or of several one after another, for the ledger."""
     first = markets[0]
-    minutes, close = (
+    minutes, close, session = (
         np.concatenate([market.to_numpy(name) for market in markets])
-        for name in ("minutes", "close")
+        for name in ("minutes", "close", "session")
     )
-    return Window.of(first.symbols, minutes, close, first.provenance.is_synthetic)
+    return Window.of(first.symbols, minutes, close, first.provenance.is_synthetic, session)
 
 
 def look_at(

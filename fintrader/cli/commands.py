@@ -165,7 +165,8 @@ def compare(argv: list[str]) -> None:
     if options.out.is_dir():
         raise ConfigError(f"--out: {options.out} is a folder; name the file to write")
     from fintrader.results.backtest_files import read_backtest
-    from fintrader.results.looks import LedgerError, note_shown
+    from fintrader.results.stored_looks import note_shown
+    from fintrader.verdict.looks import LedgerError
 
     found = {}
     for label, word in zip(labels(words), words, strict=True):
@@ -184,23 +185,26 @@ def compare(argv: list[str]) -> None:
 
 
 class LooksOptions(Settings):
-    """The ledger of looks that is shown."""
+    """The runs whose looks are compared with the ledger."""
 
     runs_dir: str = "runs"
     """Folder that holds the runs."""
 
 
 def looks(argv: list[str]) -> None:
-    """Show the ledger of looks."""
-    from fintrader.results.looks import Ledger, LedgerError, by_window, find_missing_looks
+    """Show the ledger of looks, and what each window has left."""
+    from fintrader.results.stored_looks import find_missing_looks
+    from fintrader.verdict.alpha import level_of_look
+    from fintrader.verdict.looks import ACTIVE_RETURN, Ledger, LedgerError, by_window
 
-    home = Path(parse(LooksOptions(), argv, "looks").runs_dir)
-    if not home.is_dir():
+    options = parse(LooksOptions(), argv, "looks")
+    home = Path(options.runs_dir)
+    if "runs_dir" in options.model_fields_set and not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the one that holds the runs (--runs-dir)")
-    ledger = Ledger(home)
+    ledger = Ledger()
     try:
         lines = ledger.looks()
-        deleted, foreign = find_missing_looks(home)
+        deleted, foreign = find_missing_looks(home) if home.is_dir() else ([], [])
     except LedgerError as error:
         print(f"{error}")
         sys.exit(1)
@@ -209,8 +213,9 @@ def looks(argv: list[str]) -> None:
             "window": f"{one.bars.first} to {one.bars.last}",
             "called": ", ".join(one.names),
             "universe": _universe(one.bars.symbols),
+            **({} if one.question == ACTIVE_RETURN else {"question": one.question}),
             "looks": one.looks,
-            "results here": one.results,
+            "next level": f"{level_of_look(one.looks + 1):.2%}",
             "runs": ", ".join(one.runs),
             "first": one.first[:16].replace("T", " "),
             "last": one.last[:16].replace("T", " "),
@@ -218,7 +223,7 @@ def looks(argv: list[str]) -> None:
         for one in by_window(lines)
     ]
     if rows:
-        print(tabulate(rows, *rows[0]))
+        print(tabulate(rows, *max(rows, key=len)))
     for sentence in (*deleted, *foreign):
         print(sentence)
     print(f"{ledger.path}: {len(lines)} looks, no line of it changed, deleted or moved")

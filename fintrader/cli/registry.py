@@ -105,6 +105,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "doubt": {
+        "judge": Command(
+            "judging:judge",
+            "FILE [--benchmark COLUMN|FILE|cash] [--trials N] [--held-out] [--out PAGE]",
+            "tell skill from luck in any strategy's returns; FILE: CSV, Parquet, or a result of"
+            " freqtrade or Lean; --weights FILE --prices FILE in its place",
+            ("fintrader.cli.judging:JudgeOptions",),
+        ),
         "verify": Command(
             "checks:verify",
             "PATH [--repair] [--replay]",

@@ -8,7 +8,7 @@ from typing import Any
 
 def tabulate(rows: Sequence[Mapping[str, Any]], *columns: str) -> str:
     """Format rows as a table of those `columns` that at least one row has."""
-    from fintrader.results.formatting import score
+    from fintrader.numerals import score
     from fintrader.results.table import Table
 
     present = [column for column in columns if any(column in row for row in rows)]
@@ -19,7 +19,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], *columns: str) -> str:
 
 def shown(value: Any) -> str:
     """Write a value for people."""
-    from fintrader.results.formatting import DASH, count
+    from fintrader.numerals import DASH, count
 
     if value is None:
         return DASH

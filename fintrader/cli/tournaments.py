@@ -68,7 +68,8 @@ def status(argv: list[str]) -> None:
 
 
 def _print_status(folder: RunFolder, *, as_json: bool) -> None:
-    from fintrader.results.formatting import count, duration
+    from fintrader.numerals import count
+    from fintrader.results.formatting import duration
     from fintrader.results.run import at_once
     from fintrader.stages import strip
     from fintrader.tournament.status import read_status

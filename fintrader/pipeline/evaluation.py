@@ -56,10 +56,11 @@ from fintrader.results.backtest_files import (
 from fintrader.results.context import FoldReturns, LimitedOutcome
 from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
-from fintrader.results.looks import CHOSEN, Ledger
+from fintrader.results.stored_looks import CHOSEN
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
 from fintrader.tournament.store import RunStore
+from fintrader.verdict.looks import Ledger, count_look
 from fintrader.verdict.selection import SearchRecord
 from fintrader.verdict.verdict import NullSearch
 
@@ -251,8 +252,7 @@ def _write(
         null_model=None if traded.free is None else _selection_scores(folders, metric),
     )
     home = config.folder.backtest_of(window)
-    ledger = Ledger(config.runs_dir)
-    number, line = ledger.record(look)
+    number, line = count_look(look)
     stored = write_backtest(
         home,
         traded.results,
@@ -272,8 +272,9 @@ def _write(
     )
     with manifest.stage("report"):
         _draw(config, stored, home)
-        sealed = make_seal(hashes_of(home), line)
-        ledger.note_seal(config.name, window, line["line"], hash_bytes(sealed))
+        sealed = make_seal(hashes_of(home), line or {})
+        if line is not None:
+            Ledger().note_seal(config.name, window, line["line"], hash_bytes(sealed))
         write_bytes(home / SEAL, sealed)
 
 

@@ -17,8 +17,8 @@ from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.run_stages import find_stages_to_repeat
-from fintrader.results.looks import Ledger, LedgerError
 from fintrader.seams import LAUNCHERS, explain_absence
+from fintrader.verdict.looks import Ledger, LedgerError
 
 _PACKAGES = {
     AlpacaSettings: ("alpaca", "alpaca"),
@@ -120,6 +120,6 @@ def _places(config: RunConfig) -> Iterator[str]:
         if there is None or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             yield f"{field}: {folder} cannot be written to; choose another folder"
     try:
-        Ledger(config.runs_dir).lines()
+        Ledger().lines()
     except LedgerError as error:
         yield str(error)

@@ -35,7 +35,6 @@ from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.formatting import window_words
-from fintrader.results.looks import Ledger
 from fintrader.results.sections import BacktestView, present_baselines, present_verdict
 from fintrader.results.tournament_events import FinishEvent
 from fintrader.runs import Manifest, RunFolder
@@ -45,6 +44,7 @@ from fintrader.tournament.run_tournament import CHANGEABLE
 from fintrader.tournament.run_tournament import run_tournament as run_race
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, WarmStartTarget, has_pods, inherit
+from fintrader.verdict.looks import Ledger
 
 
 def run(config: RunConfig) -> Path:
@@ -137,7 +137,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
     config = config.model_copy(
         update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent}
     )
-    Ledger(config.runs_dir).lines()
+    Ledger().lines()
     with hold_run(config.model_copy(update={"store": None})) as mirror:
         manifest = Manifest.load(config.folder.manifest)
         if mirror is not None:
@@ -219,9 +219,7 @@ def claim(
         assert (
             config.trading
         )  # raises for an environment that is no market, before anything is built
-        Ledger(
-            config.runs_dir
-        ).lines()  # raises where it is broken: no look could be counted at the end
+        Ledger().lines()  # raises where it is broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
     config_hash = hash_bytes(text.encode())

@@ -21,7 +21,6 @@ from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
-from fintrader.backtesting.writer import tabulate
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
@@ -29,14 +28,15 @@ from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.report.html import write_report
+from fintrader.report.judged import PrintedVerdict
 from fintrader.report.recipe import made_by
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
-from fintrader.results.looks import Ledger
-from fintrader.results.sections import evidence_table, search_table
-from fintrader.verdict.verdict import Verdict
+from fintrader.results.tabulation import tabulate
+from fintrader.verdict.judge import read_trials
+from fintrader.verdict.looks import HELD_OUT, count_look
 
 
 def backtest(
@@ -47,7 +47,6 @@ def backtest(
     name: str = "policy",
     train: MarketTensors | None = None,
     validation: MarketTensors | None = None,
-    runs_dir: Path | str | None = None,
 ) -> Backtests:
     """Simulate `policy` on the whole of `market`, and baselines on the same bars at the same costs.
 
@@ -62,13 +61,12 @@ def backtest(
     one, normalises observations and is frozen. A stored model does not contain its VecNormalize;
     attach it by `PPO.load(path, env=VecNormalize.load(statistics, env))`.
 
-    With `runs_dir` the result is recorded as a look at these bars on the ledger of that folder's
-    runs (`fintrader looks`), like the backtest of a run; without it no look is counted. `.looks` is
-    the number of the look.
+    The result is recorded as a look at these bars on the user's ledger (`fintrader looks`), like
+    the backtest of a run; `.look` is its number.
 
     Raises BacktestError for arguments of another kind or in another order, a policy made for
     another market, a window of fewer than two bars, and an output that cannot be traded; EnvError
-    for a benchmark this market cannot make; LedgerError when the look cannot be noted.
+    for a benchmark this market cannot make; LedgerError for a ledger that was changed.
     """
     _check_market(policy, market)
     _check_policy(policy)
@@ -90,15 +88,20 @@ def backtest(
         traded = _asked(cast(Policy, policy), layout, name)
     own = simulate(traded, market, settings, name=name)
     baselines = simulate_all_baselines(market, settings, train=train, validation=validation)
-    looks = None
-    if runs_dir is not None:
-        unknown = dict.fromkeys(("created", "seed", "trials", "command"))
-        # With bars of several windows it is a look at the last of them, the one held out longest.
-        window = market.cut_from[-1] if market.cut_from else market.window_name
-        given = {"kind": "policy", "run": name, "folder": "", "window": window}
-        look = look_at([market], {name: own}, [name], **given, **unknown)
-        looks, _ = Ledger(runs_dir).record(look)
-    return Backtests(baselines.join({name: own}), market, settings, baselines, looks)
+    return Backtests(
+        baselines.join({name: own}), market, settings, baselines, _count_look(market, name, own)
+    )
+
+
+def _count_look(market: MarketTensors, name: str, result: BacktestResult) -> int | None:
+    # With bars of several windows it is a look at the last of them, the one held out longest.
+    window = market.cut_from[-1] if market.cut_from else market.window_name
+    if window not in HELD_OUT:
+        return None
+    given = {"kind": "policy", "run": name, "folder": "", "window": window}
+    unknown = dict.fromkeys(("created", "seed", "trials", "command"))
+    number, _ = count_look(look_at([market], {name: result}, [name], **given, **unknown))
+    return number
 
 
 @dataclass(eq=False, repr=False)
@@ -110,8 +113,8 @@ class Backtests(Mapping[str, BacktestResult]):
     market: MarketTensors
     settings: EnvSettings
     _baselines: Baselines
-    looks: int | None = None
-    """Which look at these bars this was; None where it was not noted."""
+    look: int | None = None
+    """Which look at these bars this was; None where it was not counted."""
 
     def __getitem__(self, name: str) -> BacktestResult:
         try:
@@ -142,7 +145,7 @@ class Backtests(Mapping[str, BacktestResult]):
     def tables(self) -> StoredBacktest:
         """Equity, positions, prices and trades as tables, for `fintrader.results.figures`."""
         context = BacktestContext(
-            trading=self.settings.terms(), look=self.looks, left_out=dict(self._baselines.left_out)
+            trading=self.settings.terms(), look=self.look, left_out=dict(self._baselines.left_out)
         )
         return tabulate(self._results, context)
 
@@ -168,21 +171,14 @@ class Backtests(Mapping[str, BacktestResult]):
         """Judge the result, which was chosen from `trials` strategies (None: unknown).
 
         Training and validation windows (as marked in the market) get no verdict, nor do bars that
-        the policy was trained on. A market that was never split gets no good verdict. Looks are
-        counted only if `runs_dir` was given; otherwise the verdict states that they are not.
+        the policy was trained on. A market that was never split gets no good verdict.
 
         Raises BacktestError when `trials` is no count.
         """
-        if trials is not None and (
-            isinstance(trials, bool) or not isinstance(trials, int) or trials < 1
-        ):
-            raise BacktestError(
-                f"trials is how many strategies were tried, at least 1; got {trials!r}"
-            )
         found = assess(
             self._results,
-            trials=trials,
-            look=self.looks,
+            trials=read_trials(trials),
+            look=self.look,
             market=self.market,
             settings=self.settings,
         )
@@ -218,13 +214,6 @@ class Backtests(Mapping[str, BacktestResult]):
             f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a"
             f" trade{said}"
         )
-
-
-class PrintedVerdict(Verdict):
-    """A verdict that prints its sentences and the numbers behind them."""
-
-    def __repr__(self) -> str:
-        return f"{self.text}\n{evidence_table(self)}\n{search_table(self.selection)}"
 
 
 # --- what was given -------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ import plotly.graph_objects as go
 from fintrader.bars.bars import COLUMNS, PRICES, Array
 from fintrader.files import write_json, write_text
 from fintrader.market.compare_bars import BarComparison, Suspicion
+from fintrader.numerals import DASH, count, percent, ratio
 from fintrader.records import to_json
 from fintrader.report.page import Page
 from fintrader.results.figures.style import layout
-from fintrader.results.formatting import DASH, count, percent, ratio
 from fintrader.results.sections import Chart, Section
 from fintrader.results.table import Table
 

@@ -9,21 +9,18 @@ from pathlib import Path
 
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
+from fintrader.numerals import DASH, chance, count, percent
 from fintrader.report.page import Page
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
     ACTIVE_COLUMNS,
-    DASH,
     INTERVAL,
     PAPER_COLUMNS,
-    chance,
-    count,
     explain_short_window,
     format_metric,
     look_words,
     main_strategy,
-    percent,
     title_of,
 )
 from fintrader.results.sections import BacktestView, Chart, Section, present_origin

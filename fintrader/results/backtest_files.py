@@ -5,7 +5,7 @@ The files are described where they are written, in `backtesting/writer.py`. Each
 first asked for.
 
     seal.json   the SHA-256 of every other file of the backtest, under a hash of its own; and
-                where on the ledger of looks (`results/looks.py`) the look at its window is
+                where on the ledger of looks (`verdict/looks.py`) the look at its window is
                 noted, which in turn holds the hash of the seal
 """
 
@@ -335,7 +335,8 @@ class _Files(dict[str, Any]):
 
 
 def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) -> bytes:
-    """`seal.json` over files (name -> SHA-256). `look`: what the ledger says of the look's line."""
+    """`seal.json` over files (name -> SHA-256). `look`: what the ledger says of the look's line;
+    empty where it could not be written."""
     body = {"format": SEAL_FORMAT, "files": dict(hashes)}
     return seal(body if look is None else {**body, "look": dict(look)})
 

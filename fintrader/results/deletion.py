@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fintrader.errors import RunError
+from fintrader.numerals import count
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.folders import Folder, RunsFolder, is_file_locked, is_locked
-from fintrader.results.formatting import count
-from fintrader.results.looks import Ledger, LedgerError, note_shown
 from fintrader.results.notes import check_writable
+from fintrader.results.stored_looks import note_shown
 from fintrader.runs import RunFolder
 from fintrader.system import sync
+from fintrader.verdict.looks import Ledger, LedgerError
 
 TOMBSTONE = ".deleted-"
 _MARKS = ("manifest.json", "config.yaml", "tournament.json")
@@ -67,7 +68,7 @@ def loss_of(runs: RunsFolder, name: str) -> Loss:
         for file in names:
             with suppress(OSError):
                 size += os.lstat(os.path.join(above, file)).st_size
-    looks = [line for line in Ledger(runs.root).looks() if line.look.run == name]
+    looks = [line for line in Ledger().looks() if line.look.run == name]
     return Loss(files, size, len(folder.folders("pods")), len(looks))
 
 
@@ -80,7 +81,7 @@ def delete_run(runs: RunsFolder, name: str) -> None:
     sweep(runs)
     folder = _deletable(runs, name)
     with RunFolder(folder.root).lock():
-        _keep_looks(folder, Ledger(runs.root))
+        _keep_looks(folder, Ledger())
         grave = runs.root / f"{TOMBSTONE}{name}-{time.time_ns()}"
         try:
             os.rename(folder.root, grave)

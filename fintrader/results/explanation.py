@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fintrader.results.formatting import count, percent
+from fintrader.numerals import count, percent
 
 METHOD = (
     "Each input alone is taken away (a feature or column of context shows its mean over the window,"

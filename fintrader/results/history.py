@@ -79,13 +79,13 @@ class MetricInputs:
         self.of = history
         self.resample = resample
         self.daily = m.daily_returns(history.equity, history.session)
-        self.index = drop_rounding_differences(
+        self.index = m.drop_rounding_differences(
             self.daily, m.daily_returns(history.benchmark, history.session)
         )
         self.portfolio: Array | None = None
         if history.portfolio is not None:
             theirs = m.daily_returns(history.portfolio, history.session)
-            self.portfolio = drop_rounding_differences(self.daily, theirs)
+            self.portfolio = m.drop_rounding_differences(self.daily, theirs)
         self.sessions = len(self.daily)
 
     @cached_property
@@ -157,12 +157,6 @@ def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
 def _divide(value: Array, equity: Array) -> Array:
     share: Array = np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
     return share
-
-
-def drop_rounding_differences(ours: Array, theirs: Array) -> Array:
-    """Return `theirs [S]`, or `ours` if the two differ only by rounding (as when a curve is scaled
-    to the capital), so that active returns are exactly 0."""
-    return ours if np.allclose(ours, theirs, rtol=0.0, atol=1e-13) else theirs
 
 
 class _Lot(NamedTuple):

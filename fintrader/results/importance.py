@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fintrader.results.formatting import count
+from fintrader.numerals import count
 
 MIN_PODS = 12
 """Fewest scored pods for which importance is computed: with fewer, luck can produce any share."""

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from fintrader.config import read_yaml
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import refuse_irregular
+from fintrader.numerals import number
 from fintrader.records import JsonValue, RecordError, from_json, to_json
 from fintrader.results import figures
 from fintrader.results.backtest_files import (
@@ -27,7 +28,7 @@ from fintrader.results.backtest_files import (
     read_record,
 )
 from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, is_locked
-from fintrader.results.formatting import main_strategy, moment, number, when, window_words
+from fintrader.results.formatting import main_strategy, moment, when, window_words
 from fintrader.results.leaderboard_reader import (
     LeaderboardRow,
     lineage,

@@ -14,13 +14,13 @@ from operator import attrgetter
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from fintrader.numerals import format_interval
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.formatting import (
     ACTIVE_COLUMNS,
     INTERVAL,
     PAPER_COLUMNS,
     explain_short_window,
-    format_interval,
     format_metric,
     title_of,
 )
@@ -176,7 +176,10 @@ def metrics_tables(metrics: Mapping[str, StrategyMetrics]) -> tuple[Table, ...]:
                 note=f"{known.formula} ({known.source})",
             )
             for known in members
+            if any(values[known.key] is not None for values in metrics.values())
         )
+        if not rows:
+            continue
         columns = (group.capitalize(), *map(title_of, metrics))
         tables.append(Table(columns, rows, notes=(short,) if short else (), is_folded=True))
     return tuple(tables)

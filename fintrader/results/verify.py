@@ -22,9 +22,10 @@ from fintrader.results.backtest_files import (
     read_seal,
 )
 from fintrader.results.folders import Folder
-from fintrader.results.looks import Ledger, Line, look_number, missing, stored_result
 from fintrader.results.run import WINDOWS
+from fintrader.results.stored_looks import stored_result
 from fintrader.runs import RunFolder
+from fintrader.verdict.looks import Ledger, Line, look_number, missing
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def check_run(
     count = sum(trials[search.root] for search in searches) + _count_inherited(searches, manifest)
     yield _check_trials(manifest, count, searches, trials)
     yield _check_backtests(folder, manifest)
-    ledger = Ledger(folder.root.resolve().parent)
+    ledger = Ledger()
     compares = "each line of looks.jsonl with its seal and with the line before it"
     try:
         lines = ledger.lines()
@@ -239,7 +240,9 @@ def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> 
         problems.append(
             f"changed after it was written: {problem}; what it says is not what was found"
         )
-    elif hash_file(home / SEAL) not in {line.get("seal") for line in lines}:
+    elif read_seal(Folder.locate(home)).get("look") != {} and hash_file(home / SEAL) not in {
+        line.get("seal") for line in lines
+    }:
         problems.append(
             f"the ledger of looks does not have the hash of {SEAL}: result and seal were made anew,"
             " or the line of the ledger was deleted"
@@ -263,6 +266,10 @@ def _check_look(
         problems = _compare_trials(stored, trials)
         if look is None:
             problems.append("its seal names no line of the ledger: it was not made by a run")
+        elif look == {}:
+            result = f"{trials} trials; its look was not counted: the ledger could not be written"
+            if stored.context.look is not None:
+                problems.append(f"it says look {stored.context.look}, and no look was counted")
         elif gone := missing(lines, look):
             problems.append(gone)
         else:
@@ -293,7 +300,9 @@ def _compare_look(
         differences.append(f"line {number} of the ledger has another result than the one stored")
     if line.look.trials != stored.context.trials:
         differences.append(f"line {number} of the ledger says {line.look.trials} trials")
-    look = look_number(looks[: looks.index(line) + 1], line.look.bars, line.look.result)
+    look = look_number(
+        looks[: looks.index(line) + 1], line.look.bars, line.look.result, line.look.question
+    )
     if window == "test" and stored.context.look != look:
         differences.append(
             f"it says look {stored.context.look}, and on the ledger it is look {look}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,8 +33,6 @@ from fintrader.verdict import LEVEL
 from fintrader.verdict.bootstrap import block_length
 from fintrader.verdict.verdict import AlphaTest, Betting, ShiftTest
 
-LATER = 0.2
-"""Level of each further look, as a share of the level of the look before."""
 POWER = 0.8
 """Probability of detection that `visible` and `sessions_needed` refer to, the usual one."""
 SHORTEST = 12
@@ -43,7 +41,9 @@ FEW = FEWEST_SESSIONS
 """Sessions below which the bootstrap of a few blocks takes luck for skill too often; Student's t
 does not."""
 REPEATS = 9_999
-"""Bootstrap samples: p-values down to 0.0001, below the level of a fourth look."""
+"""Bootstrap samples."""
+TAIL = 100
+"""Samples in the tail that a smaller p-value is extrapolated from, by Student's t."""
 SHIFTS = 999
 """Shifts in time: p-values down to 0.001."""
 BETS = (0.5, 1.0, 2.0, 3.0)
@@ -53,14 +53,14 @@ FIRST_BET = 20
 
 
 def level_of_look(look: int) -> float:
-    """Share of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5
-    % in all.
+    """Share of `LEVEL` that the `look`-th look at a window may spend: 6 / (π k)² of it, so 3 %,
+    0.8 %, 0.3 %, 0.2 %, ...; `LEVEL` in all, and something is always left.
 
     Raises BacktestError below 1.
     """
     if look < 1:
         raise BacktestError(f"look {look}: looks at a window are counted from 1")
-    return LEVEL * (1 - LATER) * LATER ** (look - 1)
+    return LEVEL * 6 / (math.pi * look) ** 2
 
 
 class Hedged(NamedTuple):
@@ -123,7 +123,7 @@ def alpha_test(
         block = max(1, min(round(block_length(found.influence)), size // 6))
         means, errors = _resample(found.influence, block, waves, repeats, seed)
         drawn = means / errors
-        p_value = (1 + int((drawn >= found.alpha / error).sum())) / (1 + repeats)
+        p_value = _share_above(drawn, found.alpha / error, student)
         # Harvey and Liu: the smallest true alpha that, added to samples without alpha, lets enough
         # of them pass.
         reach = float(np.quantile(np.quantile(drawn, 1 - level) * errors - means, POWER))
@@ -138,6 +138,17 @@ def alpha_test(
     return AlphaTest(
         size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method
     )
+
+
+def _share_above(drawn: Array, reached: float, student: Any) -> float:
+    """Share of the drawn statistics that reach this one; beyond the `TAIL` largest, their share
+    times the decline of Student's t from the smallest of them on: no p-value ends at 1/(1 + R)."""
+    above = int((drawn >= reached).sum())
+    if above >= TAIL or drawn.size <= TAIL:
+        return (1 + above) / (1 + drawn.size)
+    edge = float(np.partition(drawn, -TAIL)[-TAIL])
+    decline = float(np.exp(student.logsf(reached) - student.logsf(edge)))
+    return (1 + TAIL) / (1 + drawn.size) * decline
 
 
 def _make_cosines(size: int) -> Array:

@@ -197,3 +197,8 @@ def _estimate_long_run_variance(centred: Array, length: float) -> Array:
                 variance + 2 * weight * (centred[: size - k] * centred[k:]).sum(axis=0) / size
             )
     return variance
+
+
+def sharpe_interval(returns: Array, sessions_a_year: int) -> Interval:
+    """The 95 % interval of the annual Sharpe ratio of daily returns `[S]`."""
+    return intervals(returns, seed=0, sessions_a_year=sessions_a_year).sharpe

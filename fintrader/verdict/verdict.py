@@ -119,6 +119,19 @@ class Betting:
 
 
 @dataclass(frozen=True)
+class Tail:
+    """The worst loss of a window, and those that it cannot show."""
+
+    worst: float
+    """Least return of a session."""
+    unseen_share: float
+    """Share of the sessions in which a loss may come that this window does not show (95 %)."""
+    undoing: float | None
+    """Loss, as a share of equity, that undoes the alpha if it comes that often; None without
+    alpha."""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Tests of the window's returns against the benchmark portfolio's."""
 
@@ -259,7 +272,8 @@ class Verdict:
     """The finding, the power of the window, and the evidence that would change the verdict."""
     strategy: str
     window: str
-    """`train`, `validation`, `test`, or `whole` for bars that were never split."""
+    """`train`, `validation`, `test`, `whole` for bars that were never split, or `foreign` for
+    returns that came from elsewhere."""
     windows: tuple[str, ...]
     """Windows of the split that contain the bars."""
     is_seen: bool
@@ -277,6 +291,9 @@ class Verdict:
     """Excess over each baseline."""
     random_portfolios: RandomDraws | None
     selection: Selection
+    tail: Tail | None = None
+    is_stated_held_out: bool = False
+    """The caller states that the strategy was chosen without these returns."""
 
     def __post_init__(self) -> None:
         if not self.sentences:

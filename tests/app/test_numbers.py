@@ -15,15 +15,8 @@ import pytest
 from streamlit.proto.Metric_pb2 import Metric
 
 from fintrader.market.tensors import MarketTensors
-from fintrader.results.formatting import (
-    DASH,
-    PAPER_COLUMNS,
-    count,
-    duration,
-    percent,
-    ratio,
-    statistic,
-)
+from fintrader.numerals import DASH, count, percent, ratio
+from fintrader.results.formatting import PAPER_COLUMNS, duration, statistic
 from fintrader_app import tables
 from fintrader_app.sections import read_numbers
 from tests.app.conftest import box, cards, healthy, said, table_with, texts_of

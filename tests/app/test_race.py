@@ -7,19 +7,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from fintrader.numerals import chance, count, percent, ratio, short_count, usd
 from fintrader.results.figures.downsample import MAX_CHART_BYTES, figure_bytes
 from fintrader.results.folders import Folder
-from fintrader.results.formatting import (
-    chance,
-    count,
-    duration,
-    moment,
-    percent,
-    ratio,
-    short_count,
-    usd,
-    when,
-)
+from fintrader.results.formatting import duration, moment, when
 from fintrader.results.tournament_events import DrainEvent, LaunchEvent, LossEvent, ResumptionEvent
 from fintrader.runs import RunFolder
 from fintrader_app import artifacts, charts, race

@@ -16,9 +16,30 @@ def days(count, *, ratio=0.0, beta=1.0, seed=0):
 
 
 def test_the_levels_of_all_looks_are_the_level_together():
-    levels = [ev.level_of_look(look) for look in range(1, 40)]
-    assert levels[:3] == pytest.approx([0.04, 0.008, 0.0016])
-    assert sum(levels) == pytest.approx(ev.LEVEL)
+    levels = [ev.level_of_look(look) for look in range(1, 10_001)]
+    assert levels[:3] == pytest.approx([0.0304, 0.0076, 0.00338], rel=1e-3)
+    assert 0.9999 * ev.LEVEL < sum(levels) < ev.LEVEL
+
+
+def test_a_long_ledger_has_a_level_that_a_strategy_can_pass():
+    ours, theirs = days(1000, ratio=5)
+    level = ev.level_of_look(40)
+    found = ev.alpha_test(ours, theirs, level=level, seed=0)
+    assert found.p_value < level < 1 / (1 + ev.REPEATS)
+
+
+def test_small_p_values_are_those_of_a_larger_sample():
+    """The tail of 9,999 samples against 500,000 samples of the same bootstrap."""
+    ours, theirs = days(250)
+    found = ev.hedge(ours, theirs)
+    waves = ev._make_cosines(250)
+    means, errors = ev._resample(found.influence, 1, waves, 500_000, 1)
+    drawn = np.sort(means / errors)
+    student = stats.t(waves.shape[1])
+    for share in (3e-3, 3e-4, 3e-5):
+        reached = drawn[-round(share * drawn.size)]
+        parts = [ev._share_above(part, reached, student) for part in np.split(means / errors, 50)]
+        assert np.mean(parts) == pytest.approx(share, rel=0.5)
 
 
 def test_hedging_is_least_squares_and_cash_hedges_nothing():

@@ -1,5 +1,6 @@
 """Which windows get a verdict: the market says what it is, whoever asks."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.context import BacktestContext
-from fintrader.results.looks import Ledger
+from fintrader.verdict.looks import HOME, Ledger
 from tests.factories import planted_market
 
 SESSIONS = 240
@@ -118,7 +119,7 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
     train = MARKET.split().train
     test = MARKET.split().test
     result = simulate(follow, train, RULES)
-    looks = fintrader.backtest(follow, train, RULES, runs_dir=tmp_path / "runs")
+    looks = fintrader.backtest(follow, train, RULES)
     counted = BacktestContext(trials=1, look=1)
     folds = [simulate(follow, train.window(0, 200), RULES), simulate(follow, test, RULES)]
     with pytest.raises(TypeError, match="window"):
@@ -136,7 +137,8 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
     assert "The training window" in (tmp_path / "x.html").read_text()
 
 
-def test_the_ledger_is_told_which_window_it_was(tmp_path):
+def test_the_ledger_is_told_which_window_it_was(tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME, str(tmp_path))
     split = MARKET.split()
     seen = {
         "train": split.train,
@@ -145,16 +147,18 @@ def test_the_ledger_is_told_which_window_it_was(tmp_path):
         "whole": MARKET,
     }
     for name, market in seen.items():
-        fintrader.backtest(follow, market, RULES, name=name, runs_dir=tmp_path)
-    fintrader.backtest(follow, MARKET.window(300, 900), RULES, name="across", runs_dir=tmp_path)
-    lines = {line.look.run: line for line in Ledger(tmp_path).looks()}
-    own = {name: name for name in seen}
-    assert {name: line.look.window for name, line in lines.items()} == own | {"across": "test"}
-    assert [name for name, line in lines.items() if not line.held_out] == ["train"]
+        fintrader.backtest(follow, market, RULES, name=name)
+    fintrader.backtest(follow, MARKET.window(300, 900), RULES, name="across")
+    lines = {line.look.run: line for line in Ledger().looks()}
+    expected = {"validation": "validation", "test": "test", "whole": "whole", "across": "test"}
+    assert {name: line.look.window for name, line in lines.items()} == expected
+    assert all(line.held_out for line in lines.values())
 
 
-def test_looks_are_said_only_where_they_are_counted(tmp_path):
+def test_looks_are_said_only_where_they_are_counted(tmp_path, monkeypatch, caplog):
     test = MARKET.split().test
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(HOME, str(tmp_path / "file"))
     uncounted = fintrader.backtest(follow, test, RULES)
     said = uncounted.honesty(trials=8)
     assert "looks not counted, the choice of 8 trials" in said.text
@@ -162,24 +166,27 @@ def test_looks_are_said_only_where_they_are_counted(tmp_path):
     assert said.text.endswith("any earlier look at these bars would have lowered its level.")
     assert "not counted" in repr(said)
     assert said.evidence.look is None
-    assert said.evidence.level == pytest.approx(0.04)
+    assert said.evidence.level == pytest.approx(0.05 * 6 / math.pi**2)
+    assert "looks are not counted" in caplog.text
     assert "looks not counted" in uncounted.report(tmp_path / "x.html").read_text()
     stored = write_backtest(
         tmp_path / "b", uncounted, context=BacktestContext(trials=8), market=test
     )
     assert "looks not counted" in stored.verdict.text
 
+    monkeypatch.setenv(HOME, str(tmp_path))
+
     def counted(share):
         def policy(obs):
             return follow(obs) * share
 
-        return fintrader.backtest(policy, test, RULES, runs_dir=tmp_path / "runs")
+        return fintrader.backtest(policy, test, RULES)
 
     first = counted(1.0)
     second = counted(0.9)
     assert "first look at this window" in first.honesty(1).text
     assert "second look at this window" in second.honesty(1).text
-    assert second.honesty(1).evidence.level == pytest.approx(0.008)
+    assert second.honesty(1).evidence.level == pytest.approx(0.05 * 6 / math.pi**2 / 4)
 
 
 # --- what a policy has seen ---------------------------------------------------------------

@@ -13,13 +13,13 @@ from fintrader.errors import BacktestError, ConfigError, DataError, MarketError,
 from fintrader.market.build import build_market
 from fintrader.market.settings import DataSettings
 from fintrader.results.formatting import opening_of, title_of
-from fintrader.results.looks import Ledger
+from fintrader.verdict.looks import HOME, Ledger
 from tests.engines.runs import TINY
 from tests.factories import make_market
 
 NAMES = {
     *("load_market", "MarketTensors", "TradingEnv", "EnvSettings", "train"),
-    *("run", "run_tournament", "backtest", "open_run", "load_policy"),
+    *("run", "run_tournament", "backtest", "judge", "open_run", "load_policy"),
 }
 SMALL = {
     "source": {"kind": "synthetic", "num_symbols": 2, "num_sessions": 6},
@@ -42,17 +42,17 @@ def equal(obs):
     return torch.full((len(obs), 3), 1 / 3)
 
 
-def test_a_look_of_ones_own_is_noted_where_one_says(market, tests, tmp_path):
-    assert tests.looks is None
+def test_every_backtest_of_held_out_bars_is_a_look(market, tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME, str(tmp_path))
 
     def look(share):
-        return fintrader.backtest(
-            lambda obs: equal(obs) * share, market.split().test, runs_dir=tmp_path
-        )
+        return fintrader.backtest(lambda obs: equal(obs) * share, market.split().test)
 
-    assert [look(share).looks for share in (1.0, 0.5, 1.0)] == [1, 2, 1]
+    assert [look(share).look for share in (1.0, 0.5, 1.0)] == [1, 2, 1]
     assert look(0.5).tables.context.look == 2
-    assert [line.look.kind for line in Ledger(tmp_path).looks()] == ["policy"] * 4
+    assert [line.look.kind for line in Ledger().looks()] == ["policy"] * 4
+    assert fintrader.backtest(equal, market.split().train).look is None
+    assert len(Ledger().looks()) == 4
 
 
 def test_the_door_has_these_names_and_no_other():

@@ -1,3 +1,4 @@
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -9,8 +10,8 @@ from fintrader.cli import main
 from fintrader.errors import ConfigError
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
-from fintrader.results.looks import FILE, Ledger
 from fintrader.runs import Manifest
+from fintrader.verdict.looks import FILE, HOME, Ledger
 from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, write_config
 
@@ -44,6 +45,7 @@ def copy_of(folder, place):
     copy = Path(shutil.copytree(folder, place / "runs" / folder.name))
     if (ledger := folder.parent / FILE).is_file():
         shutil.copyfile(ledger, copy.parent / FILE)
+    os.environ[HOME] = str(copy.parent)  # until the end of the module
     return copy
 
 
@@ -158,7 +160,7 @@ def test_windows_have_folders_and_looks_of_their_own(judged, tmp_path):
     assert command == f"fintrader backtest {folder} --backtest.window validation test"
     main(shlex.split(command)[1:])
     assert read_backtest(home).context.look == 1
-    lines = Ledger(folder.parent).looks()
+    lines = Ledger().looks()
     assert [line.look.window for line in lines] == ["test", "validation"] + [
         "validation",
         "test",
@@ -183,7 +185,7 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged
     stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
     (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it
     run(config)
-    assert [line.look.window for line in Ledger(folder.parent).looks()] == [
+    assert [line.look.window for line in Ledger().looks()] == [
         "test",
         "test",
         "train",

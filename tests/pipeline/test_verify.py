@@ -15,9 +15,9 @@ from fintrader.files import read_json, seal, unseal, write_json
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import run as run_stages
 from fintrader.pipeline.run_stages import walk_forward
-from fintrader.results.looks import Ledger
 from fintrader.results.tournament_events import FinishEvent, read_events
 from fintrader.tournament.events import EventLog
+from fintrader.verdict.looks import HOME, Ledger
 from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, fintrader, write_config
 
@@ -32,14 +32,19 @@ SMALL = TINY["tournament"] | {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The folder of a finished run whose runs folder nobody may change."""
-    return run_stages(load_config(write_config(tmp_path_factory.mktemp("made"), tournament=SMALL)))
+    """The folder of a finished run whose runs folder may not be changed; the ledger lies there."""
+    config = load_config(write_config(tmp_path_factory.mktemp("made"), tournament=SMALL))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME, str(config.runs_dir))
+        return run_stages(config)
 
 
 @pytest.fixture
-def run(made, tmp_path):
+def run(made, tmp_path, monkeypatch):
     """The same, to be changed."""
-    return Path(shutil.copytree(made.parent, tmp_path / "runs")) / made.name
+    copy = Path(shutil.copytree(made.parent, tmp_path / "runs")) / made.name
+    monkeypatch.setenv(HOME, str(copy.parent))
+    return copy
 
 
 def verify(run, *words):
@@ -251,8 +256,9 @@ def test_a_changed_result_is_seen_wherever_it_is_opened(run, tmp_path):
     assert sentence in fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).out
 
 
-def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run, tmp_path):
+def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
+    monkeypatch.setenv(HOME, str(elsewhere))
     for name in ("one", "two"):
         shutil.copytree(run, elsewhere / name)
     words = (
@@ -268,6 +274,7 @@ def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run, tmp_path):
     assert (line.look.kind, line.look.folder) == ("compare", "one")
     original = Ledger(run.parent).looks()[0].look
     assert (line.look.result, line.look.bars.key) == (original.result, original.bars.key)
+    assert line.look.bars == original.bars
     told = fintrader("looks", "--runs-dir", str(elsewhere))
     assert (told.status, told.out.count("stands on another ledger")) == (0, 2)
 
@@ -282,7 +289,8 @@ def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run, tmp_path):
     assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0
 
 
-def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(run, tmp_path):
+def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(run, tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME, str(tmp_path / "elsewhere"))
     shutil.copytree(run, tmp_path / "elsewhere" / "one")
     assert fintrader("runs", str(tmp_path / "elsewhere" / "one"), "--delete", "--yes").status == 0
     (line,) = Ledger(tmp_path / "elsewhere").looks()

@@ -9,13 +9,13 @@ from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
+from fintrader.numerals import percent, ratio, usd
 from fintrader.records import from_json
 from fintrader.report.html import render_report
 from fintrader.report.recipe import read_record
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.analysis import Variation
 from fintrader.results.context import BacktestContext
-from fintrader.results.formatting import percent, ratio, usd
 from fintrader.results.market_description import (
     MarketSource,
     PlantedDrift,

@@ -3,19 +3,21 @@
 import json
 import multiprocessing
 import multiprocessing.synchronize
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fintrader.files import seal
-from fintrader.results.looks import (
+from fintrader.results.stored_looks import find_missing_looks
+from fintrader.verdict.looks import (
     FIRST,
+    HOME,
     Ledger,
     LedgerError,
     Look,
     Window,
     by_window,
-    find_missing_looks,
     result_hash,
 )
 
@@ -98,7 +100,7 @@ def test_only_another_result_on_held_out_bars_is_another_look(tmp_path):
     lines = Ledger(tmp_path).looks()
     assert len(lines) == 8
     (told,) = by_window(lines)
-    assert (told.looks, told.results, told.runs) == (4, 5, ("renamed", "run"))
+    assert (told.looks, told.runs) == (4, ("renamed", "run"))
     assert told.names == ("test", "train", "validation")
 
 
@@ -164,7 +166,8 @@ def test_a_look_of_another_version_lets_no_other_be_added(tmp_path):
     assert ledger.path.read_bytes() == seal(body)
 
 
-def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path):
+def test_lines_cut_off_the_end_are_missed_by_the_backtests_they_stood_for(tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME, str(tmp_path))
     ledger = Ledger(tmp_path)
     for name, result in (("one", "a"), ("two", "b")):
         number, line = ledger.record(look(result, run=name))
@@ -226,16 +229,82 @@ def test_runs_that_end_at_once_all_count(tmp_path):
 
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "looks.jsonl").mkdir()
-    with pytest.raises(LedgerError, match="choose a folder that can be written to"):
+    with pytest.raises(LedgerError, match="set FINTRADER_HOME to a folder that can be written"):
         Ledger(tmp_path).record(look())
     with pytest.raises(LedgerError, match="cannot be read"):
         Ledger(tmp_path).lines()
 
 
-def test_a_run_is_where_its_manifest_lies(tmp_path):
-    home = tmp_path / "runs" / "demo" / "backtest" / "validation"
-    home.mkdir(parents=True)
-    assert Ledger.of_run(home) is None
-    (tmp_path / "runs" / "demo" / "manifest.json").write_text("{}")
-    found = Ledger.of_run(home)
-    assert found.path == tmp_path / "runs" / "looks.jsonl"
+# --- one window under other names -----------------------------------------------------------------
+
+
+def walk(sessions=60, series=9, seed=0):
+    """Closing prices `[S, N]` of a market with a common factor."""
+    rng = np.random.default_rng(seed)
+    common = rng.standard_t(4, (sessions, 1)) * 0.008
+    own = rng.standard_t(4, (sessions, series)) * 0.01
+    return 100 * np.exp(np.cumsum(common + own, axis=0))
+
+
+def seen(close, names="ABCDEFGHI", first=0, a_day=1):
+    """The window of daily prices; `a_day` bars a session, of which the last closes there."""
+    names = tuple(names) + tuple(f"X{k}" for k in range(close.shape[1] - len(names)))
+    session = np.repeat(np.arange(len(close)), a_day)
+    bars = np.repeat(close, a_day, axis=0)
+    bars[np.arange(len(bars)) % a_day != a_day - 1] *= 1.01
+    minutes = (20_000 + first + session) * DAY + np.arange(len(bars)) % a_day
+    return Window.of(names[: close.shape[1]], minutes, bars, session=session)
+
+
+BARS = walk()
+AGAIN = {
+    "renamed": seen(BARS, "QRSTUVWXY"),
+    "years later": seen(BARS, "QRSTUVWXY", first=2_000),
+    "in another order": seen(BARS[:, ::-1], "QRSTUVWXY"),
+    "with dummies": seen(np.hstack([BARS, walk(series=13, seed=5)]), "QRSTUVWXY", 2_000),
+    "a third of the names": seen(BARS[:, 2:5], "XYZ", 2_000),
+    "half of the days": seen(BARS[30:], "QRSTUVWXY", 2_000),
+    "shorter bars": seen(BARS, "QRSTUVWXY", 2_000, a_day=5),
+    "in cents": seen(BARS * 100, "QRSTUVWXY", 2_000),
+    "moved by 1e-6": seen(
+        BARS * (1 + 1e-6 * np.random.default_rng(1).standard_normal(BARS.shape)), "QRSTUVWXY", 2_000
+    ),
+    "with holes": seen(
+        np.where(np.random.default_rng(2).random(BARS.shape) < 0.05, np.nan, BARS),
+        "QRSTUVWXY",
+        2_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_the_same_window_is_known_by_what_happened_in_it(name, tmp_path):
+    assert numbers(Ledger(tmp_path), look("a", seen(BARS)), look("b", AGAIN[name])) == [1, 2]
+
+
+def test_other_windows_are_others(tmp_path):
+    others = [seen(walk(seed=seed), "QRSTUVWXY", 100 * seed) for seed in range(1, 20)]
+    assert numbers(Ledger(tmp_path), *(look(str(k), one) for k, one in enumerate(others))) == (
+        [1] * 19
+    )
+    still = np.full((60, 9), 100.0)  # nothing happens in either: nothing is the same
+    stills = [look("s", seen(still)), look("t", seen(still + 1, "QRSTUVWXY", 2_000))]
+    assert numbers(Ledger(tmp_path / "still"), *stills) == [1, 1]
+
+
+def test_another_question_is_counted_by_itself(tmp_path):
+    ledger = Ledger(tmp_path)
+    shortfall = replace(look("b"), question="execution shortfall")
+    assert numbers(ledger, look("a"), shortfall, look("c")) == [1, 1, 2]
+    assert [(one.question, one.looks) for one in by_window(ledger.looks())] == [
+        ("active return", 2),
+        ("execution shortfall", 1),
+    ]
+
+
+def test_a_sketch_stays_small_and_finds_a_few_series_among_many():
+    many = walk(sessions=500, series=400)
+    sketch = seen(many).sketch
+    assert len(sketch.hashes) <= 512 * 6
+    assert sketch.overlaps(seen(many[:, 7:9], "YZ", 2_000).sketch)
+    assert not sketch.overlaps(seen(walk(sessions=500, series=400, seed=3)).sketch)

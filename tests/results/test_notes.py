@@ -21,11 +21,11 @@ from fintrader.results.folders import (
     RunsFolder,
     UnsafePathError,
 )
-from fintrader.results.looks import Ledger
 from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.results.run import Run, summaries
 from fintrader.runs import RunFolder
 from fintrader.system import try_lock
+from fintrader.verdict.looks import Ledger
 from tests.cli.test_mistakes import complaint
 from tests.engines.runs import fintrader
 from tests.results.test_looks import look
@@ -112,7 +112,7 @@ def test_too_much_is_refused(runs):
 
 
 def test_a_deleted_run_is_gone_and_its_looks_are_not(runs):
-    ledger = Ledger(runs.root)
+    ledger = Ledger()
     ledger.record(look("a", run="demo"))
     assert ledger.record(look("b", run="second"))[0] == 2
     lost = loss_of(runs, "demo")
@@ -228,10 +228,11 @@ def test_a_damaged_run_can_be_deleted_and_a_broken_ledger_forbids_it(runs):
         delete_run(runs, "demo")
     (runs.root / "demo" / ".lock").touch()
     (runs.root / "demo" / "backtest" / "equity.parquet").write_bytes(b"no")
-    (runs.root / "looks.jsonl").write_text("{}\n")
+    ledger = Ledger().path
+    ledger.write_text("{}\n")
     with pytest.raises(RunError, match=r"looks\.jsonl"):
         delete_run(runs, "second")
-    (runs.root / "looks.jsonl").unlink()
+    ledger.unlink()
     delete_run(runs, "demo")
     assert "demo" not in names(runs)
 

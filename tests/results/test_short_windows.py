@@ -11,18 +11,12 @@ from fintrader.backtesting.simulation import simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.metrics import COMPOUNDED, FEWEST_SESSIONS
+from fintrader.numerals import DASH, chance, p_equals
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.context import BacktestContext
 from fintrader.results.figures import excess_figure
-from fintrader.results.formatting import (
-    DASH,
-    PAPER_COLUMNS,
-    chance,
-    describe_standing,
-    explain_short_window,
-    p_equals,
-)
+from fintrader.results.formatting import PAPER_COLUMNS, describe_standing, explain_short_window
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.bootstrap import intervals
 from fintrader.verdict.verdict import Excess

@@ -8,10 +8,11 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
+from fintrader.numerals import count, percent, usd
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import count, duration, percent, usd
+from fintrader.results.formatting import duration
 from fintrader.results.history import round_trips
 from fintrader.results.run import Summary
 from fintrader.results.sections import (

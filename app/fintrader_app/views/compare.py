@@ -10,10 +10,11 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.errors import FintraderError
+from fintrader.numerals import DASH, number
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, format_metric, number, statistic
+from fintrader.results.formatting import format_metric, statistic
 from fintrader.results.sections import BacktestView
 from fintrader.results.sections.comparison import present_comparison
 from fintrader.results.strategy_metrics import NO_METRICS

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from fintrader.numerals import count, score
 from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import count, score
 from fintrader.results.sections import (
     BacktestView,
     present_data,

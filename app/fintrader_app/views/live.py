@@ -13,10 +13,10 @@ import streamlit as st
 from fintrader.deploy import status as deployments
 from fintrader.deploy.drift_page import present_account, present_shortfall
 from fintrader.deploy.status import Status, format_moment
+from fintrader.numerals import DASH, percent, usd
 from fintrader.records import to_json
 from fintrader.results.figures.shortfall import account_figure
 from fintrader.results.folders import NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, percent, usd
 from fintrader_app import charts, sections
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
 from fintrader_app.local_time import pick_clock

@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.metrics import find_session_ends
+from fintrader.numerals import count, percent
 from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
 from fintrader_app.artifacts import select_part
 from fintrader_app.local_time import pick_clock

@@ -10,9 +10,10 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.config import flatten_values
+from fintrader.numerals import DASH, count, number, score
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, count, duration, format_metric, number, score
+from fintrader.results.formatting import duration, format_metric
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (

@@ -9,18 +9,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from fintrader.numerals import DASH, count, number
 from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import (
-    DASH,
-    count,
-    describe_standing,
-    duration,
-    moment,
-    number,
-    verdict_words,
-)
+from fintrader.results.formatting import describe_standing, duration, moment, verdict_words
 from fintrader.results.run import Summary
 from fintrader.results.sections import BacktestView, present_baselines
 from fintrader.results.strategy_metrics import NO_METRICS

@@ -8,9 +8,10 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
+from fintrader.numerals import DASH, count, score, short_count
 from fintrader.records import to_json
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, count, duration, score, short_count
+from fintrader.results.formatting import duration
 from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
 from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events

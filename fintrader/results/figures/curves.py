@@ -18,6 +18,7 @@ from fintrader.metrics import (
     find_session_ends,
     simple_returns,
 )
+from fintrader.numerals import is_short
 from fintrader.results.figures.style import (
     MOST_LINES,
     PALETTE,
@@ -28,7 +29,6 @@ from fintrader.results.figures.style import (
     say_left_out,
     time_axis,
 )
-from fintrader.results.formatting import is_short
 
 Session = NDArray[np.int64] | pd.Series
 """`[T]`: number of each bar's session, never decreasing."""

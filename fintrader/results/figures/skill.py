@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from fintrader.numerals import p_equals
 from fintrader.results.figures.style import (
     INK,
     SINGLE,
@@ -18,7 +19,7 @@ from fintrader.results.figures.style import (
     histogram,
     layout,
 )
-from fintrader.results.formatting import p_equals, title_of
+from fintrader.results.formatting import title_of
 from fintrader.verdict import LEVEL
 from fintrader.verdict.verdict import (
     AlphaTest,
@@ -159,7 +160,7 @@ def excess_figure(
     rows: Mapping[str, Excess], scale: float = 1.0, over: str = "a year"
 ) -> go.Figure:
     """Excess over every baseline with its bootstrap interval; `scale`, `over`:
-    `formatting.span`."""
+    `numerals.span`."""
     figure = go.Figure()
     for position, (name, row) in enumerate(rows.items()):
         marker = {"size": 11, "color": colour_of(name, position)}

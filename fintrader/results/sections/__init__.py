@@ -100,9 +100,28 @@ def present_backtest(view: BacktestView) -> list[Section]:
         present_data,
         present_origin,
     )
+    if view.is_foreign:
+        of_trading = (present_positions, present_fills, present_profit, present_trips)
+        known = {*_OF_RETURNS, *(of_trading if view.has_positions else ())}
+        presenters = tuple(present for present in presenters if present in known)
     return [section for present in presenters if (section := present(view)) is not None]
 
 
 def _present_near_periods(view: BacktestView) -> Section:
     """A column for each of all strategies would not fit."""
     return present_periods(BacktestView(view.stored, view.main, tuple(view.closest[1:])))
+
+
+_OF_RETURNS: tuple[Callable[[BacktestView], Section | None], ...] = (
+    present_verdict,
+    present_baselines,
+    present_curves,
+    present_evidence,
+    present_returns,
+    present_rolling,
+    _present_near_periods,
+    present_regimes,
+    present_metrics,
+    present_origin,
+)
+"""What returns alone allow."""

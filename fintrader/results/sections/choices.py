@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from fintrader.numerals import percent, ratio
 from fintrader.results import figures
 from fintrader.results.analysis import Variation
 from fintrader.results.explanation import METHOD
-from fintrader.results.formatting import percent, ratio, title_of
+from fintrader.results.formatting import title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fintrader.numerals import chance, count
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import chance, count
-from fintrader.results.looks import union_of_looks
 from fintrader.results.sections.opening import describe_market
 from fintrader.results.sections.section import Section
+from fintrader.results.stored_looks import union_of_looks
 from fintrader.verdict import LEVEL
 
 

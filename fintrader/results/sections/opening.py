@@ -3,18 +3,14 @@ any number."""
 
 from __future__ import annotations
 
+from fintrader.numerals import DASH, count, percent, period_name, ratio, usd
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
-    DASH,
-    count,
     describe_limits,
     describe_planted,
     describe_standing,
     is_omitted,
-    percent,
-    ratio,
     statistic,
-    usd,
     window_words,
 )
 from fintrader.results.market_description import Provenance
@@ -30,14 +26,14 @@ def present_verdict(view: BacktestView) -> Section:
     opening = stored.opening
     plain = (
         summarise(view),
-        describe_standing(stored.metrics, stored.context),
+        "" if view.is_foreign else describe_standing(stored.metrics, stored.context),
         describe_planted(stored.context),
     )
     facts = {
         "Survivorship": describe_survivorship(stored.context.market),
         "Costs": describe_costs(stored, view.main),
         "Limits": describe_limits(stored.context.within_limits),
-        "Simulated": describe_simulation(stored),
+        "Returns" if view.is_foreign else "Simulated": describe_simulation(stored),
     }
     return Section(
         key="verdict",
@@ -54,11 +50,17 @@ def summarise(view: BacktestView) -> str:
     stored = view.stored
     own = stored.metrics_of(view.main)
     text = f"{view.title} returned {percent(own.cumulative_return, signed=True)}"
-    text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.sharpe)})"
-    for rival, title in (("equal_weight", "equal weight"), ("benchmark", "the index")):
+    unit = period_name(stored.sessions_a_year)
+    text += f" over {len(stored.ends)} {unit}s (Sharpe {ratio(own.sharpe)})"
+    index = "the index"
+    if stored.verdict is not None and view.is_foreign:
+        index = stored.verdict.evidence.against
+    for rival, title in (("equal_weight", "equal weight"), ("benchmark", index)):
         if rival in stored.metrics and rival != view.main:
             returned = percent(stored.metrics[rival].cumulative_return, signed=True)
             text += f", {title} {returned}"
+    if view.is_foreign:
+        return f"{text}."
     trials = stored.context.trials
     chosen = count(trials) if trials else "an unknown number of"
     return f"{text}. It was chosen from {chosen} trials."
@@ -68,10 +70,11 @@ def describe_simulation(stored: StoredBacktest) -> str:
     """State the window, the bars, and how orders were carried out."""
     context = stored.context
     days = stored.on_clock(stored.market_timezone).minutes  # whatever clock the page is on
+    counted = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
     parts = [
-        window_words(context.window) if context.window else "",
+        window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
-        f"{count(len(days))} bars in {count(len(stored.ends))} sessions",
+        f"{counted}{count(len(stored.ends))} {period_name(stored.sessions_a_year)}s",
         _describe_look(context.look),
     ]
     text = ", ".join(filter(None, parts))
@@ -152,8 +155,8 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
     """State the costs paid, their rates, and the result without them."""
     own = stored.metrics_of(main)
     trading = stored.context.trading
-    if own.cost_usd is None or own.cost_share is None:
-        return "not known."
+    if own.cost_usd is None or own.cost_share is None or own.trades is None:
+        return "not known; the returns are as they were given."
     parts = (
         []
         if trading is None

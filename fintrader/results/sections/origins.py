@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fintrader.numerals import DASH
 from fintrader.records import to_json
 from fintrader.results.context import BacktestContext
-from fintrader.results.formatting import DASH
 from fintrader.results.sections.section import BacktestView, Section
 from fintrader.results.settings import flatten
 from fintrader.results.table import Row, Table

@@ -10,11 +10,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.metrics import min_sessions
+from fintrader.numerals import count, percent, period_name, ratio
 from fintrader.results import figures, periods
-from fintrader.results.formatting import count, is_baseline, percent, ratio, statistic, title_of
+from fintrader.results.formatting import is_baseline, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 
+_ADVERBS = {12: "Monthly", 26: "Two-weekly", 52: "Weekly"}
 Scale: TypeAlias = Literal["USD", "Relative", "Log"]
 
 
@@ -26,16 +28,18 @@ def present_baselines(view: BacktestView) -> Section:
     paper = paper_table(metrics, main=view.main, about=context.strategies)
     notes = (
         *paper.notes,
-        f"Daily returns, {stored.sessions_a_year} sessions a year, risk-free rate 0; Calmar ="
+        f"{_ADVERBS.get(stored.sessions_a_year, 'Daily')} returns, {stored.sessions_a_year}"
+        f" {period_name(stored.sessions_a_year)}s a year, risk-free rate 0; Calmar ="
         " annual return / |max drawdown|. An annual return of less than a year is an"
         " extrapolation.",
     )
     tables = [replace(paper, notes=notes)]
     if stored.portfolio is not None:
         reasons = "; ".join(f"{name}: {why}" for name, why in context.left_out.items())
+        pays = " (env.benchmark), which pays the same costs; the index pays none"
         notes = (
             f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')}"
-            " (env.benchmark), which pays the same costs; the index pays none. The interval is the"
+            f"{'' if view.is_foreign else pays}. The interval is the"
             " information ratio's, by resampling blocks of the same days of both; one that holds 0"
             " says that chance could have done it.",
             *([f"Left out: {reasons}."] if reasons else []),
@@ -66,6 +70,13 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         )
         for name in view.names
     ]
+    by_bar = (
+        Chart(
+            "drawdown-bars",
+            lambda: figures.drawdown_figure(stored.curve()[view.closest]),
+            note=f"Deepest: {'; '.join(depths)}.",
+        ),
+    )
     return Section(
         key="equity",
         title="Wealth and drawdown",
@@ -75,11 +86,7 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
                 "drawdown",
                 lambda: figures.drawdown_figure(stored.curve()[view.names], session=session),
             ),
-            Chart(
-                "drawdown-bars",
-                lambda: figures.drawdown_figure(stored.curve()[view.closest]),
-                note=f"Deepest: {'; '.join(depths)}.",
-            ),
+            *(by_bar if view.has_bars else ()),
         ),
         tables=(_drawdowns_table(view),),
     )
@@ -148,6 +155,14 @@ def present_returns(view: BacktestView, slot_minutes: int = 30) -> Section:
     daily = stored.daily_returns()
     curve = stored.curve()[view.main]
     session = stored.session
+    by_time = (
+        Chart(
+            "intraday",
+            lambda: figures.intraday_figure(curve, session, zone, slot_minutes),
+            note=f"Simple returns; times are of {zone}. Overnight: from one session's close to"
+            " the close of the next one's first bar.",
+        ),
+    )
     return Section(
         key="returns",
         title=f"Returns of {view.title.lower()}",
@@ -157,12 +172,7 @@ def present_returns(view: BacktestView, slot_minutes: int = 30) -> Section:
                 lambda: figures.monthly_figure(daily[view.main], zone),
                 note=f"By calendar month ({zone}); the first and the last may be partial.",
             ),
-            Chart(
-                "intraday",
-                lambda: figures.intraday_figure(curve, session, zone, slot_minutes),
-                note=f"Simple returns; times are of {zone}. Overnight: from one session's close to"
-                " the close of the next one's first bar.",
-            ),
+            *(by_time if view.has_bars else ()),
             Chart(
                 "distribution",
                 lambda: figures.distribution_figure(daily, main=view.main, benchmark=view.index),

@@ -6,9 +6,10 @@ from functools import partial
 
 import pandas as pd
 
+from fintrader.numerals import DASH, count, percent, ratio, usd
 from fintrader.results import figures
 from fintrader.results.allocation import active_shares, at_other_capital
-from fintrader.results.formatting import DASH, count, format_metric, percent, ratio, title_of, usd
+from fintrader.results.formatting import format_metric, title_of
 from fintrader.results.sections.choices import variation_cells
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table
@@ -80,6 +81,8 @@ def _exposure_table(view: BacktestView) -> Table:
         "effective": "Effective names, 1/Σ(w/Σ|w|)²",
         "active_share": f"Active share against {against}",
     }
+    if portfolio == "benchmark":  # an index, whose positions are not known
+        titles.pop("active_share")
     table = held.agg(["mean", "min", "max"])
     rows = [
         (

@@ -7,10 +7,11 @@ from functools import partial
 
 import pandas as pd
 
+from fintrader.numerals import count, percent, ratio, span, usd
 from fintrader.results import figures
 from fintrader.results.allocation import OTHER, pnl_by_month, pnl_table, summarise_trips, symbol_pnl
 from fintrader.results.analysis import FactorFit
-from fintrader.results.formatting import count, duration, percent, ratio, span, title_of, usd
+from fintrader.results.formatting import duration, title_of
 from fintrader.results.sections.positions import NO_MARKET
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table

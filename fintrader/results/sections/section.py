@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import in_order, main_strategy, title_of
 from fintrader.results.table import Table
+from fintrader.verdict.conclusion import FOREIGN
 
 Tone: TypeAlias = Literal["good", "doubt", "alarm"]
 
@@ -44,6 +45,22 @@ class BacktestView:
         is the main strategy itself."""
         has_index = "benchmark" in self.stored.strategies and self.main != "benchmark"
         return "benchmark" if has_index else None
+
+    @property
+    def is_foreign(self) -> bool:
+        """The returns came from elsewhere: no market, search or settings are known."""
+        verdict = self.stored.verdict
+        return verdict is not None and verdict.window == FOREIGN
+
+    @property
+    def has_positions(self) -> bool:
+        """The positions of the main strategy are known."""
+        return self.stored.metrics_of(self.main).trades is not None
+
+    @property
+    def has_bars(self) -> bool:
+        """There are more bars than sessions."""
+        return len(self.stored.session) > len(self.stored.ends) + 1
 
     @property
     def closest(self) -> list[str]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
-from fintrader.results import figures
-from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import (
+from fintrader.numerals import (
     DASH,
     chance,
     count,
-    look_words,
     percent,
+    period_name,
     probability,
     ratio,
     score,
     span,
-    statistic,
-    title_of,
 )
+from fintrader.results import figures
+from fintrader.results.catalogue import BY_KEY
+from fintrader.results.formatting import look_words, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Table, paper_table
 from fintrader.verdict.verdict import Selection, Verdict
@@ -27,6 +26,7 @@ _WINDOWS = {
     "train": "training window",
     "validation": "validation window",
     "whole": "a window that was never split off",
+    "foreign": "returns as they were given",
 }
 _COLUMNS = ("Question", "Answer", "Meaning")
 _NO_OVERFITTING = (
@@ -128,13 +128,15 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         low = percent(scale * alpha.low, signed=True)
         high = percent(scale * alpha.high, signed=True)
         against = evidence.against.replace("_", " ")
-        sessions = count(alpha.sessions)
+        unit = period_name(verdict.sessions_a_year)
+        sessions = f"{count(alpha.sessions)} {unit}s"
+        hedged = f"a beta of {ratio(alpha.beta)} to " if alpha.beta else ""
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
         rows += [
             (
                 "Alpha over the benchmark portfolio",
                 percent(scale * alpha.alpha, signed=True),
-                f"{over} beyond a beta of {ratio(alpha.beta)} to {against}; 95 %: {low} to {high}",
+                f"{over} beyond {hedged}{against}; 95 %: {low} to {high}",
             ),
             (
                 "p-value",
@@ -144,10 +146,14 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
             (
                 "Power",
                 f"{ratio(alpha.visible)} or more",
-                f"information ratio that {sessions} sessions show four times in five; measured"
+                f"information ratio that {sessions} show four times in five; measured"
                 f" {ratio(alpha.ratio)}",
             ),
-            ("Sessions needed", needed, "in all, if the measured ratio is the true one"),
+            (
+                f"{unit.capitalize()}s needed",
+                needed,
+                "in all, if the measured ratio is the true one",
+            ),
         ]
     shift = evidence.shift
     if shift is not None:
@@ -166,6 +172,7 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         skill = f"P(true Sharpe > 0), alone; Sharpe ratio {ratio(verdict.sharpe.sharpe)}"
         probable = probability(verdict.sharpe.probabilistic)
         rows.append(("Probabilistic Sharpe ratio", probable, skill))
+    rows += _list_tail(verdict)
     drawn = verdict.random_portfolios
     if drawn is not None and drawn.share_above.cumulative_return is not None:
         held = "sold at each fold's end" if is_rolling else "bought once"
@@ -176,6 +183,25 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         ("Taken for granted", caveat, "no verdict is good with it") for caveat in verdict.caveats
     ]
     return Table.of(_COLUMNS, rows, words=_COLUMNS)
+
+
+def _list_tail(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """List the worst loss, and the one that the window could have missed."""
+    tail = verdict.tail
+    if tail is None or verdict.sharpe is None:
+        return []
+    unit = period_name(verdict.sessions_a_year)
+    skew = f"skewness of the returns {ratio(verdict.sharpe.skew)}"
+    share = percent(tail.unseen_share)
+    unseen = (
+        f"a loss in none of {count(verdict.sessions)} {unit}s may still come in {share} of them"
+    )
+    if tail.undoing is not None:
+        unseen += "; one of this size, so often, would undo the alpha"
+    return [
+        (f"Worst {unit}", percent(tail.worst), skew),
+        ("Losses that it could miss", percent(tail.undoing and -tail.undoing), unseen),
+    ]
 
 
 def search_table(selection: Selection) -> Table:

@@ -1,13 +1,13 @@
-"""The ledger of looks: every result that runs of one folder made on a window, in a file that only
-grows.
+"""The ledger of looks: the results that a user saw on held-out windows, in a file that only grows.
 
-    runs/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that of
-                       the line before
+    ~/.fintrader/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that
+                               of the line before
 
-A look is counted by the bars it was at, not by the run: a key made of symbols, minutes and closing
-prices survives another name, seed, feature or training window. Changing, deleting or moving a
-line breaks the chain (`Ledger.lines` says where); lines cut off its end are missed by the backtests
-whose seals name them (`find_missing_looks`). It sees the runs of one folder, and no other.
+A look is counted by what happened in its window and by the question that was asked there, not by a
+run, a folder or a name (`sketch`). Changing, deleting or moving a line breaks the chain
+(`Ledger.lines` says where); lines cut off its end are missed by the backtests whose seals name them
+(`results.stored_looks.find_missing_looks`). The environment variable FINTRADER_HOME moves the
+folder. What was seen under another home, on another machine or in a paper, no file can know.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,29 +37,34 @@ from fintrader.files import (
     unseal,
 )
 from fintrader.records import RecordError, from_json, to_json
-from fintrader.results.backtest_files import StoredBacktest, read_seal
-from fintrader.results.folders import Folder, RunsFolder
 from fintrader.system import sync, wait_for_lock
+from fintrader.verdict.sketch import EMPTY, Sketch, session_returns
 
+log = logging.getLogger("fintrader.verdict")
 FILE = "looks.jsonl"
 LOCK = ".looks.lock"
-FORMAT = "fintrader-looks-1"
+HOME = "FINTRADER_HOME"
+"""Environment variable with the folder of the user's ledger."""
+FORMAT = "fintrader-looks-2"
 FIRST = hash_bytes(FORMAT.encode())
 """Hash that stands in the first line, which has no line before it."""
-HELD_OUT = ("test", "validation", "whole")
+HELD_OUT = ("test", "validation", "whole", "foreign")
 """Windows with bars that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
-CHOSEN = ("ensemble", "best")
-"""Strategies that the search chose; a look is at their results. The others are baselines."""
+ACTIVE_RETURN = "active return"
 
 
 class LedgerError(RunError):
     """The ledger of looks is broken, of another version, or cannot be written."""
 
 
+class UnwritableLedgerError(LedgerError):
+    """The ledger of looks cannot be written."""
+
+
 @dataclass(frozen=True)
 class Window:
-    """Identity of a window: its symbols, its dates and a hash of its bars."""
+    """Identity of a window: symbols, dates, a hash of its bars and a sketch of its returns."""
 
     key: str
     """SHA-256 of symbols, minutes and closing prices."""
@@ -70,6 +76,7 @@ class Window:
     made_up: bool = False
     """True for a synthetic market: another seed gives the same dates and symbols, but other
     prices."""
+    sketch: Sketch = EMPTY
 
     @classmethod
     def of(
@@ -78,9 +85,10 @@ class Window:
         minutes: NDArray[np.int64],
         close: NDArray[np.floating[Any]],
         made_up: bool = False,
+        session: NDArray[np.integer[Any]] | None = None,
     ) -> Window:
-        """`minutes` `[T]`: ns since 1970 UTC; `close` `[T, N]`: USD, NaN where there is no
-        price."""
+        """`minutes` `[T]`: ns since 1970 UTC; `close` `[T, N]`: USD, NaN where there is no price;
+        `session` `[T]`: number of each bar's session, None where each bar is one."""
         order = np.argsort(np.array(symbols))
         names = tuple(str(symbols[k]) for k in order)
         prices = np.ascontiguousarray(close[:, order], dtype="<f4")
@@ -89,13 +97,15 @@ class Window:
         digest.update(np.ascontiguousarray(minutes, dtype="<i8").tobytes())
         digest.update(prices.tobytes())
         first, last = (str(minutes[at].astype("datetime64[ns]"))[:10] for at in (0, -1))
-        return cls(digest.hexdigest(), names, first, last, made_up)
+        sessions = np.arange(len(minutes)) if session is None else session
+        sketch = Sketch.of(session_returns(close, sessions))
+        return cls(digest.hexdigest(), names, first, last, made_up, sketch)
 
     def overlaps(self, other: Window) -> bool:
-        """Tell whether a look at one window counts for the other: equal bars, or overlapping dates
-        and at least as many symbols in both windows as in only one, so that leaving a symbol out
-        makes no new window."""
-        if self.key == other.key:
+        """Tell whether a look at one window counts for the other: the same happened in both, or
+        their dates overlap and at least as many symbols are in both as in only one, for windows
+        too short to sketch and prices adjusted otherwise."""
+        if self.key == other.key or self.sketch.overlaps(other.sketch):
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
             return False
@@ -109,14 +119,16 @@ class Look:
     """A result as the ledger records it."""
 
     kind: str
-    """`backtest`, `re-backtest`, `walkforward`, `compare` or `policy`: what made or showed it."""
+    """`backtest`, `re-backtest`, `walkforward`, `compare`, `policy` or `judge`: what made or showed
+    it."""
     run: str
     created: str | None
     """When the run was begun: tells two runs of one name apart."""
     folder: str
     seed: int | None
     window: str
-    """`test`, `validation` or `train`; `whole` for bars that were never split."""
+    """`test`, `validation` or `train`; `whole` for bars that were never split; `foreign` for
+    returns from elsewhere."""
     bars: Window
     strategies: tuple[str, ...]
     result: str
@@ -125,6 +137,8 @@ class Look:
     command: str | None
     commit: str | None = None
     version: str | None = None
+    question: str = ACTIVE_RETURN
+    """What was asked of the window; looks that ask something else are counted by themselves."""
 
 
 @dataclass(frozen=True)
@@ -153,49 +167,56 @@ def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
     return digest.hexdigest()
 
 
-def stored_result(stored: StoredBacktest) -> str:
-    """Compute `result_hash` of a stored backtest's chosen strategies (without any, of its first
-    strategy)."""
-    daily = stored.daily_returns()
-    names = [name for name in CHOSEN if name in daily] or stored.strategies[:1]
-    return result_hash({name: daily[name].to_numpy() for name in names})
-
-
-def look_number(before: Sequence[Line], window: Window, result: str) -> int:
-    """Count the different results on a window up to this one: 1 for the first.
+def look_number(
+    before: Sequence[Line], window: Window, result: str, question: str = ACTIVE_RETURN
+) -> int:
+    """Count the different results on a window up to this one, of one question: 1 for the first.
 
     Made again, a result keeps its number: nothing new was seen.
     """
     seen: list[str] = []
-    for line in before:
-        if line.held_out and line.look.bars.overlaps(window):
-            if line.look.result == result:
-                break
-            seen.append(line.look.result)
+    for line in _select_like(before, window, question):
+        if line.look.result == result:
+            break
+        seen.append(line.look.result)
     return 1 + len(set(seen))
 
 
+def _select_like(lines: Iterable[Line], window: Window, question: str) -> Iterator[Line]:
+    """Select looks at held-out bars that count for a window."""
+    known: dict[Window, bool] = {}
+    for line in lines:
+        look = line.look
+        if line.held_out and look.question == question:
+            if look.bars not in known:
+                known[look.bars] = look.bars.overlaps(window)
+            if known[look.bars]:
+                yield line
+
+
+def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
+    """Record a look on the user's ledger, as `Ledger.record`; where nothing can be written there,
+    both are None, and a warning says so. Raises LedgerError for a ledger that was changed."""
+    try:
+        return Ledger().record(look)
+    except UnwritableLedgerError as error:
+        log.warning("looks are not counted: %s", error)
+        return None, None
+
+
 class Ledger:
-    """The ledger of a runs folder. Any use may raise LedgerError, which says what to do."""
+    """The ledger of a user. Any use may raise LedgerError, which says what to do."""
 
-    def __init__(self, runs_dir: Path | str) -> None:
-        self.path = Path(runs_dir) / FILE
-
-    @classmethod
-    def of_run(cls, folder: Path | None) -> Ledger | None:
-        """The ledger that a run's folder, or a folder inside it, belongs to; None where no run lies
-        there."""
-        inside = [] if folder is None else [folder.resolve(), *folder.resolve().parents[:3]]
-        for above in inside:
-            if (above / "manifest.json").is_file():
-                return cls(above.parent)
-        return None
+    def __init__(self, home: Path | str | None = None) -> None:
+        """`home`: the folder it lies in; None: the user's own, `FINTRADER_HOME` or
+        ~/.fintrader."""
+        self.path = Path(home or os.environ.get(HOME) or Path.home() / ".fintrader") / FILE
 
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
         *before, own = self._append(to_json(look))
-        number = look_number(_select_looks(before), look.bars, look.result)
+        number = look_number(_select_looks(before), look.bars, look.result, look.question)
         ledger = before[0] if before else own
         return number, {"ledger": ledger["sha256"], "line": own["n"], "sha256": own["sha256"]}
 
@@ -259,16 +280,16 @@ class Ledger:
                 raise self._unwritable(error) from None
         return [*lines, json.loads(line)]
 
-    def _unwritable(self, error: OSError) -> LedgerError:
-        return LedgerError(
-            f"{self.path}: {error.strerror or error}; every look at a held-out window is noted"
-            " there: choose a folder that can be written to (--runs-dir), or free some space"
+    def _unwritable(self, error: OSError) -> UnwritableLedgerError:
+        return UnwritableLedgerError(
+            f"{self.path}: {error.strerror or error}; set {HOME} to a folder that can be written"
+            " to, or free some space"
         )
 
 
 def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """Read the whole lines in `data`, each with its `sha256`. Raises LedgerError at the first one that
-    was changed."""
+    """Read the whole lines in `data`, each with its `sha256`. Raises LedgerError at the first one
+    that was changed."""
     mend = (
         f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then reports"
         " that the new one lacks the looks of every earlier run"
@@ -317,10 +338,9 @@ class WindowLooks:
     """All that was looked at on one window's bars."""
 
     bars: Window
+    question: str
     looks: int
     """Different results on these bars or on any that overlap them."""
-    results: int
-    """Different results on exactly these."""
     runs: tuple[str, ...]
     names: tuple[str, ...]
     """Names that the runs gave it."""
@@ -329,46 +349,22 @@ class WindowLooks:
     """Times (UTC) of the first line and the last."""
 
 
+def _place(line: Line) -> tuple[str, str]:
+    return line.look.bars.key, line.look.question
+
+
 def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     """One entry a window, in the order in which they were first looked at."""
     found = []
-    for key in dict.fromkeys(line.look.bars.key for line in lines):
-        own = [line for line in lines if line.look.bars.key == key]
+    for place in dict.fromkeys(map(_place, lines)):
+        own = [line for line in lines if _place(line) == place]
         bars = own[0].look.bars
-        near = {
-            line.look.result for line in lines if line.held_out and line.look.bars.overlaps(bars)
-        }
-        results = {line.look.result for line in own}
+        near = {line.look.result for line in _select_like(lines, bars, own[0].look.question)}
         runs, names = (
             tuple(sorted({getattr(line.look, part) for line in own})) for part in ("run", "window")
         )
-        found.append(
-            WindowLooks(bars, len(near), len(results), runs, names, own[0].time, own[-1].time)
-        )
+        found.append(WindowLooks(bars, place[1], len(near), runs, names, own[0].time, own[-1].time))
     return found
-
-
-def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
-    """List the backtests of a runs folder whose looks its ledger lacks, a sentence each.
-
-    Returns two lists: backtests whose lines were deleted here, and backtests on another ledger,
-    such as runs made in another folder. Raises LedgerError for a broken ledger.
-    """
-    runs = RunsFolder.at(runs_dir)
-    lines = Ledger(runs.root).lines()
-    deleted = list[str]()
-    foreign = list[str]()
-    for name in runs.names():
-        for window in ("test", "validation", "train"):
-            inside = ["backtest"] if window == "test" else ["backtest", window]
-            try:
-                look = read_seal(Folder(runs.run(name).path(*inside))).get("look")
-            except RunError:
-                continue  # no backtest, or one that `verify` says more of
-            if isinstance(look, dict) and (problem := missing(lines, look)):
-                begun_here = not lines or lines[0]["sha256"] == look.get("ledger")
-                (deleted if begun_here else foreign).append(f"{name}, {window} window: {problem}")
-    return deleted, foreign
 
 
 def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str | None:
@@ -389,62 +385,3 @@ def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str 
             f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
         )
     return None
-
-
-@dataclass(frozen=True)
-class Together:
-    """Trials and looks from which results shown together were chosen."""
-
-    trials: int
-    """Trials of all searches, each counted once."""
-    looks: int
-    """Different results on their windows: theirs, and all that the ledgers of their runs have."""
-
-
-def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
-    """Trials and looks of several stored backtests together. Raises LedgerError for a broken
-    ledger."""
-    searches: dict[Any, int] = {}
-    results: set[str] = set()
-    for name, stored in runs.items():
-        context = stored.context
-        known = (context.config_hash, context.data_hash, context.seed)
-        search = known if context.config_hash else name
-        searches[search] = max(searches.get(search, 0), context.trials or 0)
-        results.add(stored_result(stored))
-        ledger = Ledger.of_run(stored.folder)
-        lines = [] if ledger is None else [line for line in ledger.looks() if line.held_out]
-        key = context.window_key
-        own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
-        if own is not None:
-            results |= {line.look.result for line in lines if line.look.bars.overlaps(own)}
-    return Together(sum(searches.values()), len(results))
-
-
-def note_shown(stored: StoredBacktest, command: str) -> None:
-    """Record a look at a stored backtest that is shown with others, unless its ledger has the
-    result. The ledger lacks it if the run was made in another runs folder. Raises LedgerError."""
-    ledger = Ledger.of_run(stored.folder)
-    known = stored.context
-    result = stored_result(stored)
-    key = known.window_key
-    if stored.folder is None or ledger is None or key is None:
-        return
-    if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
-        return
-    symbols = tuple(sorted(map(str, stored.prices["symbol"].unique())))
-    first, last = stored.minutes[[0, -1]].strftime("%Y-%m-%d")
-    look = Look(
-        kind="compare",
-        run=str(known.run),
-        created=None,
-        folder=stored.folder.relative_to(ledger.path.parent).parts[0],
-        seed=known.seed,
-        window=known.window if known.window in ("train", "validation") else "test",
-        bars=Window(key, symbols, first, last, made_up=known.market.is_synthetic),
-        strategies=tuple(name for name in CHOSEN if name in stored.strategies),
-        result=result,
-        trials=known.trials,
-        command=command,
-    )
-    ledger.record(look)

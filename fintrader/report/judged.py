@@ -1,0 +1,171 @@
+"""`judge`: the verdict on anybody's returns, printed, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fintrader.report.html import write_report
+from fintrader.results.backtest_files import TRADE_COLUMNS, StoredBacktest, empty_trades
+from fintrader.results.backtest_result import BacktestResult
+from fintrader.results.context import BacktestContext
+from fintrader.results.formatting import is_result
+from fintrader.results.sections import evidence_table, search_table
+from fintrader.results.tabulation import tabulate
+from fintrader.verdict.conclusion import FOREIGN
+from fintrader.verdict.judge import judge_record, look_of, read_trials
+from fintrader.verdict.looks import count_look
+from fintrader.verdict.track_record import CASH, TrackRecord, make_record
+from fintrader.verdict.verdict import Verdict
+
+CAPITAL_USD = 1_000_000.0
+DAY = 86_400_000_000_000
+OPENED = 60_000_000_000
+"""A minute in ns: a window opens a minute after midnight, its sessions close one before it."""
+
+
+class PrintedVerdict(Verdict):
+    """A verdict that prints its sentences and the numbers behind them."""
+
+    def __repr__(self) -> str:
+        tables = [evidence_table(self)]
+        if self.window != FOREIGN:
+            tables.append(search_table(self.selection))
+        return "\n".join([self.text, *map(str, tables)])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.text}</p>{evidence_table(self)._repr_html_()}"
+
+
+def judge(
+    returns: Any,
+    benchmark: Any = None,
+    trials: int | str | None = None,
+    *,
+    held_out: bool = False,
+    caveats: Sequence[str] = (),
+    report: Path | str | None = None,
+    command: str | None = None,
+    **reading: Any,
+) -> PrintedVerdict:
+    """Judge returns or equity of any strategy against its benchmark: skill, luck, or neither.
+
+    `returns`: a pandas or polars Series or DataFrame with dates, a pair of arrays (dates, values),
+    the stats of backtesting.py, a vectorbt portfolio, or a `TrackRecord`; from intraday (compounded
+    to days) to monthly. `benchmark`: the same, a column of `returns`, or None for cash. `trials`:
+    number of strategies that were tried on these returns, by which the level is divided; None or
+    "unknown". `held_out`: True states that the strategy was chosen without them. With neither there
+    is no likely skill. `caveats`: reasons against likely skill, each completing "with ...".
+    `report`: a page to write, `command`: the command line that makes it. `reading`: `name`, `kind`,
+    `column` and `sessions_a_year` of `track_record.make_record`.
+
+    The look is counted on the user's ledger (`fintrader looks`). Raises ReturnsError, whose message
+    says which argument helps, and LedgerError for a ledger that was changed.
+    """
+    number = read_trials(trials)
+    record = returns
+    if not isinstance(returns, TrackRecord):
+        record = make_record(returns, benchmark=benchmark, **reading)
+    look, _ = count_look(look_of(record, command))
+    verdict = judge_record(record, trials=number, is_held_out=held_out, look=look, caveats=caveats)
+    if report is not None:
+        write_report(Path(report), tabulate_record(record, verdict, command))
+    return PrintedVerdict(**vars(verdict))
+
+
+def tabulate_record(
+    record: TrackRecord, verdict: Verdict, command: str | None = None
+) -> StoredBacktest:
+    """Lay out a track record and its verdict as the backtest that a page shows."""
+    name = record.name if is_result(record.name) else f"own {record.name}"
+    rival = CASH if record.benchmark is None else "benchmark"
+    closes = record.dates.astype("datetime64[ns]").astype(np.int64) + DAY - OPENED
+    fields: dict[str, Any] = {
+        "minutes": np.append(closes[0] - DAY + 2 * OPENED, closes),
+        "session": np.append(0, np.arange(len(closes))),
+        "benchmark": _compound(record.yardstick),
+        "sessions_a_year": record.sessions_a_year,
+        "benchmark_name": record.benchmark_name,
+        "portfolio": _compound(record.yardstick),
+        "portfolio_name": rival,
+    }
+    results = {
+        name: _make_result(name, record.returns, fields, note=" ".join(record.notes)),
+        rival: _make_result(rival, record.yardstick, fields, note=record.benchmark_name),
+    }
+    if record.holdings is not None:
+        results[name] = _make_account(record, name, fields)
+    context = BacktestContext(
+        run="Returns from elsewhere",
+        window=FOREIGN,
+        trials=verdict.selection.trials,
+        look=verdict.evidence.look,
+        command=command,
+    )
+    return tabulate(results, context, verdict)
+
+
+def _compound(returns: Any) -> Any:
+    return CAPITAL_USD * np.cumprod(np.append(1.0, 1 + returns))
+
+
+def _make_result(name: str, returns: Any, fields: dict[str, Any], note: str) -> BacktestResult:
+    """Make the result of a curve of which nothing but its returns is known."""
+    size = len(returns) + 1
+    none = np.zeros(size)
+    return BacktestResult(
+        name=name,
+        note=note,
+        symbols=(),
+        equity=_compound(returns),
+        shares=np.zeros((size, 0)),
+        mark=np.zeros((size, 0)),
+        costs_usd=none,
+        turnover_usd=none,
+        income_usd=none,
+        trades=empty_trades(),
+        has_positions=False,
+        **fields,
+    )
+
+
+def _make_account(record: TrackRecord, name: str, fields: dict[str, Any]) -> BacktestResult:
+    """Make the result of a strategy whose positions are known."""
+    held = record.holdings
+    assert held is not None
+    changes = held.changes
+    rows, assets = np.nonzero(changes)
+    times = pd.to_datetime(fields["minutes"], utc=True)
+    notional = np.abs(changes * held.prices)
+    share = held.costs_usd / np.maximum(notional.sum(axis=1), 1e-9)
+    trades = pd.DataFrame(
+        {
+            "decision_bar": rows - 1,
+            "fill_bar": rows,
+            "decision_time": times[rows - 1],
+            "fill_time": times[rows],
+            "symbol": np.array(held.symbols, dtype=object)[assets],
+            "shares": changes[rows, assets],
+            "price_usd": held.prices[rows, assets],
+            "notional_usd": notional[rows, assets],
+            "cost_usd": (notional * share[:, None])[rows, assets],
+            "kind": "order",
+        }
+    ).astype(TRADE_COLUMNS)
+    return BacktestResult(
+        name=name,
+        note=" ".join(record.notes),
+        symbols=held.symbols,
+        equity=held.equity,
+        shares=held.shares,
+        mark=held.prices,
+        costs_usd=held.costs_usd,
+        turnover_usd=notional.sum(axis=1),
+        income_usd=np.zeros(len(held.equity)),
+        trades=trades,
+        **fields,
+    )

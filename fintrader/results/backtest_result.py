@@ -1,0 +1,142 @@
+"""`BacktestResult`: the history of one strategy in one window, bar by bar, and its measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader import metrics as m
+from fintrader.errors import BacktestError
+from fintrader.results.catalogue import measure
+from fintrader.results.formatting import statistic
+from fintrader.results.history import AccountHistory, weights
+from fintrader.results.strategy_metrics import StrategyMetrics
+from fintrader.verdict.bootstrap import sharpe_interval
+
+Array = NDArray[np.float64]
+HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
+"""Measures in a result's one-line form."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BacktestResult(AccountHistory):
+    """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is
+    unusable."""
+
+    name: str
+    symbols: tuple[str, ...]
+    benchmark_name: str = "index"
+    bar_minutes: int = 1
+    timezone: str = "UTC"
+    """The exchange's time zone (an IANA name), for figures by weekday or time of day."""
+    ruined: bool = False
+    """The account was closed for ruin before the window's end."""
+    last_bar: NDArray[np.int64] | None = None
+    """`[N]`: the last bar at which each symbol has a price, -1 without any; None if unknown."""
+    closing_cost_usd: Array | None = None
+    """`[N]`: cost of closing each position at the window's end."""
+    cut_from: tuple[str, ...] = ()
+    """Windows of the split that contain the bars (`MarketTensors.cut_from`)."""
+    is_seen: bool = False
+    """True if the policy states that it was trained or chosen on some of these bars."""
+    portfolio_name: str = ""
+    """Name of the benchmark portfolio, whose equity `portfolio` is."""
+    note: str = ""
+    """One line on how the strategy trades, for tables and the report."""
+
+    def __post_init__(self) -> None:
+        bars = len(self.minutes)
+        if bars < 2:
+            raise BacktestError(
+                f"{self.name}: the window holds {bars} bar(s); a backtest needs at least two"
+            )
+        names = ("session", "equity", "costs_usd", "turnover_usd", "income_usd")
+        for name in (*names, "benchmark", "shares", "mark", "portfolio"):
+            values = getattr(self, name)
+            if values is not None and len(values) != bars:
+                raise BacktestError(f"{self.name}: {name} has {len(values)} rows for {bars} bars")
+        if not np.isfinite(self.equity).all():
+            where = int(np.flatnonzero(~np.isfinite(self.equity))[0])
+            raise BacktestError(
+                f"{self.name}: equity is not finite at bar {where}; check the market's prices there"
+            )
+        if self.equity[0] <= 0:
+            raise BacktestError(
+                f"{self.name}: the account starts with {self.equity[0]:,.2f} USD; it must be"
+                " positive"
+            )
+
+    def __repr__(self) -> str:
+        first, last = (
+            np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D")
+            for at in (0, -1)
+        )
+        numbers = [f"{len(self.daily_returns)} sessions"]
+        numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
+        return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"
+
+    @property
+    def initial_cash_usd(self) -> float:
+        """Starting capital."""
+        return float(self.equity[0])
+
+    @cached_property
+    def cash(self) -> Array:
+        """`[T]` USD: equity less the positions' value."""
+        if not self.has_positions:
+            return np.zeros_like(self.equity)
+        cash: Array = self.equity - (self.shares * self.mark).sum(axis=1)
+        return cash
+
+    @cached_property
+    def daily_returns(self) -> Array:
+        """`[S]`: return of each session, the first against the starting capital."""
+        return m.daily_returns(self.equity, self.session)
+
+    def weights(self, bars: NDArray[np.int64] | slice = slice(None)) -> Array:
+        """`[len(bars), N]`: value of each position over equity (0 once the equity is gone)."""
+        return weights(self.shares[bars], self.mark[bars], self.equity[bars])
+
+    @cached_property
+    def metrics(self) -> StrategyMetrics:
+        """All measures of the result; `catalogue.CATALOGUE` defines each."""
+        return measure(self, sharpe_interval)
+
+    def trade_list_profit(self) -> float:
+        """Recompute the profit from the trade list: cash flows, costs, interest, dividends and the
+        holdings at the end."""
+        flows = (
+            self.income_usd.sum()
+            - (self.trades["shares"] * self.trades["price_usd"]).sum()
+            - self.trades["cost_usd"].sum()
+        )
+        interest = self.costs_usd.sum() - self.trades["cost_usd"].sum()
+        held = self.trades.groupby("symbol")["shares"].sum()
+        last = dict(zip(self.symbols, self.mark[-1], strict=True))
+        return float(
+            flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items())
+        )
+
+
+def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResult) -> None:
+    """Raise BacktestError unless all results cover the same bars as `other`."""
+    for name, result in results.items():
+        if not np.array_equal(result.minutes, other.minutes):
+            raise BacktestError(
+                f"{name} and {other.name} cover different bars; simulate them over the same window"
+            )
+
+
+def measured_against(
+    results: Mapping[str, BacktestResult], portfolio: BacktestResult
+) -> dict[str, BacktestResult]:
+    """Measure active returns against `portfolio`. Raises BacktestError if the bars differ."""
+    refuse_other_bars(results, portfolio)
+    return {
+        name: replace(result, portfolio=portfolio.equity, portfolio_name=portfolio.name)
+        for name, result in results.items()
+    }

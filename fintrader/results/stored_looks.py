@@ -1,0 +1,123 @@
+"""Looks at stored backtests, and what the ledger of looks (`verdict.looks`) says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fintrader.errors import RunError
+from fintrader.results.backtest_files import StoredBacktest, read_seal
+from fintrader.results.folders import Folder, RunsFolder
+from fintrader.verdict.looks import Ledger, Look, Window, missing, result_hash
+from fintrader.verdict.sketch import Sketch, session_returns
+
+CHOSEN = ("ensemble", "best")
+"""Strategies that the search chose; a look is at their results. The others are baselines."""
+
+
+def stored_result(stored: StoredBacktest) -> str:
+    """Compute `result_hash` of a stored backtest's chosen strategies (without any, of its first
+    strategy)."""
+    daily = stored.daily_returns()
+    names = [name for name in CHOSEN if name in daily] or stored.strategies[:1]
+    return result_hash({name: daily[name].to_numpy() for name in names})
+
+
+def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
+    """List the backtests of a runs folder whose looks the ledger lacks, a sentence each.
+
+    Returns two lists: backtests whose lines were deleted here, and backtests on another ledger,
+    such as runs made by another user. Raises LedgerError for a broken ledger.
+    """
+    runs = RunsFolder.at(runs_dir)
+    lines = Ledger().lines()
+    deleted = list[str]()
+    foreign = list[str]()
+    for name in runs.names():
+        for window in ("test", "validation", "train"):
+            inside = ["backtest"] if window == "test" else ["backtest", window]
+            try:
+                look = read_seal(Folder(runs.run(name).path(*inside))).get("look")
+            except RunError:
+                continue  # no backtest, or one that `verify` says more of
+            if isinstance(look, dict) and (problem := missing(lines, look)):
+                begun_here = not lines or lines[0]["sha256"] == look.get("ledger")
+                (deleted if begun_here else foreign).append(f"{name}, {window} window: {problem}")
+    return deleted, foreign
+
+
+@dataclass(frozen=True)
+class Together:
+    """Trials and looks from which results shown together were chosen."""
+
+    trials: int
+    """Trials of all searches, each counted once."""
+    looks: int
+    """Different results on their windows: theirs, and all that the ledger has."""
+
+
+def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
+    """Trials and looks of several stored backtests together. Raises LedgerError for a broken
+    ledger."""
+    searches: dict[Any, int] = {}
+    results: set[str] = set()
+    lines = [line for line in Ledger().looks() if line.held_out]
+    for name, stored in runs.items():
+        context = stored.context
+        known = (context.config_hash, context.data_hash, context.seed)
+        search = known if context.config_hash else name
+        searches[search] = max(searches.get(search, 0), context.trials or 0)
+        results.add(stored_result(stored))
+        key = context.window_key
+        own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
+        if own is not None:
+            results |= {line.look.result for line in lines if line.look.bars.overlaps(own)}
+    return Together(sum(searches.values()), len(results))
+
+
+def note_shown(stored: StoredBacktest, command: str) -> None:
+    """Record a look at a stored backtest that is shown with others, unless its ledger has the
+    result. The ledger lacks it if another user made the run. Raises LedgerError."""
+    ledger = Ledger()
+    known = stored.context
+    result = stored_result(stored)
+    key = known.window_key
+    home = None if stored.folder is None else _find_run(stored.folder)
+    if home is None or key is None:
+        return
+    if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
+        return
+    closes = stored.prices.pivot_table(index="session", columns="symbol", values="close_usd")
+    first, last = stored.minutes[[0, -1]].strftime("%Y-%m-%d")
+    bars = Window(
+        key,
+        tuple(sorted(map(str, closes.columns))),
+        first,
+        last,
+        made_up=known.market.is_synthetic,
+        sketch=Sketch.of(session_returns(closes.to_numpy(float), np.arange(len(closes)))),
+    )
+    look = Look(
+        kind="compare",
+        run=str(known.run),
+        created=None,
+        folder=home.name,
+        seed=known.seed,
+        window=known.window if known.window in ("train", "validation") else "test",
+        bars=bars,
+        strategies=tuple(name for name in CHOSEN if name in stored.strategies),
+        result=result,
+        trials=known.trials,
+        command=command,
+    )
+    ledger.record(look)
+
+
+def _find_run(folder: Path) -> Path | None:
+    """Find the run's folder that a folder is, or lies in; None where no run lies there."""
+    inside = (folder.resolve(), *folder.resolve().parents[:3])
+    return next((above for above in inside if (above / "manifest.json").is_file()), None)

@@ -1,0 +1,147 @@
+"""Judge a track record: the verdict on returns that no market here made.
+
+Such a window is `foreign`: nothing here knows whether the strategy was chosen by it. So the caller
+says either that it was held out (then the level is that of the look), or how many strategies were
+tried on it (then the level is divided by their number, after Bonferroni). Without either there is
+no likely skill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fintrader.errors import BacktestError
+from fintrader.files import hash_bytes
+from fintrader.numerals import count, period_name
+from fintrader.verdict import alpha as ev
+from fintrader.verdict.bootstrap import intervals
+from fintrader.verdict.conclusion import (
+    FOREIGN,
+    NOT_JUDGED,
+    UNKNOWN_TRIALS,
+    conclude,
+    flag_implausible,
+    make_evidence,
+    measure_sharpe,
+    measure_tail,
+)
+from fintrader.verdict.looks import Look, Window, result_hash
+from fintrader.verdict.track_record import TrackRecord
+from fintrader.verdict.verdict import Evidence, Selection, Verdict
+
+FEWEST_ALONE = 250
+"""Daily returns without positions below which a seller of tails passes too often; of weeks and
+months, which see more of the calendar, `alpha.FEW` suffice."""
+
+
+def read_trials(trials: object) -> int | None:
+    """Read a number of trials; None for `unknown` and None. Raises BacktestError."""
+    if trials is None or trials == "unknown":
+        return None
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise BacktestError(
+            f"trials is how many strategies were tried, at least 1, or unknown; got {trials!r}"
+        )
+    return trials
+
+
+def judge_record(
+    record: TrackRecord,
+    *,
+    trials: int | None = None,
+    is_held_out: bool = False,
+    look: int | None = None,
+    caveats: Sequence[str] = (),
+    seed: int = 0,
+) -> Verdict:
+    """Judge a strategy by its returns in excess of its benchmark.
+
+    `trials`: number of strategies that were tried; None if unknown. `is_held_out`: the caller
+    states that none was chosen by these returns. `look`: of `look_of`; None if it was not counted.
+    `caveats`: further reasons why the result could not have been traded as well as this.
+    """
+    ours = record.returns
+    year = record.sessions_a_year
+    among = 1 if is_held_out else trials or 1
+    evidence = make_evidence(ours, record.yardstick, record.benchmark_name, look, seed, year, among)
+    wealth = np.cumprod(1 + ours)
+    return conclude(
+        Verdict(
+            state="no_verdict",
+            sentences=(NOT_JUDGED,),
+            strategy=record.name,
+            window=FOREIGN,
+            windows=(),
+            is_seen=False,
+            is_ruined=bool((wealth <= 0).any()),
+            has_traded=bool(np.any(ours)),
+            sessions=len(ours),
+            sessions_a_year=year,
+            caveats=(
+                *caveats,
+                *record.caveats,
+                *([] if is_held_out or trials else [UNKNOWN_TRIALS]),
+                *_flag_few(record),
+                *flag_implausible(evidence.alpha),
+            ),
+            evidence=evidence if evidence.alpha is None else _shift(evidence, record, seed),
+            sharpe=measure_sharpe(ours, year),
+            intervals=intervals(ours, seed=0, sessions_a_year=year),
+            excess={},
+            random_portfolios=None,
+            selection=Selection(trials, None, None, None, None),
+            tail=measure_tail(ours, evidence.alpha, year),
+            is_stated_held_out=is_held_out,
+        )
+    )
+
+
+def look_of(record: TrackRecord, command: str | None = None) -> Look:
+    """Describe the look at a track record for the ledger: its window is what the benchmark did in
+    it; against cash, what the strategy did."""
+    seen = record.returns if record.benchmark is None else record.benchmark
+    level = np.cumprod(np.append(1.0, 1 + seen))[:, None]
+    days = record.dates.astype("datetime64[ns]").astype(np.int64)
+    minutes = np.append(days[0] - 86_400_000_000_000, days)
+    # A column's name says little of its content: two windows are one only by what happened.
+    name = f"{record.benchmark_name}-{hash_bytes(level.astype('<f4').tobytes())[:8]}"
+    return Look(
+        kind="judge",
+        run=record.name,
+        created=None,
+        folder="",
+        seed=None,
+        window=FOREIGN,
+        bars=Window.of((name,), minutes, level),
+        strategies=(record.name,),
+        result=result_hash({"": record.returns}),
+        trials=None,
+        command=command,
+    )
+
+
+def _shift(evidence: Evidence, record: TrackRecord, seed: int) -> Evidence:
+    """Add the test of timing, where positions are known."""
+    held = record.holdings
+    if held is None:
+        return evidence
+    weights = held.shares * held.prices / np.maximum(held.equity, 1e-9)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ahead = held.prices[1:] / held.prices[:-1] - 1
+    pairs = zip(weights[:-1].T, np.where(np.isfinite(ahead), ahead, 0.0).T, strict=True)
+    return replace(evidence, shift=ev.shift_test(pairs, seed=seed))
+
+
+def _flag_few(record: TrackRecord) -> list[str]:
+    size = len(record.returns)
+    least = FEWEST_ALONE if record.sessions_a_year >= FEWEST_ALONE else ev.FEW
+    if record.holdings is not None or size >= least:
+        return []
+    unit = period_name(record.sessions_a_year)
+    return [
+        f"{count(size)} {unit}s of returns alone, in which rare losses may be missing (from"
+        f" {least} on they count)"
+    ]

@@ -1,0 +1,309 @@
+"""Files of returns or equity: tables, and the results of freqtrade and Lean.
+
+    read_file("returns.csv")                                   CSV, Parquet or Feather
+    read_file("backtest-result-2024-01-31_12-00-00.zip")       freqtrade, also its JSON
+    read_file("1234567890.json")                               Lean
+
+A pickle can run any code when it is opened, so it is opened only where `trust` says so.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fintrader.errors import ReturnsError
+from fintrader.verdict.track_record import (
+    CASH,
+    Kind,
+    TrackRecord,
+    make_record,
+    read_dates,
+    read_numbers,
+    to_frame,
+    to_returns,
+)
+from fintrader.verdict.weights_account import hold_weights
+
+PICKLES = (".pkl", ".pickle", ".p", ".joblib")
+MODELS = (".pt", ".pth", ".h5", ".hdf5", ".onnx", ".safetensors")
+CLOSED_TRADES = "profits booked when trades close, {days:.1f} days after they open on average"
+WINDOW = ("backtest_start", "backtest_end")
+LONG_TRADES_DAYS = 1.0
+"""Mean length of trades from which profits at their close hide the losses before it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReturnsFile:
+    """Content of a file: values that `track_record.make_record` reads, and facts about them."""
+
+    values: Any
+    name: str
+    kind: Kind | None = None
+    benchmark: pd.Series | None = None
+    notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+
+
+def read_record(
+    path: Path | str,
+    *,
+    benchmark: str | None = None,
+    kind: Kind | None = None,
+    column: str | None = None,
+    sessions_a_year: int | None = None,
+    trust: bool = False,
+) -> TrackRecord:
+    """Read a strategy's track record from a file.
+
+    `benchmark`: a column of it, another file, or `cash`; None takes the benchmark that the file
+    holds, else cash. `column`: the strategy, of several. `trust`: open a pickle. The other
+    arguments are those of `make_record`. Raises ReturnsError.
+    """
+    found = read_file(path, column=column, trust=trust)
+    rival: Any = found.benchmark if benchmark is None else benchmark
+    # A column comes before a file of that name.
+    if benchmark is not None and benchmark != CASH and not _has_column(found.values, benchmark):
+        rival = read_benchmark(benchmark, path, trust)
+    record = make_record(
+        found.values,
+        name=found.name,
+        benchmark=rival,
+        kind=kind or found.kind,
+        column=column if isinstance(found.values, pd.DataFrame) else None,
+        sessions_a_year=sessions_a_year,
+    )
+    return replace(record, notes=found.notes + record.notes, caveats=found.caveats)
+
+
+def read_weights(
+    weights: Path | str, prices: Path | str, *, benchmark: str | None = None, cost_bps: float = 0.0
+) -> TrackRecord:
+    """Read target weights and prices, both a column a symbol, and trade them (`hold_weights`).
+
+    `benchmark`: a column of the prices, a file, or `cash`; None is all symbols with prices at equal
+    weights, every day again and free of costs. Raises ReturnsError.
+    """
+    targets, marks = (_read_matrix(path) for path in (weights, prices))
+    rival: Any = benchmark
+    if benchmark is None:
+        rival = marks.pct_change(fill_method=None).mean(axis=1).iloc[1:].rename("equal weight")
+    elif benchmark in marks:
+        rival = to_returns(marks[benchmark].dropna(), "equity", benchmark).rename(benchmark)
+    elif benchmark != CASH:
+        rival = read_benchmark(benchmark, prices)
+    held = hold_weights(targets, marks, cost_bps)
+    own = pd.Series(held.equity, pd.DatetimeIndex(held.dates)).pct_change().iloc[1:]
+    record = make_record(own, name=Path(weights).stem, benchmark=rival, kind="returns")
+    missing = len(held.dates) - 1 - len(record.returns)
+    if missing:
+        raise ReturnsError(
+            f"{record.benchmark_name} has no value on {missing} of the prices' dates; cut both to"
+            " common dates"
+        )
+    note = f"Weights are traded at the price of the next date, at {cost_bps:g} bps."
+    free = () if cost_bps else ("trading free of costs",)
+    return replace(record, holdings=held, notes=(*record.notes, note), caveats=free)
+
+
+def _read_matrix(path: Path | str) -> pd.DataFrame:
+    frame, _ = to_frame(read_file(path).values)
+    return frame.apply(lambda cells: read_numbers(cells)[0])
+
+
+def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.DataFrame:
+    """Read a benchmark's file; a single column takes the file's name. Raises ReturnsError."""
+    if not Path(path).is_file():
+        raise ReturnsError(
+            f"--benchmark {path}: neither a column of {Path(source).name} nor a file; give one of"
+            " these, or cash"
+        )
+    found = read_file(path, trust=trust)
+    frame, _ = to_frame(found.values)
+    return frame.set_axis([found.name], axis=1) if len(frame.columns) == 1 else frame
+
+
+def _has_column(values: Any, column: str | None) -> bool:
+    return isinstance(values, pd.DataFrame) and column in [str(label) for label in values]
+
+
+def read_file(path: Path | str, *, column: str | None = None, trust: bool = False) -> ReturnsFile:
+    """Read a file by its kind. `column`: the strategy of a freqtrade result with several. Raises
+    ReturnsError."""
+    path = Path(path)
+    name = path.name.split(".")[0] or "strategy"
+    kind = path.suffix.lower()
+    if not path.is_file():
+        raise ReturnsError(f"{path}: no such file")
+    if kind in MODELS or _is_sb3(path):
+        raise ReturnsError(
+            f"{path.name} is a model, not its returns; backtest it first (fintrader.backtest), and"
+            " judge what that gives"
+        )
+    if kind in PICKLES and not trust:
+        raise ReturnsError(
+            f"{path.name} is a pickle, which runs the code that it holds when it is opened; save"
+            " the returns as CSV or Parquet, or open it with --trust if you made it yourself"
+        )
+    try:
+        if kind in PICKLES:
+            return ReturnsFile(pd.read_pickle(path), name)  # noqa: S301  the user trusts it
+        if kind in (".parquet", ".pq"):
+            return ReturnsFile(pd.read_parquet(path), name)
+        if kind in (".feather", ".arrow"):
+            return ReturnsFile(pd.read_feather(path), name)
+        if kind == ".json":
+            return _read_json(path.read_bytes(), name, column)
+        if zipfile.is_zipfile(path) and kind == ".zip":
+            return _read_zip(path, column)
+        return ReturnsFile(read_table(path), name)
+    except ReturnsError:
+        raise
+    except (ValueError, KeyError, TypeError, OSError, pd.errors.ParserError) as error:
+        raise ReturnsError(
+            f"{path.name} cannot be read as a table, a freqtrade or a Lean result"
+            f" ({str(error).splitlines()[0] if str(error) else type(error).__name__}); save dates"
+            " and returns as CSV"
+        ) from None
+
+
+def read_table(path: Path | str) -> pd.DataFrame:
+    """Read a table as text: the header shows the separator, decimals may be commas."""
+    head = pd.read_csv(path, sep="\0", nrows=0, engine="python").columns
+    first = re.split("[\t;|,]", str(head[0]))[0]
+    # A first row that begins with a date is no header.
+    header = None if first.strip() and read_dates(pd.Series([first])) is not None else 0
+    separators = {mark: str(head[0]).count(mark) for mark in ("\t", ";", "|", ",")}
+    frame = pd.read_csv(path, sep=max(separators, key=lambda mark: separators[mark]), header=header)
+    if not len(frame.columns) > 1:
+        raise ReturnsError(
+            f"{Path(path).name} has one column; give dates and values, with a header"
+        )
+    return frame
+
+
+def _is_sb3(path: Path) -> bool:
+    if path.suffix.lower() != ".zip" or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return "policy.pth" in archive.namelist()
+
+
+def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
+    content = json.loads(data)
+    if isinstance(_look_up(content, "strategy"), dict):
+        return _read_freqtrade(content, column, {})
+    charts = _look_up(content, "charts")
+    if charts is not None:
+        return _read_lean(charts, name)
+    raise ValueError(f"it holds {', '.join(map(str, content))}"[:80])
+
+
+# --- freqtrade ------------------------------------------------------------------------------------
+
+
+def _read_zip(path: Path, column: str | None) -> ReturnsFile:
+    """Read freqtrade's archive: the result, and the wallet and the market bar by bar, which newer
+    versions add. Its pickles and its strategy's code are left alone."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        results = [
+            member
+            for member in names
+            if member.endswith(".json") and not member.endswith(("_config.json", ".meta.json"))
+        ]
+        for member in results:
+            content = json.loads(archive.read(member))
+            if isinstance(_look_up(content, "strategy"), dict):
+                tables = {
+                    other: pd.read_feather(io.BytesIO(archive.read(other)))
+                    for other in names
+                    if other.endswith(("_wallet.feather", "_market_change.feather"))
+                }
+                return _read_freqtrade(content, column, tables)
+    raise ValueError(f"it holds {', '.join(names[:6])}")
+
+
+def _read_freqtrade(
+    content: Mapping[str, Any], column: str | None, tables: Mapping[str, pd.DataFrame]
+) -> ReturnsFile:
+    strategies = content["strategy"]
+    if len(strategies) > 1 and column not in strategies:
+        raise ReturnsError(
+            f"it holds {len(strategies)} strategies: {', '.join(strategies)}; choose one"
+            f" (--column NAME), and say how many were tried: --trials {len(strategies)} or more"
+        )
+    name = str(column if column in strategies else next(iter(strategies)))
+    result = strategies[name]
+    market = next((table for key, table in tables.items() if "_market_change" in key), None)
+    wallet = next((table for key, table in tables.items() if f"_{name}_wallet" in key), None)
+    benchmark = None
+    if market is not None:
+        steps = market["rel_mean"].diff().fillna(0.0)  # it is the sum of each bar's mean return
+        benchmark = pd.Series(steps.to_numpy(), pd.DatetimeIndex(market["date"]), name="its pairs")
+    if wallet is not None:
+        equity = wallet.groupby("date")["total_quote"].sum()
+        return ReturnsFile(equity.rename("equity"), name, "equity", benchmark)
+    trades = pd.DataFrame(result["trades"])
+    if trades.empty:
+        raise ReturnsError(f"{name} made no trade: there is nothing to judge")
+    days = float(trades["trade_duration"].mean()) / 1440
+    closed = pd.to_datetime(trades["close_date"], utc=True).dt.tz_localize(None).dt.normalize()
+    stated = [pd.Timestamp(result[key]) for key in WINDOW if result.get(key)]
+    edges = [closed.min(), closed.max(), *(time.tz_localize(None).normalize() for time in stated)]
+    every = pd.date_range(min(edges), max(edges))
+    profit = trades["profit_abs"].groupby(closed).sum().reindex(every, fill_value=0.0)
+    wealth = float(result["starting_balance"]) + profit.cumsum()
+    return ReturnsFile(
+        (profit / (wealth - profit)).rename("returns"),
+        name,
+        "returns",
+        benchmark,
+        notes=("Its profits are booked on the days on which its trades close.",),
+        caveats=(CLOSED_TRADES.format(days=days),) if days >= LONG_TRADES_DAYS else (),
+    )
+
+
+# --- Lean -----------------------------------------------------------------------------------------
+
+
+def _read_lean(charts: Mapping[str, Any], name: str) -> ReturnsFile:
+    equity = _read_chart(charts, "Strategy Equity", "Equity")
+    if equity is None:
+        raise ValueError("it has no chart `Strategy Equity` with a series `Equity`")
+    benchmark = _read_chart(charts, "Benchmark", "Benchmark")
+    return ReturnsFile(equity, name, "equity", benchmark)
+
+
+def _read_chart(charts: Mapping[str, Any], chart: str, series: str) -> pd.Series | None:
+    """Read a chart's series: points `{x, y}`, `[time, value]` or `[time, open, high, low, close]`,
+    times in seconds since 1970."""
+    lines = _look_up(_look_up(charts, chart) or {}, "series") or {}
+    points = _look_up(_look_up(lines, series) or {}, "values")
+    if not points:
+        return None
+    pairs = [
+        (point["x"], point["y"]) if isinstance(point, dict) else (point[0], point[-1])
+        for point in points
+    ]
+    kept = {time: value for time, value in pairs if value is not None}
+    # A day's point stands at midnight of New York, when that day is over.
+    times = pd.to_datetime(np.array(list(kept), dtype=np.int64) - 1, unit="s", utc=True)
+    index = times.tz_convert("America/New_York")
+    return pd.Series(np.array(list(kept.values()), dtype=np.float64), index, name=series.lower())
+
+
+def _look_up(mapping: Any, name: str) -> Any:
+    """Find a value whatever the case of its name, which differs between versions of Lean."""
+    if not isinstance(mapping, dict):
+        return None
+    return next((value for key, value in mapping.items() if key.lower() == name.lower()), None)

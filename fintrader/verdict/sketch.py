@@ -1,0 +1,115 @@
+"""Sketch of the content of a window: enough of its returns to know it again, whatever it is called.
+
+Each run of `RUN` sessions of a series is divided by its root mean square, rounded and hashed. No
+name, date, price level, bar length or leverage enters, and the runs of a subset of the series are a
+subset of the runs. Of all hashes those below a limit are kept, and the limit is the same for all
+windows of a size (Irber et al., "Lightweight compositional analysis of metagenomes with
+FracMinHash", 2022), so that the share of common runs can be estimated from what is kept, also
+between windows of very different sizes.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RUN = 10
+"""Sessions hashed together. Ten rounded returns have some 10^9 forms, so that chance repeats few of
+the runs of 500 series over four years."""
+STEPS = 4.0
+"""Roundings to the root mean square of a run: a tenth of a basis point more or less in a stock's
+prices changes one run in a hundred."""
+MOST = 512
+"""Hashes kept of a window, at most."""
+SAME = 0.03
+"""Share of the runs of the smaller window in the other one, from which a look at one counts for the
+other."""
+FEWEST = 3
+"""Common runs below which nothing is the same."""
+_DISTINCT = 6
+"""Different values of a run that is kept: series that move by a tick or not at all have few."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_BITS = 32
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Kept hashes of a window."""
+
+    halvings: int = 0
+    """A hash is kept if it lies below 2^32 halved so many times."""
+    hashes: str = ""
+    """The hashes, 32 bits each, ascending, little-endian in base64. Empty for a window of too few
+    sessions, or of series that hardly move."""
+
+    @classmethod
+    def of(cls, returns: NDArray[np.float64]) -> Sketch:
+        """`returns` `[S, N]`: simple returns over the sessions; NaN where a series has none."""
+        found = np.unique(np.concatenate([np.empty(0, np.uint64), *_hash_runs(returns)]))
+        halvings = 0
+        while np.searchsorted(found, np.uint64(2**_BITS >> halvings)) > MOST:
+            halvings += 1
+        kept = found[found < np.uint64(2**_BITS >> halvings)].astype("<u4")
+        return cls(halvings, base64.b64encode(kept.tobytes()).decode())
+
+    def overlaps(self, other: Sketch) -> bool:
+        """Say whether the windows share at least `SAME` of the smaller one's runs."""
+        limit = 2**_BITS >> max(self.halvings, other.halvings)
+        ours, theirs = (one._decode(limit) for one in (self, other))
+        common = np.intersect1d(ours, theirs, assume_unique=True).size
+        # Where only few hashes of a small window lie below the other's limit, half of them decide.
+        smaller = min(ours.size, theirs.size)
+        return bool(common >= max(1, min(FEWEST, smaller / 2), SAME * smaller))
+
+    def _decode(self, limit: int) -> NDArray[np.uint32]:
+        hashes = np.frombuffer(base64.b64decode(self.hashes), "<u4")
+        return hashes[: np.searchsorted(hashes, limit)] if limit < 2**_BITS else hashes
+
+
+EMPTY = Sketch()
+"""Of a window of which nothing is known."""
+
+
+def _hash_runs(returns: NDArray[np.float64]) -> Iterator[NDArray[np.uint64]]:
+    """Hash the runs of returns `[S, N]`, of some series at a time: of all they would be large."""
+    if len(returns) < RUN:
+        return
+    for first in range(0, returns.shape[1], _AT_ONCE):
+        part = returns[:, first : first + _AT_ONCE]
+        runs = np.lib.stride_tricks.sliding_window_view(part, RUN, axis=0).reshape(-1, RUN)
+        scale = np.sqrt(np.square(runs).mean(axis=1))
+        runs = runs[scale > 1e-9]  # NaN is not above it
+        steps = np.rint(STEPS * runs / scale[scale > 1e-9, None]).astype(np.int64)
+        distinct = 1 + (np.diff(np.sort(steps, axis=1), axis=1) != 0).sum(axis=1)
+        mixed = np.zeros(len(steps), np.uint64)
+        for column in steps.view(np.uint64).T:
+            mixed = _mix(mixed ^ column)
+        yield mixed[distinct >= _DISTINCT] >> np.uint64(64 - _BITS)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix 64 bits (the finaliser of SplitMix64; Steele, Lea and Flood 2014)."""
+    values = values + _MIX
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def session_returns(
+    close: NDArray[np.floating], session: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Returns `[S - 1, N]` from the last price of each session to the next one's. `close` `[T, N]`
+    is NaN where there is no price; `session` `[T]` numbers the sessions in order."""
+    ends = np.flatnonzero(np.append(np.diff(session) != 0, True))
+    rows = np.where(np.isfinite(close), np.arange(len(close))[:, None], -1)
+    np.maximum.accumulate(rows, axis=0, out=rows)
+    last = np.take_along_axis(close, np.maximum(rows[ends], 0), axis=0).astype(np.float64)
+    starts = np.append(0, ends[:-1] + 1)
+    last[rows[ends] < starts[:, None]] = np.nan  # without a price in that session
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return last[1:] / last[:-1] - 1.0

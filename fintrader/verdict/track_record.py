@@ -1,0 +1,397 @@
+"""`TrackRecord`: the returns of any strategy, day by day, week by week or month by month, and how
+tables of returns or equity become one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fintrader.errors import ReturnsError
+from fintrader.metrics import Array
+from fintrader.verdict.weights_account import WeightedAccount
+
+Kind: TypeAlias = Literal["returns", "percent", "log", "equity"]
+"""Values of a series: returns (0.01 is 1 %), the same in per cent, log returns, or equity."""
+CASH = "cash"
+RETURNS = ("returns", "return", "ret", "strategy_returns", "daily_return", "daily_returns")
+EQUITY = ("equity", "portfolio_value", "total_value", "net_asset_value", "nav", "value", "balance")
+DATES = (
+    "(index)",
+    "date",
+    "datetime",
+    "time",
+    "timestamp",
+    "day",
+    "session",
+    "month",
+    "index",
+    "unnamed: 0",
+)
+PERIODS = {12: (26, 35), 26: (13, 16), 52: (5, 9)}
+"""Periods a year, and the days between their ends."""
+EVERY_DAY = 300
+"""Dates a year above which a market is open at weekends, and has a year of 365 sessions."""
+FEWEST_DATES = 200
+"""Dates a year below which days are missing from daily returns."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrackRecord:
+    """Returns of one strategy and of its benchmark over S periods. Raises ReturnsError unless there
+    are two finite returns of -1 or more."""
+
+    name: str
+    dates: NDArray[np.datetime64]
+    """`[S]`: the day at whose end each period ends."""
+    returns: Array
+    """`[S]`: simple returns."""
+    sessions_a_year: int
+    """252, 365, 52, 26 or 12."""
+    benchmark: Array | None = None
+    """`[S]`: returns of the benchmark over the same periods; None for cash, which earns nothing."""
+    benchmark_name: str = CASH
+    holdings: WeightedAccount | None = None
+    """Positions, where they are known."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the values were read."""
+    caveats: tuple[str, ...] = ()
+    """Reasons against likely skill that come with the values; each completes "with ..."."""
+
+    def __post_init__(self) -> None:
+        if len(self.returns) < 2:
+            raise ReturnsError(
+                f"{self.name}: {len(self.returns)} return(s) over common dates; give at least two"
+            )
+        least = float(self.returns.min())
+        if not least >= -1:
+            raise ReturnsError(
+                f"{self.name}: a return of {least:g} is a loss of more than all; if these are per"
+                " cent, say so: kind=percent"
+            )
+
+    @property
+    def yardstick(self) -> Array:
+        """`[S]`: returns of the benchmark, zeros for cash."""
+        return np.zeros_like(self.returns) if self.benchmark is None else self.benchmark
+
+
+def make_record(
+    values: Any,
+    *,
+    name: str | None = None,
+    benchmark: Any = None,
+    kind: Kind | None = None,
+    column: str | None = None,
+    sessions_a_year: int | None = None,
+) -> TrackRecord:
+    """Make a track record of returns or equity with dates.
+
+    `values`: a pandas or polars Series or DataFrame, a pair of arrays (dates, values), the stats of
+    backtesting.py, or a vectorbt portfolio. `benchmark`: the same, or the name of a column of
+    `values`; None or "cash" for cash. `kind`, `column`, `sessions_a_year`: found out from the
+    values where they are None.
+
+    Raises ReturnsError, which names the argument that helps.
+    """
+    frame, implied = to_frame(values)
+    rival: Any = None
+    rival_name = CASH
+    if isinstance(benchmark, str) and benchmark != CASH:
+        if benchmark not in frame:
+            raise ReturnsError(
+                f"benchmark {benchmark!r} is no column; there are {_list(frame.columns)}"
+            )
+        rival_name = benchmark
+        rival = _read_rival(frame.pop(benchmark), None, kind)
+    elif benchmark is not None and not isinstance(benchmark, str):
+        other, other_kind = to_frame(benchmark)
+        rival = _pick(other, None, "the benchmark")
+        rival_name = str(rival.name)
+        rival = _read_rival(rival, other_kind, kind)
+    series = _pick(frame, column, name or "the table")
+    name = name or str(series.name)
+    notes: list[str] = []
+    ours = to_returns(series, kind or implied, name)
+    is_intraday = bool(_dates_of(ours).normalize().duplicated().any())
+    ours = _by_session(ours)
+    days = _dates_of(ours)
+    year = sessions_a_year or count_sessions_a_year(days)
+    if year == 12 and (days.day == 1).all():
+        days = days + pd.offsets.MonthEnd(0)
+        ours.index = days
+        notes.append("Months named by their first day end on their last.")
+    if is_intraday:
+        notes.append("Returns within a day were compounded to one a day.")
+    if rival is not None:
+        rival = match_periods(_by_session(rival), days, rival_name)
+    table = pd.DataFrame({"ours": ours, "theirs": 0.0 if rival is None else rival})
+    kept = table[np.isfinite(table).all(axis=1)]
+    if len(kept) < len(table):
+        notes.append(
+            f"{len(table) - len(kept)} of {len(table)} dates lack a value and are left out."
+        )
+    return TrackRecord(
+        name=name,
+        dates=kept.index.to_numpy().astype("datetime64[D]"),
+        returns=kept["ours"].to_numpy(),
+        sessions_a_year=year,
+        benchmark=None if rival is None else kept["theirs"].to_numpy(),
+        benchmark_name=rival_name,
+        notes=tuple(notes),
+    )
+
+
+def _read_rival(cells: pd.Series, implied: Kind | None, kind: Kind | None) -> pd.Series:
+    """Read a benchmark's values by what they are; where that is unclear, as the strategy's."""
+    name = str(cells.name)
+    try:
+        return to_returns(cells, implied, name)
+    except ReturnsError as error:
+        if kind is None:
+            problem = str(error).partition(";")[0]
+            raise ReturnsError(f"{problem}; give the benchmark as returns or prices") from None
+        return to_returns(cells, kind, name)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
+    """Make a table of numbers by date, ascending; also the kind of its values, where their type
+    says it. Raises ReturnsError."""
+    kind: Kind | None = None
+    if isinstance(values, pd.Series) and "_equity_curve" in values.index:  # backtesting.py
+        values = values["_equity_curve"][["Equity"]]
+        kind = "equity"
+    elif not isinstance(values, pd.DataFrame | pd.Series) and callable(
+        getattr(values, "returns", None)
+    ):
+        values = values.returns()  # a vectorbt portfolio
+        kind = "returns"
+    if hasattr(values, "to_pandas"):
+        values = values.to_pandas()
+    if isinstance(values, tuple) and len(values) == 2:
+        dates, numbers = values
+        values = pd.Series(np.asarray(numbers), pd.Index(np.asarray(dates)), name="returns")
+    if isinstance(values, pd.Series):
+        values = values.to_frame("returns" if values.name is None else values.name)
+    if not isinstance(values, pd.DataFrame) or isinstance(values.index, pd.MultiIndex):
+        raise ReturnsError(
+            "returns come as a pandas or polars Series or DataFrame with dates, or as a pair of"
+            f" arrays (dates, values), not as {type(values).__name__}"
+        )
+    if values.empty:
+        raise ReturnsError("the table is empty; give a row for each date")
+    frame = values.set_axis([str(column).strip() for column in values.columns], axis=1)
+    if frame.columns.has_duplicates:
+        raise ReturnsError(f"two columns have one name ({_list(frame.columns)}); rename one")
+    if not isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
+        frame = _index_by_date(frame)
+    if isinstance(frame.index, pd.PeriodIndex):
+        frame.index = frame.index.to_timestamp(how="end").normalize()
+    if _dates_of(frame).tz is not None:
+        frame = frame.tz_localize(None)  # the day where it was written
+    absent = int(np.isnat(frame.index.to_numpy()).sum())
+    if absent:
+        raise ReturnsError(f"{absent} rows have no date; leave them out")
+    if frame.index.duplicated().any():
+        twice = frame.index[frame.index.duplicated()][0]
+        raise ReturnsError(f"{twice} occurs twice; give one row a date, for one strategy at a time")
+    return frame.sort_index(), kind
+
+
+def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
+    """Take the index, or a column, that holds dates as the index."""
+    if not pd.api.types.is_numeric_dtype(frame.index):
+        frame = frame.reset_index(names="(index)")
+    named = [column for column in frame if str(column).lower() in DATES]
+    for column in dict.fromkeys([*named, *frame.columns[:1]]):
+        dates = read_dates(frame[column])
+        if dates is not None and len(frame.columns) > 1:
+            frame = frame.drop(columns=[column, "(index)"], errors="ignore")
+            return frame.set_axis(dates, axis=0)
+    raise ReturnsError(
+        f"no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
+        " column called date, written as 2024-01-31"
+    )
+
+
+def read_dates(cells: pd.Series) -> pd.DatetimeIndex | None:
+    """Read dates as text, times or numbers (20240131, or s, ms or ns since 1970); None where they
+    are none of these. Raises ReturnsError where days and months cannot be told apart."""
+    if pd.api.types.is_numeric_dtype(cells):
+        least = float(cells.min())
+        if not 19000101 <= least <= 21001231:
+            unit: Any = "s" if least < 1e11 else "ms" if least < 1e14 else "ns"
+            return pd.DatetimeIndex(pd.to_datetime(cells, unit=unit)) if least > 1e8 else None
+    # Without the offset, which summer time changes: the day where it was written.
+    text = cells.astype(str).str.replace(
+        r"(?<=\d\d:\d\d)(:[\d.]+)?(Z|[+-]\d\d:?\d\d)$", "", regex=True
+    )
+    try:
+        return pd.DatetimeIndex(pd.to_datetime(text, format="ISO8601"))
+    except ValueError:
+        both = [
+            pd.to_datetime(text, format="mixed", dayfirst=is_first, errors="coerce")
+            for is_first in (False, True)
+        ]
+    steady = [one for one in both if one.is_monotonic_increasing or one.is_monotonic_decreasing]
+    if len(steady) == 2 and not steady[0].equals(steady[1]):
+        raise ReturnsError(
+            f"dates such as {cells.iloc[0]!r} can be read in two ways; write them as 2024-01-31"
+        )
+    return pd.DatetimeIndex(steady[0]) if steady and steady[0].notna().all() else None
+
+
+def _pick(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series:
+    """Pick the column that holds a strategy's values. Raises ReturnsError."""
+    if column is not None:
+        if column not in frame:
+            raise ReturnsError(f"column {column!r} is not there; there are {_list(frame.columns)}")
+        return frame[column]
+    known = {str(label).lower(): label for label in frame}
+    likely = [known[label] for label in (*RETURNS, *EQUITY) if label in known]
+    if len(frame.columns) == 1 or likely:
+        return frame[likely[0] if likely else frame.columns[0]]
+    raise ReturnsError(
+        f"{name} has {len(frame.columns)} columns ({_list(frame.columns)}); name one (column=). If"
+        f" each is a strategy that was tried, say so too: trials={len(frame.columns)}"
+    )
+
+
+def _list(columns: Sequence[Any] | pd.Index) -> str:
+    return ", ".join(map(str, columns[:12])) + (", ..." if len(columns) > 12 else "")
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def read_numbers(cells: pd.Series) -> tuple[pd.Series, bool]:
+    """Read numbers, also text such as `1.2 %`, `1,234.5` and `1,2`; True where the values have a
+    per cent sign. Raises ReturnsError."""
+    if pd.api.types.is_numeric_dtype(cells):
+        return cells.astype(np.float64), False
+    text = cells.astype(str).str.strip().mask(cells.isna())
+    is_percent = bool(text.dropna().str.endswith("%").all())
+    text = text.str.removesuffix("%").str.strip()
+    if not text.str.contains(".", regex=False, na=False).any():
+        text = text.str.replace(",", ".")
+    numbers = pd.to_numeric(text.str.replace(",", ""), errors="coerce")
+    wrong = cells[numbers.isna() & text.notna()]
+    if len(wrong):
+        raise ReturnsError(f"{cells.name}: {wrong.iloc[0]!r} ({wrong.index[0]}) is no number")
+    return numbers.astype(np.float64), is_percent
+
+
+def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
+    """Make simple returns of a series of values by date. Raises ReturnsError."""
+    if kind is not None and kind not in get_args(Kind):
+        raise ReturnsError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
+    numbers, is_percent = read_numbers(cells)
+    first = numbers.first_valid_index()
+    if first is None:
+        raise ReturnsError(f"{name}: there is no value")
+    numbers = numbers.loc[first:]
+    if is_percent:
+        return numbers / 100
+    kind = kind or find_kind(numbers.dropna().to_numpy(), name)
+    if kind == "equity":
+        if not (numbers.dropna() > 0).all():
+            raise ReturnsError(
+                f"{name}: an equity of {numbers.min():g} has no return after it; if these are"
+                " returns, say so: kind=returns"
+            )
+        return numbers.dropna().pct_change().iloc[1:]
+    if kind == "log":
+        return numbers.map(math.expm1)
+    return numbers / 100 if kind == "percent" else numbers
+
+
+def find_kind(values: Array, name: str) -> Kind:
+    """Find out whether values are returns or equity. Raises ReturnsError where both could be."""
+    typical = float(np.median(np.abs(values)))
+    unclear = f"{name}: values such as {values[-1]:g} may be"
+    if (values > 0).all() and typical > 0.5:
+        logs = np.log(values)
+        # Equity wanders: its steps are small beside its range. Growth factors (1 + r) do not.
+        if values.size < 3 or np.diff(logs).std() <= logs.std() or logs.std() < 1e-12:
+            return "equity"
+        raise ReturnsError(f"{unclear} equity or per cent; say which: kind=equity or kind=percent")
+    if (values > 0).all() and values.size > 12:
+        raise ReturnsError(f"{unclear} returns or equity; say which: kind=returns or kind=equity")
+    if typical > 0.2 or values.min() < -1:
+        raise ReturnsError(
+            f"{unclear} returns or per cent; say which: kind=returns or kind=percent"
+        )
+    return "returns"
+
+
+def _dates_of(table: pd.Series | pd.DataFrame) -> pd.DatetimeIndex:
+    return pd.DatetimeIndex(table.index)
+
+
+# --- periods --------------------------------------------------------------------------------------
+
+
+def _by_session(returns: pd.Series) -> pd.Series:
+    """Compound the returns of each day."""
+    days = _dates_of(returns).normalize()
+    if not days.duplicated().any():
+        return returns.set_axis(days)
+    return (1 + returns).groupby(days).prod(min_count=1) - 1
+
+
+def count_sessions_a_year(dates: pd.DatetimeIndex) -> int:
+    """Find out the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. Raises
+    ReturnsError for others, and where many dates are missing."""
+    if len(dates) < 2:
+        raise ReturnsError(f"{len(dates)} date(s); give at least two returns")
+    days = (dates[-1] - dates[0]).days
+    gap = float(np.median(np.diff(dates.to_numpy()) / np.timedelta64(1, "D")))
+    rate = (len(dates) - 1) / days * 365.25
+    found = 365 if rate > EVERY_DAY else 252
+    if gap > 4:
+        found = next((year for year, (low, high) in PERIODS.items() if low <= gap <= high), 0)
+    least = FEWEST_DATES if gap <= 4 else 0.75 * found
+    most = math.inf if gap <= 4 else 1.33 * found
+    if not found or (days > 90 and not least <= rate <= most):
+        raise ReturnsError(
+            f"{len(dates)} dates in {days} days are no daily, weekly or monthly returns; give a"
+            " return for each period, 0 where nothing was held, or say how many such periods a"
+            " year has (sessions_a_year=)"
+        )
+    return found
+
+
+def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.Series:
+    """Compound a benchmark's returns to the periods that end on `dates`; NaN where it has none.
+    Raises ReturnsError if its periods are longer."""
+    within = theirs[(theirs.index >= dates[0]) & (theirs.index <= dates[-1])]
+    if not len(within):
+        raise ReturnsError(
+            f"{name}: its dates ({theirs.index[0]:%Y-%m-%d} to {theirs.index[-1]:%Y-%m-%d}) are not"
+            f" those of the strategy ({dates[0]:%Y-%m-%d} to {dates[-1]:%Y-%m-%d})"
+        )
+    inside = dates[(dates >= theirs.index[0]) & (dates <= theirs.index[-1])]
+    if inside.isin(within.index).mean() > 0.9 and len(within) <= 1.1 * len(inside):
+        return theirs.reindex(dates)
+    if len(within) < 0.9 * len(inside):
+        raise ReturnsError(
+            f"{name}: {len(within)} dates for {len(inside)} of the strategy's; give a benchmark"
+            " with at least as many"
+        )
+    gap = pd.Timedelta(np.median(np.diff(dates.to_numpy())))
+    level = (1 + theirs.fillna(0.0)).cumprod()
+    edges = pd.DatetimeIndex([dates[0] - gap, *dates])
+    row = level.index.searchsorted(edges, side="right") - 1
+    at = np.where(row >= 0, level.to_numpy()[row], 1.0)
+    is_covered = (edges >= level.index[0] - gap) & (edges <= level.index[-1] + gap)
+    at[~is_covered] = np.nan
+    return pd.Series(at[1:] / at[:-1] - 1, dates)

@@ -1,0 +1,87 @@
+"""`WeightedAccount`: the account of a strategy that is given as weights, marked at given prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fintrader.errors import ReturnsError
+from fintrader.metrics import Array
+
+CAPITAL_USD = 1_000_000.0
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedAccount:
+    """An account of N symbols at T dates."""
+
+    symbols: tuple[str, ...]
+    dates: NDArray[np.datetime64]
+    """`[T]`, days."""
+    shares: Array
+    """`[T, N]` held after the trades at each date's price."""
+    prices: Array
+    """`[T, N]` USD; 0 where there is none."""
+    equity: Array
+    """`[T]` USD after costs; nothing has been traded at the first."""
+    costs_usd: Array
+    """`[T]`."""
+
+    @property
+    def changes(self) -> Array:
+        """`[T, N]`: shares bought, or sold (< 0)."""
+        return np.diff(self.shares, axis=0, prepend=0.0)
+
+
+def hold_weights(
+    weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float = 0.0
+) -> WeightedAccount:
+    """Trade target weights at prices, both a column a symbol and a row a date.
+
+    The weights of a date are known at its close and traded at the price of the next date, at
+    `cost_bps` of what is traded; between their dates positions drift. What is not invested earns
+    nothing. Raises ReturnsError for a symbol without prices, or a weight where there is no price.
+    """
+    absent = [str(symbol) for symbol in weights if symbol not in prices]
+    if absent:
+        raise ReturnsError(f"there are no prices of {', '.join(absent[:6])}; add columns for them")
+    symbols = list(weights.columns)
+    close = prices[symbols].loc[weights.index[0] :].astype(np.float64)
+    if len(close) < 3:
+        raise ReturnsError("the prices have fewer than three dates from the first weights on")
+    marks = close.ffill().to_numpy()
+    orders = {
+        int(row): target
+        for row, target in zip(
+            close.index.searchsorted(weights.index, side="right"),
+            weights.fillna(0.0).to_numpy(np.float64),
+            strict=True,
+        )
+    }
+    size = len(close)
+    shares = np.zeros((size, len(symbols)))
+    equity = np.full(size, CAPITAL_USD)
+    costs = np.zeros(size)
+    for row in range(1, size):
+        held = shares[row - 1]
+        gain = np.where(held != 0, held * (marks[row] - marks[row - 1]), 0.0).sum()
+        equity[row] = equity[row - 1] + gain
+        shares[row] = held
+        target = orders.get(row)
+        if target is None or equity[row] <= 0:
+            continue
+        unknown = (target != 0) & ~(marks[row] > 0)
+        if unknown.any():
+            symbol = symbols[int(np.flatnonzero(unknown)[0])]
+            raise ReturnsError(f"{symbol}: a weight, and no price on {close.index[row]:%Y-%m-%d}")
+        goal = np.where(target != 0, target * equity[row] / np.where(target, marks[row], 1.0), 0.0)
+        traded = np.abs(np.where(goal != held, (goal - held) * marks[row], 0.0)).sum()
+        costs[row] = cost_bps / 1e4 * traded
+        shares[row] = goal * (1 - costs[row] / equity[row])  # the costs come out of all positions
+        equity[row] -= costs[row]
+    days = close.index.to_numpy().astype("datetime64[D]")
+    names = tuple(map(str, symbols))
+    return WeightedAccount(names, days, shares, np.nan_to_num(marks), equity, costs)

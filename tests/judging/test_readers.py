@@ -1,0 +1,395 @@
+"""Returns, equity, weights and results of other programs, in the shapes that they write."""
+
+import io
+import json
+import pickle
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.errors import ReturnsError
+from fintrader.verdict.returns_files import read_record, read_weights
+from fintrader.verdict.track_record import make_record
+
+RNG = np.random.default_rng(5)
+DAYS = pd.bdate_range("2021-01-04", periods=300)
+RETURNS = pd.Series(0.0003 + 0.01 * RNG.standard_normal(300), DAYS, name="mine")
+INDEX = pd.Series(0.0002 + 0.01 * RNG.standard_normal(300), DAYS, name="SPY")
+
+
+def to_equity(returns, start=100_000.0):
+    before = returns.index[0] - pd.Timedelta(days=1)
+    wealth = start * (1 + returns).cumprod()
+    return pd.concat([pd.Series([start], pd.DatetimeIndex([before])), wealth]).rename("equity")
+
+
+def same(record, returns=RETURNS):
+    assert pd.DatetimeIndex(record.dates).equals(pd.DatetimeIndex(returns.index))
+    np.testing.assert_allclose(record.returns, returns, atol=1e-9)
+    return True
+
+
+# --- values in Python -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        RETURNS,
+        RETURNS[::-1],
+        RETURNS.rename(None),
+        RETURNS.tz_localize("UTC"),
+        RETURNS.to_frame(),
+        RETURNS.rename_axis("date").reset_index(),
+        (DAYS.to_numpy(), RETURNS.to_numpy()),
+        ([str(day)[:10] for day in DAYS], RETURNS.tolist()),
+        to_equity(RETURNS),
+        to_equity(RETURNS, 1.0),
+        pd.concat([pd.Series([np.nan], DAYS[:1] - pd.Timedelta(days=1)), RETURNS]),
+        pd.DataFrame({"returns": RETURNS, "exposure": 0.5, "signal": 1.0}),
+    ],
+)
+def test_returns_and_equity_in_every_shape_are_the_same_record(values):
+    record = make_record(values)
+    assert same(record)
+    assert (record.sessions_a_year, record.benchmark) == (252, None)
+
+
+def test_stats_of_backtesting_py_hold_their_equity_curve():
+    """`Backtest.run()` returns a Series of objects."""
+    curve = to_equity(RETURNS, 10_000.0).rename("Equity").to_frame()
+    curve["DrawdownPct"] = 1 - curve["Equity"] / curve["Equity"].cummax()
+    stats = pd.Series(
+        {"Start": DAYS[0], "Sharpe Ratio": 1.2, "_equity_curve": curve, "_trades": pd.DataFrame()},
+        dtype=object,
+    )
+    assert same(make_record(stats))
+
+
+def test_a_vectorbt_portfolio_gives_its_returns_and_many_columns_ask_for_one():
+    class Portfolio:
+        """What vectorbt's has for a grid of parameters."""
+
+        def returns(self):
+            return pd.DataFrame({10: RETURNS, 20: RETURNS * 2})
+
+    with pytest.raises(ReturnsError, match=r"2 columns \(10, 20\).*trials=2"):
+        make_record(Portfolio())
+    assert same(make_record(Portfolio(), column="10"))
+
+
+def test_polars_needs_no_index():
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"date": DAYS.date, "returns": RETURNS.to_numpy()})
+    assert same(make_record(frame))
+
+
+def test_per_cent_logs_and_bars_of_minutes_are_returns_of_days():
+    assert same(make_record(RETURNS * 100, kind="percent"))
+    assert same(make_record(np.log1p(RETURNS), kind="log"))
+    half = np.sqrt(1 + RETURNS) - 1
+    times = [day + pd.Timedelta(hours=hour) for day in DAYS for hour in (10, 15)]
+    record = make_record(pd.Series(np.repeat(half.to_numpy(), 2), pd.DatetimeIndex(times)))
+    assert same(record)
+    assert record.notes == ("Returns within a day were compounded to one a day.",)
+
+
+@pytest.mark.parametrize(
+    ("dates", "year"),
+    [
+        (pd.bdate_range("2021-01-01", periods=200), 252),
+        (pd.date_range("2021-01-01", periods=200), 365),
+        (pd.date_range("2021-01-01", periods=100, freq="W-FRI"), 52),
+        (pd.date_range("2021-01-01", periods=40, freq="ME"), 12),
+        (pd.date_range("2021-01-01", periods=40, freq="MS"), 12),
+        (pd.period_range("2021-01", periods=40, freq="M"), 12),
+    ],
+)
+def test_periods_a_year_come_from_the_dates(dates, year):
+    record = make_record(pd.Series(RETURNS.to_numpy()[: len(dates)], dates))
+    assert record.sessions_a_year == year
+    if year == 12:
+        assert str(record.dates[0]) == "2021-01-31"
+
+
+def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
+    record = make_record(pd.DataFrame({"mine": RETURNS, "SPY": INDEX}), benchmark="SPY")
+    np.testing.assert_allclose(record.benchmark, INDEX)
+    weekly = (1 + RETURNS).resample("W-FRI").prod() - 1
+    for rival in (INDEX, to_equity(INDEX)):
+        record = make_record(weekly, benchmark=rival)
+        expected = (1 + INDEX).resample("W-FRI").prod() - 1
+        np.testing.assert_allclose(record.benchmark, expected, atol=1e-12)
+        assert record.sessions_a_year == 52
+    with pytest.raises(ReturnsError, match="give the benchmark as returns or prices"):
+        make_record(RETURNS, benchmark=100 * INDEX)
+    both = pd.DataFrame({"mine": 100 * RETURNS, "SPY": 100 * INDEX})
+    np.testing.assert_allclose(make_record(both, benchmark="SPY", kind="percent").benchmark, INDEX)
+    shorter = make_record(RETURNS, benchmark=INDEX[50:])
+    assert same(shorter, RETURNS[50:])
+    assert shorter.notes == ("50 of 300 dates lack a value and are left out.",)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message", "remedy"),
+    [
+        (RETURNS * 100, {}, "returns or per cent; say which: kind=", {"kind": "percent"}),
+        (RETURNS.abs() + 1e-4, {}, "returns or equity; say which", {"kind": "returns"}),
+        (1 + RETURNS, {}, "equity or per cent; say which", {"kind": "equity"}),
+        (RETURNS, {"kind": "equity"}, "say so: kind=returns", {"kind": "returns"}),
+        (RETURNS, {"kind": "profit"}, "choose one of returns, percent, log, equity", {}),
+        (RETURNS, {"column": "other"}, "there are mine", {"column": "mine"}),
+        (RETURNS, {"benchmark": "QQQ"}, "'QQQ' is no column; there are mine", {"benchmark": None}),
+        (RETURNS[::3], {}, "sessions_a_year=", {"sessions_a_year": 84}),
+        (RETURNS[::60], {"sessions_a_year": None}, "sessions_a_year=", {"sessions_a_year": 4}),
+        (RETURNS[:1], {}, "give at least two returns", None),
+        (RETURNS.to_numpy(), {}, "with dates, or as a pair of arrays", None),
+        (pd.concat([RETURNS, RETURNS[:1]]), {}, "occurs twice", None),
+        (pd.concat([RETURNS, RETURNS], axis=1), {}, "two columns have one name", None),
+        (RETURNS[:0], {}, "the table is empty", None),
+        (pd.concat({"mine": RETURNS}), {}, "with dates, or as a pair of arrays", None),
+        (
+            RETURNS.astype(str).replace(str(RETURNS.iloc[3]), "n.v."),
+            {},
+            "'n.v.'.*is no number",
+            None,
+        ),
+        (pd.DataFrame({"a": ["x", "y"], "b": [0.1, 0.2]}), {}, "'x' is no date|no column of", None),
+        (RETURNS.set_axis(DAYS + pd.Timedelta(days=4000)), {"benchmark": INDEX}, "not those", None),
+    ],
+)
+def test_what_cannot_be_read_says_why_and_the_remedy_works(values, options, message, remedy):
+    with pytest.raises(ReturnsError, match=message):
+        make_record(values, **options)
+    if remedy is not None:
+        make_record(values, **({**options, **remedy} if remedy else {}))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_tables_of_text_in_the_ways_of_several_countries(tmp_path):
+    path = tmp_path / "own.csv"
+    texts = {
+        "index": RETURNS.to_csv(),
+        "percent": "Date,Return\n"
+        + "".join(f"{day:%Y-%m-%d},{100 * value:.9f} %\n" for day, value in RETURNS.items()),
+        "german": "Datum;Rendite\n"
+        + "".join(
+            f"{day:%d.%m.%Y};{value:.12f}\n".replace(".0", ",0", 0)
+            for day, value in RETURNS.items()
+        ),
+        "comma": "date;r\n"
+        + "".join(
+            f"{day:%Y-%m-%d};{value:.12f}\n".replace(".", ",") for day, value in RETURNS.items()
+        ),
+        "american": "date,r\n"
+        + "".join(f"{day:%m/%d/%Y},{value:.12f}\n" for day, value in RETURNS.items()),
+        "numbers": "time\tr\n"
+        + "".join(f"{day:%Y%m%d}\t{value:.12f}\n" for day, value in RETURNS.items()),
+        "no header": RETURNS.to_csv(header=False),
+        "byte order mark": "\ufeff" + RETURNS.to_csv(),
+        "summer time": RETURNS.set_axis(DAYS.tz_localize("America/New_York")).to_csv(),
+        "seconds": "time,r\n"
+        + "".join(f"{day.timestamp():.0f},{value:.12f}\n" for day, value in RETURNS.items()),
+        "equity": "time,nav\n"
+        + "".join(f'{day},"{value:,.9f}"\n' for day, value in to_equity(RETURNS).items()),
+    }
+    for text in texts.values():
+        path.write_text(text)
+        assert same(read_record(path))
+    RETURNS.to_frame().to_parquet(tmp_path / "own.parquet")
+    assert same(read_record(tmp_path / "own.parquet"))
+
+
+def test_a_benchmark_is_a_column_before_it_is_a_file(tmp_path):
+    pd.DataFrame({"mine": RETURNS, "SPY": INDEX}).to_csv(tmp_path / "own.csv")
+    INDEX.to_csv(tmp_path / "spx.csv")
+    record = read_record(tmp_path / "own.csv", benchmark="SPY")
+    assert record.benchmark_name == "SPY"
+    RETURNS.to_csv(tmp_path / "alone.csv")
+    record = read_record(tmp_path / "alone.csv", benchmark=str(tmp_path / "spx.csv"))
+    np.testing.assert_allclose(record.benchmark, INDEX)
+    assert record.benchmark_name == "spx"
+    assert read_record(tmp_path / "alone.csv", benchmark="cash").benchmark is None
+    with pytest.raises(ReturnsError, match="'other' is not there; there are mine"):
+        read_record(tmp_path / "alone.csv", column="other")
+    with pytest.raises(ReturnsError, match="neither a column of alone"):
+        read_record(tmp_path / "alone.csv", benchmark="QQQ")
+
+
+def test_a_pickle_is_opened_only_where_it_is_trusted(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    (tmp_path / "trap.pkl").write_bytes(pickle.dumps(Trap()))
+    RETURNS.to_pickle(tmp_path / "own.pkl")
+    for name in ("trap.pkl", "own.pkl"):
+        with pytest.raises(ReturnsError, match=r"runs the code that it holds.*--trust"):
+            read_record(tmp_path / name)
+    assert not (tmp_path / "ran").exists()
+    assert same(read_record(tmp_path / "own.pkl", trust=True))
+
+
+def test_a_model_is_not_its_returns(tmp_path):
+    with zipfile.ZipFile(tmp_path / "ppo.zip", "w") as archive:  # Stable-Baselines3's own layout
+        for name in ("data", "policy.pth", "pytorch_variables.pth", "_stable_baselines3_version"):
+            archive.writestr(name, b"")
+    with pytest.raises(ReturnsError, match="is a model, not its returns; backtest it first"):
+        read_record(tmp_path / "ppo.zip")
+
+
+# --- freqtrade ------------------------------------------------------------------------------------
+
+
+def freqtrade_result(minutes=90, names=("Own",)):
+    """As freqtrade's `generate_backtest_stats` writes it, with the fields that a reader needs."""
+    days = pd.date_range("2023-03-01", periods=40)
+    profits = np.random.default_rng(2).normal(2.0, 20.0, 30)
+    trades = [
+        {
+            "pair": "BTC/USDT",
+            "stake_amount": 100.0,
+            "open_date": str(days[k] + pd.Timedelta(hours=6) - pd.Timedelta(minutes=minutes)),
+            "close_date": f"{days[k]:%Y-%m-%d} 06:00:00+00:00",
+            "trade_duration": minutes,
+            "profit_ratio": profit / 100,
+            "profit_abs": profit,
+            "is_short": False,
+        }
+        for k, profit in enumerate(profits)
+    ]
+    strategy = {
+        "trades": trades,
+        "daily_profit": [[f"{days[k]:%Y-%m-%d}", profit] for k, profit in enumerate(profits)],
+        "starting_balance": 1000,
+        "final_balance": 1000 + profits.sum(),
+        "backtest_start": "2023-03-01 00:00:00",
+        "backtest_end": "2023-04-09 00:00:00",
+        "timeframe": "5m",
+        "stake_currency": "USDT",
+    }
+    content = {
+        "strategy": dict.fromkeys(names, strategy),
+        "strategy_comparison": [{"key": name} for name in names],
+        "metadata": {},
+    }
+    wealth = 1000 + np.cumsum(np.append(profits, np.zeros(10)))
+    return content, pd.Series(wealth, days)
+
+
+def test_freqtrades_json_books_profits_when_trades_close(tmp_path):
+    content, wealth = freqtrade_result()
+    (tmp_path / "backtest-result-2023.json").write_text(json.dumps(content))
+    record = read_record(tmp_path / "backtest-result-2023.json")
+    assert (record.name, record.sessions_a_year, len(record.returns)) == ("Own", 365, 40)
+    np.testing.assert_allclose(1000 * np.cumprod(1 + record.returns), wealth)
+    assert record.caveats == ()
+    content, _ = freqtrade_result(minutes=3 * 1440)
+    (tmp_path / "slow.json").write_text(json.dumps(content))
+    assert (
+        "when trades close, 3.0 days after they open"
+        in read_record(tmp_path / "slow.json").caveats[0]
+    )
+
+
+def test_freqtrades_zip_has_the_wallet_bar_by_bar_and_the_market(tmp_path):
+    content, wealth = freqtrade_result(minutes=3 * 1440, names=("Own", "Other"))
+    hours = pd.date_range("2023-03-01", periods=40 * 24, freq="h", tz="UTC")
+    marked = np.interp(np.arange(960), np.arange(23, 960, 24), wealth)
+    wallet = pd.DataFrame({"date": hours, "currency": "USDT", "total_quote": marked})
+    steps = np.random.default_rng(3).normal(0, 0.002, 960)
+    market = pd.DataFrame({"date": hours, "mean": 1.0, "rel_mean": np.cumsum(steps), "count": 2})
+    path = tmp_path / "backtest-result-2023-04-10_10-00-00.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        stem = path.stem
+        archive.writestr(f"{stem}.json", json.dumps(content))
+        archive.writestr(f"{stem}_config.json", "{}")
+        archive.writestr(f"{stem}_Own.py", "raise SystemExit")
+        archive.writestr(f"{stem}_signals.pkl", b"never opened")
+        for name, table in {"Own_wallet": wallet, "market_change": market}.items():
+            buffer = io.BytesIO()
+            table.to_feather(buffer)
+            archive.writestr(f"{stem}_{name}.feather", buffer.getvalue())
+    with pytest.raises(ReturnsError, match=r"2 strategies: Own, Other; choose one \(--column"):
+        read_record(path)
+    record = read_record(path, column="Own")
+    assert (record.benchmark_name, record.caveats) == ("its pairs", ())
+    np.testing.assert_allclose(np.prod(1 + record.returns), wealth.iloc[-1] / marked[0])
+    np.testing.assert_allclose(record.benchmark[1], np.prod(1 + steps[24:48]) - 1)
+    assert read_record(path, column="Own", benchmark="cash").benchmark is None
+
+
+# --- Lean -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["objects", "candles"])
+def test_lean_results_of_both_versions(tmp_path, version):
+    """Points stand at midnight of New York, after the day; older versions write `{x, y}` under
+    capital names."""
+    equity, index = to_equity(RETURNS), to_equity(INDEX)
+
+    def points(series):
+        midnight = (series.index + pd.Timedelta(days=1)).tz_localize("America/New_York")
+        seconds = midnight.as_unit("s").asi8
+        if version == "objects":
+            return [{"x": int(x), "y": float(y)} for x, y in zip(seconds, series, strict=True)]
+        return [[int(x), *[float(y)] * 4] for x, y in zip(seconds, series, strict=True)]
+
+    charts = {
+        "Strategy Equity": {"Series": {"Equity": {"Values": points(equity)}}},
+        "Benchmark": {"Series": {"Benchmark": {"Values": points(index)}}},
+    }
+    content = {"Charts": charts, "Statistics": {}}
+    if version == "candles":
+        content = json.loads(
+            json.dumps(content)
+            .replace('"Charts"', '"charts"')
+            .replace('"Series"', '"series"')
+            .replace('"Values"', '"values"')
+        )
+    (tmp_path / "123.json").write_text(json.dumps(content))
+    record = read_record(tmp_path / "123.json")
+    assert same(record)
+    np.testing.assert_allclose(record.benchmark, INDEX, atol=1e-9)
+    assert record.sessions_a_year == 252
+
+
+def test_a_file_of_another_kind_says_what_it_holds(tmp_path):
+    (tmp_path / "other.json").write_text('{"results": [1, 2]}')
+    with pytest.raises(ReturnsError, match=r"it holds results.*save dates and returns as CSV"):
+        read_record(tmp_path / "other.json")
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ReturnsError, match="empty"):
+        read_record(tmp_path / "empty.csv")
+    with pytest.raises(ReturnsError, match="no such file"):
+        read_record(tmp_path / "absent.csv")
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def test_weights_are_traded_at_the_next_price_net_of_costs(tmp_path):
+    prices = pd.DataFrame({"A": to_equity(RETURNS, 50.0), "B": to_equity(INDEX, 20.0)})
+    weights = pd.DataFrame({"A": 1.0, "B": 0.0}, prices.index[:1])
+    weights.loc[prices.index[100]] = [0.0, 0.5]
+    weights.to_csv(tmp_path / "weights.csv")
+    prices.to_csv(tmp_path / "prices.csv")
+    files = (tmp_path / "weights.csv", tmp_path / "prices.csv")
+    record = read_weights(*files, cost_bps=10)
+    a, b = RETURNS.to_numpy(), INDEX.to_numpy()
+    np.testing.assert_allclose(record.returns[0], -0.001)  # bought at the second price
+    np.testing.assert_allclose(record.returns[1:100], a[1:100])
+    np.testing.assert_allclose(record.returns[100], a[100] - 0.0015 * (1 + a[100]), rtol=1e-9)
+    np.testing.assert_allclose(record.returns[101], 0.5 * b[101], rtol=1e-9)
+    np.testing.assert_allclose(record.benchmark, (a + b) / 2)
+    assert record.benchmark_name == "equal weight"
+    assert record.caveats == ()
+    assert read_weights(*files).caveats == ("trading free of costs",)
+    assert read_weights(*files, benchmark="A").benchmark_name == "A"
+    weights.rename(columns={"B": "C"}).to_csv(tmp_path / "weights.csv")
+    with pytest.raises(ReturnsError, match="no prices of C; add columns for them"):
+        read_weights(*files)
