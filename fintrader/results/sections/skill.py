@@ -119,11 +119,15 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         against = evidence.against.replace("_", " ")
         sessions = count(alpha.sessions)
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
+        late = ""
+        if alpha.past_sessions:
+            late = f" and its {alpha.past_sessions} past sessions, which the returns follow late"
         rows += [
             (
                 "Alpha over the benchmark portfolio",
                 percent(scale * alpha.alpha, signed=True),
-                f"{over} beyond a beta of {ratio(alpha.beta)} to {against}; 95 %: {low} to {high}",
+                f"{over} beyond a beta of {ratio(alpha.beta)} to {against}{late}; 95 %: {low} to"
+                f" {high}",
             ),
             (
                 "p-value",
