@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from fintrader.errors import ConfigError
-from fintrader.results.formatting import number
+from fintrader.numerals import number
 from fintrader.yaml_text import parse_yaml
 from fintrader_app.shell import human, line_up, plain
 

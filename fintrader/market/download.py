@@ -115,7 +115,7 @@ def _choose_source(
     vendor = options.vendor or ("binance" if pairs else "yahoo")
     vendor = {"yfinance": "yahoo"}.get(vendor, vendor)
     usual = 1 if options.index and vendor == "alpaca" else DAY_MINUTES
-    values: dict[str, Any] = {"kind": vendor, "bar_minutes": options.bar_minutes or usual}
+    minutes = options.bar_minutes or usual
     if vendor in ("yahoo", "alpaca"):
         if pairs:
             hint = f"{pairs[0].partition('/')[0]}-USD is Yahoo's ticker, and "
@@ -124,10 +124,11 @@ def _choose_source(
                 " --from binance"
             )
         model = YahooSettings if vendor == "yahoo" else AlpacaSettings
+        values = {"kind": vendor, "bar_minutes": minutes}
         return validate(model, values, "data.source"), list(words)
     if options.index:
         raise ConfigError(f"--index: {vendor} has no shares; choose --from yahoo or alpaca")
-    values |= {"kind": "ccxt", "exchange": vendor}
+    values = {"kind": "ccxt", "exchange": vendor, "bar_minutes": minutes}
     tickers = dict.fromkeys(read_pair(word, is_certain=True) or word for word in words)
     return validate(CcxtSettings, values, "data.source"), list(tickers)
 

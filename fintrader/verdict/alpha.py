@@ -9,7 +9,8 @@ finds skill; docs/evidence.md has the numbers. This module corrects for no selec
 search did not choose by the held-out window.
 
 Sources: Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice" (2018)
-[cosine series, fixed-b critical values]; Götze and Künsch, "Second-Order Correctness of the
+[cosine series, fixed-b critical values]; Dimson, "Risk Measurement When Shares Are Subject to
+Infrequent Trading" (1979) [past sessions of the benchmark]; Götze and Künsch, "Second-Order Correctness of the
 Blockwise Bootstrap" (1996) [studentised blocks]; Harvey and Liu, "False (and Missed) Discoveries in
 Financial Economics" (2020) [the power of a test on given data]; Shafer, "Testing by Betting"
 (2021), and Waudby-Smith and Ramdas, "Estimating Means of Bounded Random Variables by Betting"
@@ -48,6 +49,10 @@ SHIFTS = 999
 """Shifts in time: p-values down to 0.001."""
 BETS = (0.5, 1.0, 2.0, 3.0)
 """Annual information ratios that the e-process bets on, an equal share of its stake each."""
+PAST = 10
+"""Past sessions of the benchmark that stale returns are fitted to."""
+STALE = 0.1
+"""Level of the test for stale returns: fitting fresh ones to past sessions costs little."""
 FIRST_BET = 20
 """Sessions that beta and volatility are learnt from before the first bet."""
 
@@ -76,17 +81,39 @@ class Hedged(NamedTuple):
     mean is zero."""
 
 
-def hedge(ours: ArrayLike, theirs: ArrayLike) -> Hedged:
-    """Fit returns `[S]` to the benchmark's by least squares; against cash, which does not vary,
-    beta is 0."""
+def hedge(ours: ArrayLike, theirs: ArrayLike, past: int = 0) -> Hedged:
+    """Fit returns `[S]` to the benchmark's by least squares, and to those of `past` sessions before;
+    against cash, which does not vary, beta is 0."""
     r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
+    size = b.size
     centred = b - b.mean()
-    spread = float(centred @ centred) / b.size
-    beta = float(centred @ r) / (spread * b.size) if spread > 1e-20 else 0.0
-    residual = r - r.mean() - beta * centred
-    freedom = math.sqrt(b.size / max(b.size - (2 if beta else 1), 1))
-    pull = 1 - b.mean() * centred / spread if spread > 1e-20 else 1.0
-    return Hedged(beta, float(r.mean() - beta * b.mean()), residual, residual * pull * freedom)
+    columns = [np.ones(size)]
+    if float(centred @ centred) / size > 1e-20:  # before the first session: the mean
+        columns += [np.append(np.zeros(k), centred[: size - k]) for k in range(past + 1)]
+    design = np.column_stack(columns)
+    inverse = np.linalg.pinv(design.T @ design)
+    fitted = inverse @ (design.T @ r)
+    residual = r - design @ fitted
+    beta = float(fitted[1:].sum())
+    pull = size * (design @ (inverse[0] - b.mean() * inverse[1:].sum(axis=0)))
+    freedom = math.sqrt(size / max(size - len(columns), 1))
+    alpha = float(fitted[0] - beta * b.mean())
+    return Hedged(beta, alpha, residual, residual * pull * freedom)
+
+
+def count_past_sessions(ours: ArrayLike, theirs: ArrayLike) -> int:
+    """Count the past sessions of the benchmark that returns `[S]` are fitted to: none, or `PAST`
+    where the residual goes with the benchmark of sessions before, as it does with stale prices."""
+    u = hedge(ours, theirs).residual
+    b = np.asarray(theirs, dtype=np.float64)
+    z = b - b.mean()
+    scale = float(u @ u) * float(z @ z)
+    past = min(PAST, u.size // 6)
+    if not scale > 1e-30 or past < 1:
+        return 0
+    products = np.array([u[k:] @ z[: u.size - k] for k in range(1, past + 1)])
+    portmanteau = u.size * float(np.square(products).sum()) / scale
+    return past if portmanteau > stats.chi2.isf(STALE, past) else 0
 
 
 def alpha_test(
@@ -102,11 +129,13 @@ def alpha_test(
     `SHORTEST` sessions, and if the hedged returns do not vary.
 
     The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
-    frequencies, which holds for returns that depend on each other in time. Its p-value comes from a
-    paired circular block bootstrap of the same statistic; below `FEW` sessions from Student's t
-    with as many degrees of freedom as frequencies.
+    frequencies, which holds for returns that depend on each other in time. Returns that follow the
+    benchmark late (stale prices, smoothed valuations) are hedged against its past sessions too. The
+    p-value comes from a paired circular block bootstrap of the same statistic; below `FEW` sessions
+    from Student's t with as many degrees of freedom as frequencies.
     """
-    found = hedge(ours, theirs)
+    past = count_past_sessions(ours, theirs)
+    found = hedge(ours, theirs, past)
     size = found.residual.size
     deviation = float(np.sqrt((found.residual**2).sum() / max(size - 1, 1)))
     if size < SHORTEST or not deviation > 1e-9:
@@ -136,7 +165,7 @@ def alpha_test(
     low, high = (sessions_a_year * (found.alpha + side * margin) for side in (-1, 1))
     alpha = sessions_a_year * found.alpha
     return AlphaTest(
-        size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method
+        size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method, past
     )
 
 

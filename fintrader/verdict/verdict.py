@@ -93,6 +93,9 @@ class AlphaTest:
     """Total sessions after which a true ratio of the measured size is detected as often; None
     unless it is above 0."""
     method: str
+    past_sessions: int = 0
+    """Past sessions of the benchmark that are hedged too, because the returns follow it late; `beta`
+    is the sum over them."""
 
 
 @dataclass(frozen=True)

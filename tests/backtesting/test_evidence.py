@@ -21,6 +21,47 @@ def test_the_levels_of_all_looks_are_the_level_together():
     assert 0.9999 * ev.LEVEL < sum(levels) < ev.LEVEL
 
 
+def test_returns_that_follow_the_benchmark_late_are_hedged_against_its_past():
+    """A strategy without skill whose prices are stale has an alpha of beta times what it missed."""
+
+    def smooth(values):
+        for t in range(1, len(values)):
+            values[t] = 0.6 * values[t - 1] + 0.4 * values[t]
+        return values
+
+    betas = []
+    passed = {"late": 0, "at once": 0}
+    for seed in range(60):
+        ours, theirs = days(250, beta=0.8, seed=seed)
+        late = ev.alpha_test(smooth(ours.copy()), theirs, seed=0, repeats=199)
+        at_once = ev.alpha_test(ours, theirs, seed=0, repeats=199)
+        passed["late"] += late.p_value < 0.04
+        passed["at once"] += at_once.past_sessions > 0
+        assert late.past_sessions == ev.PAST
+        betas.append(late.beta)
+    assert np.mean(betas) == pytest.approx(0.8, abs=0.05)
+    assert passed["late"] <= 5
+    assert passed["at once"] <= 12
+
+
+def test_past_sessions_are_fitted_by_least_squares():
+    ours, theirs = days(90, beta=1.4, ratio=2)
+    found = ev.hedge(ours, theirs, past=2)
+    padded = np.append([theirs.mean()] * 2, theirs)
+    design = np.column_stack([np.ones(90)] + [padded[2 - k : 92 - k] for k in range(3)])
+    fitted = np.linalg.lstsq(design, ours)[0]
+    assert found.beta == pytest.approx(fitted[1:].sum())
+    assert found.alpha == pytest.approx(fitted[0])
+    assert found.residual == pytest.approx(ours - design @ fitted)
+    weights = np.ones(90)
+    weights[17] += 1e-4
+    rows = design * np.sqrt(weights)[:, None]
+    moved = np.linalg.lstsq(rows, ours * np.sqrt(weights))[0][0]
+    assert (moved - fitted[0]) / 1e-4 * 90 == pytest.approx(
+        found.influence[17] / np.sqrt(90 / 86), rel=1e-2
+    )
+
+
 def test_a_long_ledger_has_a_level_that_a_strategy_can_pass():
     ours, theirs = days(1000, ratio=5)
     level = ev.level_of_look(40)

@@ -132,11 +132,14 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         sessions = f"{count(alpha.sessions)} {unit}s"
         hedged = f"a beta of {ratio(alpha.beta)} to " if alpha.beta else ""
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
+        late = ""
+        if alpha.past_sessions:
+            late = f" and its {alpha.past_sessions} past sessions, which the returns follow late"
         rows += [
             (
                 "Alpha over the benchmark portfolio",
                 percent(scale * alpha.alpha, signed=True),
-                f"{over} beyond {hedged}{against}; 95 %: {low} to {high}",
+                f"{over} beyond {hedged}{against}{late}; 95 %: {low} to {high}",
             ),
             (
                 "p-value",
