@@ -292,7 +292,7 @@ def _find_repeated(days: Days) -> Iterator[Fault]:
 def _find_repeated_runs(content: Array) -> Array:
     """Numbers of the days in runs of `_RUN` that repeat others, in the same order."""
     seen: dict[bytes, int] = {}
-    found = []
+    found: list[int] = []
     for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN)):
         is_distinct = part.all() and len(np.unique(part)) == _RUN
         if is_distinct and start - seen.setdefault(part.tobytes(), start) >= _RUN:
