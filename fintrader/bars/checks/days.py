@@ -276,7 +276,8 @@ def _find_repeated(days: Days) -> Iterator[Fault]:
     content = days.content[order]
     again = np.flatnonzero((content[1:] == content[:-1]) & (content[1:] != 0)) + 1
     first = order[np.searchsorted(content, content[again])]
-    last, again = order[again - 1], order[again]
+    last = order[again - 1]
+    again = order[again]
     few = days.bars[again] <= _FEW
     filled = few & (again - last == 1)
     chance = few & ~filled
@@ -359,7 +360,8 @@ def _is_limit(bars: Bars, begin: int, length: int) -> bool:
     pauses = np.flatnonzero(np.diff(bars.ts) > _PAUSE_BARS * length * MINUTE_NS) + 1
     edges = np.concatenate([[0], pauses, [len(bars)]])
     part = slice(*edges[np.searchsorted(edges, begin, side="right") + np.array([-1, 0])])
-    low, high = float(bars.low[part].min()), float(bars.high[part].max())
+    low = float(bars.low[part].min())
+    high = float(bars.high[part].max())
     is_moving = float(bars.low.min()) < float(bars.high.max())
     return is_moving and float(bars.close[begin]) in (low, high)
 

@@ -250,7 +250,8 @@ def _is_new_unit(days: Days, day: int) -> bool:
     """True where the volumes of ten days before and from a day on lie far apart, each close
     together, by a hundred, a thousand and so on, as those of another unit do, and prices move as
     much as before, without a pause."""
-    before, after = slice(max(0, day - 10), day), slice(day, day + 10)
+    before = slice(max(0, day - 10), day)
+    after = slice(day, day + 10)
     if days.gaps[day] > 3 or (days.length == 0 and day < 10):
         return False
     sizes = [np.sort(days.volume[part][days.volume[part] > 0]) for part in (before, after)]
