@@ -156,7 +156,7 @@ _FAULTS = {
     "half a minute late": ("off_minute", extra(ts=pd.Timestamp(f"{DAY} 12:00:30"))),
     "high and low swapped": (
         "crossed_range",
-        put(["high", "low"], lambda old: old[["low", "high"]].to_numpy()),
+        put(["high", "low"], lambda old: old[["low", "high"]].to_numpy(), *WHOLE_DAY),
     ),
     "open above high": ("open_outside_range", put("open", lambda old: old * 1.02)),
     "close below low": ("close_outside_range", put("close", lambda old: old * 0.98)),

@@ -56,9 +56,11 @@ def mask_crossed(bars: Bars) -> Array:
 
 def find_broken_ranges(bars: Bars, days: Array) -> Iterator[Fault]:
     """Find one symbol's days with a low above the high, and opens and closes outside of both by
-    more than rounding in more than 1 % of the rows. days: `[R]` the exchange's dates."""
+    more than rounding, each where more than 1 % of the rows are so. days: `[R]` the exchange's
+    dates."""
     crossed = mask_crossed(bars)
-    yield from group_by_day("crossed_range", bars, crossed, days)
+    if crossed.mean() > 0.01:
+        yield from group_by_day("crossed_range", bars, crossed, days)
     for kind, price in (("open_outside_range", bars.open), ("close_outside_range", bars.close)):
         outside = ~crossed & ((price > bars.high * 1.0001) | (price < bars.low * 0.9999))
         share = float(outside.mean())

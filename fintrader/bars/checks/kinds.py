@@ -24,8 +24,8 @@ KINDS: dict[str, str] = {
     "out_of_order": "rows are not in order of time: they are sorted",
     "off_minute": "a time lies inside a minute: it counts to the minute in which it lies",
     "crossed_range": (
-        "the high lies below the low, as where columns have the wrong names: stops the build;"
-        " waived, the range is widened to hold open and close"
+        "the high lies below the low, in more than 1 % of a symbol's rows as where columns have the"
+        " wrong names: stops the build; waived, or in fewer, the range is widened"
     ),
     "open_outside_range": (
         "the open lies outside low and high: the range is widened; named in the log where more than"
