@@ -72,7 +72,7 @@ log = logging.getLogger("fintrader.market")
 
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
-BUILD_VERSION = 11
+BUILD_VERSION = 12
 """Goes into every address; raised when the same settings would give other numbers, or files of
 another form."""
 
@@ -196,20 +196,11 @@ def assemble(settings: DataSettings, feed: Feed, *, progress: Progress = SILENT)
 def try_build(settings: DataSettings, feed: Feed) -> None:
     """Build a market to its last byte, in a temporary folder, and remove it. Raises what
     `build_market` raises."""
-    # what they say of a part of the bars the whole may not confirm
-    logs = [log, logging.getLogger("fintrader.bars")]
-    before = [one.disabled for one in logs]
-    for one in logs:
-        one.disabled = True
-    try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            _draft(settings.effective(), feed, Path(folder), SILENT) as draft,
-        ):
-            draft.write(Path(folder) / "market.safetensors")
-    finally:
-        for one, was_disabled in zip(logs, before, strict=True):
-            one.disabled = was_disabled
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _draft(settings.effective(), feed, Path(folder), SILENT) as draft,
+    ):
+        draft.write(Path(folder) / "market.safetensors")
 
 
 @contextlib.contextmanager

@@ -3,8 +3,10 @@ YAML that runs unchanged."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -142,16 +144,32 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
     text = render_yaml(found, path)
     settings = validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
     try:
-        if isinstance(found, Download):
-            _build_slice(*open_last(found, settings))
-        else:
-            _build_slice(*_open_files(settings))
+        with _without_log():
+            if isinstance(found, Download):
+                _build_slice(*open_last(found, settings))
+            else:
+                _build_slice(*_open_files(settings))
     except DataError as error:
         raise type(error)(
             f"{path} is not written, for a part of its bars makes no market: {error}"
         ) from None
     write_text(path, text)
     return path
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Log nothing of bars: the detection has named their faults, and what holds of a part of them
+    the whole may not confirm."""
+    logs = [logging.getLogger(name) for name in ("fintrader.bars", "fintrader.market")]
+    before = [one.disabled for one in logs]
+    for one in logs:
+        one.disabled = True
+    try:
+        yield
+    finally:
+        for one, was_disabled in zip(logs, before, strict=True):
+            one.disabled = was_disabled
 
 
 def _open_files(settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.date]]:

@@ -20,7 +20,7 @@ def find_row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Faul
     """
     prices = np.stack([getattr(bars, name) for name in PRICES])
     good = mask_valid_rows(bars, now)
-    crossed = good & (bars.high < bars.low)
+    crossed = good & mask_crossed(bars)
     whole = good & ~crossed
     back, again, conflicting = (np.zeros(len(bars), dtype=bool) for _ in range(3))
     # out of order: a row earlier than the one of its symbol that stands before it in the file
@@ -47,6 +47,27 @@ def find_row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Faul
     }
     for kind, mask in found.items():
         yield from group_by_day(kind, bars, mask, days)
+
+
+def mask_crossed(bars: Bars) -> Array:
+    """`[R]` bool: rows whose low lies above their high by more than rounding."""
+    return np.asarray(bars.low > bars.high * (1 + 1e-6))
+
+
+def find_broken_ranges(bars: Bars, days: Array) -> Iterator[Fault]:
+    """Find one symbol's days with a low above the high, and opens and closes outside of both by
+    more than rounding, each where more than 1 % of the rows are so. days: `[R]` the exchange's
+    dates."""
+    crossed = mask_crossed(bars)
+    if crossed.mean() > 0.01:
+        yield from group_by_day("crossed_range", bars, crossed, days)
+    for kind, price in (("open_outside_range", bars.open), ("close_outside_range", bars.close)):
+        outside = ~crossed & ((price > bars.high * 1.0001) | (price < bars.low * 0.9999))
+        share = float(outside.mean())
+        if share > 0.01:
+            first = str(days[outside.argmax()])
+            detail = f"in {share:.1%} of the rows"
+            yield Fault(kind, bars.symbols[0], first, int(outside.sum()), detail)
 
 
 def find_placement_faults(

@@ -21,6 +21,10 @@ from fintrader.results.market_description import Fault
 
 _FEW = 5
 """With fewer bars a day, equal closes may be chance: whole rows are compared."""
+_RUN = 3
+"""Days in a row that repeat as many others are no chance, however coarse prices are."""
+_PAUSE_BARS = 4
+"""Missing bars in a row that part two phases of trading."""
 SCALE = 70.0
 """No price changes by this factor in one bar."""
 _EXCURSION_BARS = 180
@@ -221,19 +225,24 @@ def _find_shifted(bars: Bars, grid: SessionGrid, length: int) -> Iterator[Fault]
     for number, by in zip(day[moved != 0], moved[moved != 0], strict=True):
         count = int(edges[number + 1] - edges[number])
         detail = f"by {by // MINUTE_NS} minutes"
-        yield Fault("shifted_day", bars.symbols[0], str(grid.dates[number]), count, detail)
+        follows = number + 1 < grid.num_sessions and grid.begin[number + 1] == grid.end[number]
+        kind = "between_bars" if by % step and follows else "shifted_day"
+        yield Fault(kind, bars.symbols[0], str(grid.dates[number]), count, detail)
 
 
 def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
     """`[D]` int64, see `Days.content`. Another process gets other hashes."""
     found = np.zeros(len(first), dtype=np.int64)
+    inner = [(price > bars.low) & (price < bars.high) for price in (bars.open, bars.close)]
+    # a bar of one or two prices equals others by chance
+    different = 1 + (bars.high > bars.low) + (inner[0] | inner[1])
     for day, (begin, end) in enumerate(zip(first.tolist(), stop.tolist(), strict=True)):
         close = bars.close[begin:end]
         if end - begin > _FEW:
             # a price that hardly moves equals that of other days by chance
             if end - begin >= 30 and np.count_nonzero(close[1:] != close[:-1]) >= 10:
                 found[day] = hash(close.tobytes())
-        elif (bars.high[begin:end] > bars.low[begin:end]).all():
+        elif (different[begin:end] >= 3).all():
             rows = [getattr(bars, name)[begin:end] for name in (*PRICES, "volume")]
             found[day] = hash(np.concatenate(rows).tobytes())
     return found
@@ -258,13 +267,54 @@ def _hash_blocks(close: Array, place: Array, places: int) -> Array:
 
 
 def _find_repeated(days: Days) -> Iterator[Fault]:
-    """Find days with the content of an earlier one."""
+    """Find days with the content of an earlier one.
+
+    The bar of a whole day may be that of another day by chance, or that of the day before, where
+    a vendor fills holidays so.
+    """
     order = np.argsort(days.content, kind="stable")
     content = days.content[order]
     again = np.flatnonzero((content[1:] == content[:-1]) & (content[1:] != 0)) + 1
-    earliest = np.searchsorted(content, content[again])
-    for day, other in zip(order[again].tolist(), order[earliest], strict=True):
-        yield days.fault("repeated_day", day, days.bars[day], f"same as {days.dates[other]}")
+    first = order[np.searchsorted(content, content[again])]
+    last = order[again - 1]
+    again = order[again]
+    few = days.bars[again] <= _FEW
+    filled = few & (again - last == 1)
+    chance = few & ~filled
+    if chance.any() and len(days.content) >= _RUN and _repeats_by_chance(days):
+        chance &= ~np.isin(again, _find_repeated_runs(days.content))
+    else:
+        chance[:] = False
+    for day, other, is_filled in zip(again[~chance], first[~chance], filled[~chance], strict=True):
+        kind = "filled_day" if is_filled else "repeated_day"
+        yield days.fault(kind, day, days.bars[day], f"same as {days.dates[other]}")
+
+
+def _find_repeated_runs(content: Array) -> Array:
+    """Numbers of the days in runs of `_RUN` that repeat others, in the same order."""
+    seen: dict[bytes, int] = {}
+    found: list[int] = []
+    for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN)):
+        is_distinct = part.all() and len(np.unique(part)) == _RUN
+        if is_distinct and start - seen.setdefault(part.tobytes(), start) >= _RUN:
+            found += range(start, start + _RUN)
+    return np.array(found, dtype=np.int64)
+
+
+def _repeats_by_chance(days: Days) -> bool:
+    """True where days that agree in all but one of open, high, low, close and volume are at least
+    as many as those that agree in all, as where prices have few digits: then a copy is no sign of
+    an error."""
+    wide = days.high > days.low
+    fields = [getattr(days, name)[wide] for name in (*PRICES, "volume")]
+
+    def count_pairs(columns: list[Array]) -> int:
+        sizes = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)[1]
+        return int((sizes * (sizes - 1) // 2).sum())
+
+    alike = count_pairs(fields)
+    others = [count_pairs(fields[:k] + fields[k + 1 :]) - alike for k in range(len(fields))]
+    return sum(others) >= alike
 
 
 def _find_scale_jumps(bars: Bars, days: Days) -> Iterator[Fault]:
@@ -297,7 +347,23 @@ def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
         alike = stop - begin
         if alike * days.length >= 29 and alike >= 9 and alike * np.log10(usual) < UNLIKELY:
             price = f"at {bars.close[begin]:g}"
-            yield days.fault("frozen_price", days.day_of(begin), alike + 1, price)
+            day = days.day_of(begin)
+            within = bars.take(slice(int(days.first[day]), int(days.first[day] + days.bars[day])))
+            is_limit = _is_limit(within, begin - int(days.first[day]), days.length)
+            kind = "limit_price" if is_limit else "frozen_price"
+            yield days.fault(kind, day, alike + 1, price)
+
+
+def _is_limit(bars: Bars, begin: int, length: int) -> bool:
+    """True where the price at a bar of a day is the highest or the lowest of the trading between
+    two pauses, and not the day's only one, as at a limit of the exchange."""
+    pauses = np.flatnonzero(np.diff(bars.ts) > _PAUSE_BARS * length * MINUTE_NS) + 1
+    edges = np.concatenate([[0], pauses, [len(bars)]])
+    part = slice(*edges[np.searchsorted(edges, begin, side="right") + np.array([-1, 0])])
+    low = float(bars.low[part].min())
+    high = float(bars.high[part].max())
+    is_moving = float(bars.low.min()) < float(bars.high.max())
+    return is_moving and float(bars.close[begin]) in (low, high)
 
 
 def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Fault]:
@@ -328,12 +394,17 @@ def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
         yield days.fault("last_bar_jump", -1, 1, f"{close[-1] / close[-2] - 1:+.1%}")
 
 
+def _find_tick(bars: Bars) -> float:
+    """The smallest step between two highs; infinite where all are equal."""
+    prices = np.unique(bars.high)
+    steps = np.diff(prices)
+    return float(steps[steps > 1e-6 * prices[1:]].min(initial=np.inf))
+
+
 def _find_middles(bars: Bars, days: Days) -> Iterator[Fault]:
     """Find days whose closes are the middle of high and low, in more bars than even odds allow."""
     reach = bars.high - bars.low
-    prices = np.unique(bars.high)
-    steps = np.diff(prices)
-    tick = float(steps[steps > 1e-6 * prices[1:]].min(initial=np.inf))
+    tick = _find_tick(bars)
     wide = reach > 4.5 * tick
     middle = wide & (np.abs(2 * bars.close - bars.high - bars.low) <= np.maximum(tick, 0.1 * reach))
     cast, votes = (np.add.reduceat(mask, days.first, dtype=np.int64) for mask in (wide, middle))

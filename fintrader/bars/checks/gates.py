@@ -10,15 +10,16 @@ import datetime as dt
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fintrader.bars.bars import Bars
-from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.calendar import SessionGrid, exchange_days
 from fintrader.bars.checks.against_daily import compare_with_daily
 from fintrader.bars.checks.alignment import find_misaligned, find_missing_edges
+from fintrader.bars.checks.bad_rows import find_broken_ranges
 from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.bars.checks.nights import compare_days
@@ -82,8 +83,11 @@ class Gate:
         self._faults: dict[str, list[Fault]] = {}
 
     def settle(self, raw: Bars) -> Bars:
-        """Drop one symbol's rows that contradict an earlier row of the same time, where that is
-        waived."""
+        """Note one symbol's broken ranges, and drop its rows that contradict an earlier row of the
+        same time, where that is waived."""
+        if self.closed and len(raw):
+            days = exchange_days(self.grid.calendar, raw.ts)
+            self._faults.setdefault(raw.symbols[0], []).extend(find_broken_ranges(raw, days))
         kind = "conflicting_duplicate"
         if not any(waiver.kind == kind for waiver in self.waivers) or len(raw) == 0:
             return raw
@@ -123,7 +127,7 @@ class Gate:
         found += compare_days(days, self.grid.num_sessions, declared)
         found += find_misaligned(days)
         found += find_missing_edges(days, self.grid.num_sessions)
-        return sorted(found)
+        return sorted(_compare_between(found, days, self.grid))
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         """Return the waived faults of a market of these symbols, and the doubtful ones, which stop
@@ -159,6 +163,20 @@ class Gate:
         """The session's date at or next to this moment, as text."""
         at = int(np.searchsorted(self.grid.borders, ts, side="right")) - 1
         return str(self.grid.dates[min(max(at, 0), self.grid.num_sessions - 1)])
+
+
+def _compare_between(
+    found: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
+) -> Iterator[Fault]:
+    """Judge days whose bars begin between the places of others: they are shifted unless all
+    symbols' are."""
+    alike = Counter(fault.day for fault in found if fault.kind == "between_bars")
+    for fault in found:
+        if fault.kind == "between_bars":
+            session = np.searchsorted(grid.dates, np.datetime64(fault.day))
+            if alike[fault.day] < sum(session in day.session for day in days):
+                fault = replace(fault, kind="shifted_day")
+        yield fault
 
 
 def name_faults(faults: Sequence[Fault]) -> str:

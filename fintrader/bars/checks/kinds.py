@@ -23,9 +23,15 @@ KINDS: dict[str, str] = {
     "exact_duplicate": "a row repeats another: one is kept",
     "out_of_order": "rows are not in order of time: they are sorted",
     "off_minute": "a time lies inside a minute: it counts to the minute in which it lies",
-    "crossed_range": "the high lies below the low: the range is widened to hold open and close",
-    "open_outside_range": "the open lies outside low and high: the range is widened",
-    "close_outside_range": "the close lies outside low and high: the range is widened",
+    "crossed_range": (
+        "the high lies below the low, in more than 1 % of a symbol's rows as where columns have the"
+        " wrong names: stops the build; waived, or in fewer, the range is widened"
+    ),
+    "open_outside_range": (
+        "the open lies outside low and high: the range is widened; named in the log where more than"
+        " 1 % of a symbol's rows are so"
+    ),
+    "close_outside_range": "the close lies outside low and high: as above",
     "closed_day": "bars on a day without a session: left out",
     "outside_session": "bars before the open or after the close: left out",
     "shifted_day": (
@@ -78,9 +84,25 @@ KINDS: dict[str, str] = {
         " log, declare it under data.actions"
     ),
     "quiet_jump": (
-        "a night's move of 8 % or more stands without the trading that such news brings, as of a"
-        " special dividend, a spin-off or another unit: kept and named in the log, declare it under"
-        " data.actions"
+        "a night's move of 8 % or more stands, or a smaller one returns the night after, without"
+        " the trading that such news brings, as of a special dividend, a spin-off or another unit:"
+        " kept and named in the log, declare it under data.actions"
+    ),
+    "filled_day": (
+        "a day's bar is that of the day before, as of a holiday that a vendor filled: kept and"
+        " named in the log"
+    ),
+    "volume_jump": (
+        "from a day on volumes are 30 times or a thirtieth of what they were, as after news, a"
+        " suspension or in thin trading: kept and named in the log"
+    ),
+    "limit_price": (
+        "the price stays the same to the tick for half an hour or more, at the highest or lowest of"
+        " its phase of trading, as at a limit of the exchange: kept and named in the log"
+    ),
+    "between_bars": (
+        "a day's bars begin between the places of the others, in all symbols alike, as after an"
+        " outage: each counts to the bar in which it begins, named in the log"
     ),
     "missing_edge": (
         "the first or the last bar of sessions is missing, in all symbols or in one, where others"
@@ -129,8 +151,14 @@ KINDS: dict[str, str] = {
 STOPPING = tuple(kind for kind, meaning in KINDS.items() if "stops the build" in meaning)
 """Kinds that no market produces: a build goes on only where `data.waive` names them."""
 DOUBTFUL = (
+    "open_outside_range",
+    "close_outside_range",
     "small_split",
     "quiet_jump",
+    "filled_day",
+    "volume_jump",
+    "limit_price",
+    "between_bars",
     "missing_edge",
     "middle_close",
     "adjusted_part",

@@ -147,8 +147,9 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
         back = float(night[day + 1]) if day + 1 < len(night) else np.nan
         if abs(move + back) < 0.35 * abs(move):
             returned[day + 1] = True
-            if activity < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
-                yield _name_excursion(days, day, move, declared)
+            is_exact = abs(move + back) < 0.15 * abs(move)
+            if activity < 2 or (abs(move) > 0.2 and is_exact):
+                yield _name_excursion(days, day, move, declared, is_exact)
             continue
         within = float(np.log(days.close[day] / days.open[day]))
         if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
@@ -160,14 +161,28 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
             yield days.fault("quiet_jump", day, 1, f"{np.expm1(move):+.1%}")
 
 
-def _name_excursion(days: Days, day: int, move: float, declared: Events) -> Fault:
+def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exact: bool) -> Fault:
     """Name a day away from those around it, which a split makes that is declared for the wrong
     one."""
     known, after = (_split_at(days, number, declared) for number in (day, day + 1))
     if known == after:
-        return days.fault("excursion_day", day, days.bars[day], f"{np.expm1(move):+.1%}")
+        if _is_beyond_market(days, day, move, is_exact):
+            return days.fault("excursion_day", day, days.bars[day], f"{np.expm1(move):+.1%}")
+        said = f"{np.expm1(move):+.1%}, back the night after"
+        return days.fault("quiet_jump", day, days.bars[day], said)
     late = int(known != 1)
     return days.fault("split", day + late, 1, f"declared for {days.dates[day + 1 - late]}")
+
+
+def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool:
+    """True where no market leaves so far for a day: a market in turmoil opens far away on two
+    days, and moves as far within them."""
+    reach = np.log(days.high / days.low)
+    usual = float(np.median(reach[max(0, day - _AROUND) : day + _AROUND + 1]))
+    if days.length > 0:
+        return abs(move) > usual
+    near = float(reach[max(0, day - 1) : day + 2].max())
+    return is_exact and abs(move) > max(0.2, 3 * usual, 2 * near)
 
 
 def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None:
@@ -211,7 +226,7 @@ def _match_split(move: float) -> float:
 
 def _find_volume_scales(days: Days) -> Iterator[Fault]:
     """Find days from which on volume is 30 times that of before, or a thirtieth, in shares and in
-    money alike."""
+    money alike; a `volume_jump` where news, a suspension or thin trading may have made it."""
     levels = [
         np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)
     ]
@@ -227,7 +242,29 @@ def _find_volume_scales(days: Days) -> Iterator[Fault]:
         if abs(change) > np.log(30):
             factor = np.exp(abs(change))
             detail = f"{factor:,.0f} times as much" if change > 0 else f"one {factor:,.0f}th"
-            yield days.fault("volume_scale", day, days.bars[day:].sum(), detail)
+            kind = "volume_scale" if _is_new_unit(days, day) else "volume_jump"
+            yield days.fault(kind, day, days.bars[day:].sum(), detail)
+
+
+def _is_new_unit(days: Days, day: int) -> bool:
+    """True where the volumes of ten days before and from a day on lie far apart, each close
+    together, by a hundred, a thousand and so on, as those of another unit do, and prices move as
+    much as before, without a pause."""
+    before = slice(max(0, day - 10), day)
+    after = slice(day, day + 10)
+    if days.gaps[day] > 3 or (days.length == 0 and day < 10):
+        return False
+    sizes = [np.sort(days.volume[part][days.volume[part] > 0]) for part in (before, after)]
+    reach = np.log(days.high / days.low)
+    moved = [float(np.median(reach[part])) for part in (before, after)]
+    low, high = sorted(sizes, key=np.median)
+    powers = np.log10(np.median(high) / np.median(low))
+    if powers < 1.5 or abs(powers - round(powers)) > 0.2:
+        return False
+    is_apart = (high[0] / low[-1]) ** 2 > np.median(high) / np.median(low)
+    is_apart &= high[0] > low[-1]
+    is_steady = all(size[-2] < 6 * size[1] for size in sizes)
+    return bool(is_apart and is_steady and max(moved) <= 3 * min(moved))
 
 
 def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:

@@ -29,7 +29,7 @@ from fintrader.bars.sources.ingest import (
 )
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
-from fintrader.errors import DataError
+from fintrader.errors import BarError, DataError
 from fintrader.files import hash_bytes
 from fintrader.progress import Progress
 from fintrader.storage.objects import ObjectStore
@@ -70,9 +70,10 @@ class FilesFeed(Feed):
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store lacks into chunks. Raises BarError for a bad row."""
         with _saving() as save:
-            self._collections = [
-                self._complete(part, save, progress) for part in self._plan_parts()
-            ]
+            every = [self._complete(part, save, progress) for part in self._plan_parts()]
+        self._collections = [collection for collection in every if collection.symbols]
+        if not self._collections:
+            raise BarError(f"{self.files[0].name} and all other files hold no row; check the files")
         self.symbols = sorted(
             {symbol for collection in self._collections for symbol in collection.symbols}
         )
