@@ -517,15 +517,14 @@ ANSWERS = {
         lambda table: renamed(table, ts="Gmt moment", close="Kurs", volume="pieces"),
         {},
         [
-            ("which column is the time?", ["--ts", "Gmt moment"]),
-            ("which column is the close?", ["--close", "Kurs"]),
-            ("", ["--volume", "pieces"]),
+            ("which columns are the close, volume?", ["--close", "Kurs", "--volume", "pieces"]),
+            ("", ["--ts", "Gmt moment"]),
         ],
     ),
     "date": (
         lambda table: renamed(in_two_columns(table), ts="Uhr"),
         {},
-        [("which column is the time?", ["--ts", "Uhr", "--date", "Tag des Handels"])],
+        [("", ["--ts", "Uhr", "--date", "Tag des Handels"])],
     ),
     "numbers": (
         shuffled,
