@@ -381,6 +381,8 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     found: Roles = {}
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in table.columns if plain(column) == word]
+        if role in PRICES:  # yfinance writes the level `Price` over the dates
+            spelt = [column for column in spelt if not _holds_all(table[column], _MARKED_DATE)]
         if spelt:
             found[role] = spelt[0]
     if "close" not in found:
@@ -470,15 +472,20 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     others = [] if "ts" in found else [*dates, *indices]
     if others or "ts" in found:
         return {"ts": others[0]} if others else {}
-    # like yfinance's `Price` over dates, any name may stand there
     left = [column for column in table.columns if column not in found.values()]
     dated, clocked = (
-        [column for column in left if _clean(table[column]).str.contains(pattern).all()]
+        [column for column in left if _holds_all(table[column], pattern)]
         for pattern in (_MARKED_DATE, r"^\d{1,2}:\d\d")
     )
     if len(dated) != 1 or len(clocked) > 1:
         return {}
     return {"date": dated[0], "ts": clocked[0]} if clocked else {"ts": dated[0]}
+
+
+def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
+    """Report whether each cell that is not empty holds a pattern, and there is one."""
+    cells = _clean(column)
+    return len(cells) > 0 and bool(cells.str.contains(pattern).all())
 
 
 def _counts_rows(column: pd.Series[Any]) -> bool:
@@ -779,7 +786,8 @@ def _count_epoch(layout: Layout) -> None:
 
 
 _WORDS = re.compile(
-    "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|bars|bats|bid|binance|bitfinex|bitstamp|"
+    "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|bats|bid|binance|"
+    "bitfinex|bitstamp|"
     "bybit|candle|candles|candlestick|coinbase|crypto|daily|dat|data|day|days|download|"
     "etf|etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|hourly|"
     "intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|okx|"
@@ -823,7 +831,14 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
         for stem in stems
     ]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
-        return "{symbol}"
+        ending = ""
+        while len(ends := {tuple(parts[-2:]) for parts in split}) == 1 and min(map(len, split)) > 2:
+            mark, word = ends.pop()
+            if not _is_noise(word):
+                break
+            ending = mark + _placeholder({word}, needs_date) + ending
+            split = [parts[:-2] for parts in split]
+        return f"{{symbol}}{ending}"
     columns = [{parts[place] for parts in split} for place in range(len(split[0]))]
     first, last = _find_symbol(columns)
     pattern = ""

@@ -43,6 +43,25 @@ _FEW = 10
 """From so many lines on, equal decimals are no chance."""
 
 
+@contextlib.contextmanager
+def fold_warnings() -> Iterator[None]:
+    """Log one of the warnings that many files, or several readings of one, cause at the end, and
+    how many others there are."""
+    seen: dict[str, dict[str, None]] = {}
+
+    def keep_back(record: logging.LogRecord) -> bool:
+        seen.setdefault(str(record.msg), {})[record.getMessage()] = None
+        return False
+
+    log.addFilter(keep_back)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep_back)
+        for first, *others in seen.values():
+            log.warning("%s%s", first, f" (and {len(others)} others like it)" if others else "")
+
+
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
     docstring."""
