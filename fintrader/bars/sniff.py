@@ -7,7 +7,7 @@ import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -314,6 +314,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         alone = next(iter(found)) if len(found) == 1 else ""
         if _is_noise(alone):  # Open_1h
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
+        _refuse_own_times(table, mark, first, found, layout)
         if alone and "header" in layout.values and not layout.is_alone:
             # the lines of names say the symbol of one file
             own = {role: word + mark + alone for role, word in whole[0].items()}
@@ -330,6 +331,27 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         named = {"ts": others[0]} if others else _find_named_times(table, {})
         return {"ts": table.columns[0]} | named | {role: whole[0].get(role) for role in COLUMNS}
     return _closes(table, layout)
+
+
+def _refuse_own_times(
+    table: pd.DataFrame, mark: str, first: bool, symbols: Iterable[str], layout: Layout
+) -> None:
+    """Raise BarError where the symbols side by side have each their own column of times."""
+    spelt = (*SPELLINGS["ts"], *DATE_SPELLINGS)
+    own = [
+        column
+        for symbol, column in itertools.product(symbols, map(str, table.columns))
+        if plain(
+            column.removesuffix(mark + symbol) if first else column.removeprefix(symbol + mark)
+        )
+        in spelt
+        and symbol in column
+    ]
+    if own and len(own) + sum(plain(column) in spelt for column in table.columns) > 1:
+        raise BarError(
+            f"{layout.name}: its symbols stand next to each other, each with its own times, as"
+            f" in column {own[0]!r}; save each symbol as a file of its own"
+        )
 
 
 def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:

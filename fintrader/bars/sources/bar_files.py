@@ -529,9 +529,9 @@ def _encoding(head: bytes) -> str | None:
 def _old_encoding(head: bytes) -> str:
     """The encoding in which the names of columns are usual ones, cp1252 by default."""
     known = {word for words in SPELLINGS.values() for word in words if not word.isascii()}
-    line = next(filter(bytes.strip, head.splitlines()), b"")
+    lines = b",".join(head.splitlines()[:3])  # a line of symbols may stand above
     for encoding in _FOREIGN:
-        words = re.split(r"[,;|\t]", line.decode(encoding, errors="replace"))
+        words = re.split(r"[,;|\t]", lines.decode(encoding, errors="replace"))
         if known.intersection(map(plain, words)):
             return encoding
     return "cp1252"
