@@ -62,6 +62,11 @@ _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
 
+_OWN_TIMES = (
+    "{}: its symbols stand next to each other, each with its own times, as in column {}; save each"
+    " symbol as a file of its own"
+)
+
 Known: TypeAlias = Mapping[str, Any]
 """Settings that the user gave: name -> value."""
 Roles: TypeAlias = dict[str, Any]
@@ -348,10 +353,7 @@ def _refuse_own_times(
         and symbol in column
     ]
     if own and len(own) + sum(plain(column) in spelt for column in table.columns) > 1:
-        raise BarError(
-            f"{layout.name}: its symbols stand next to each other, each with its own times, as"
-            f" in column {own[0]!r}; save each symbol as a file of its own"
-        )
+        raise BarError(_OWN_TIMES.format(layout.name, repr(own[0])))
 
 
 def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
@@ -545,6 +547,9 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     after = [column for column in all_columns[last + 1 :] if column in numbers]
     found.setdefault("volume", _find_traded(numbers, after, found["close"]))
     others = text.drop(columns=[column for column in found.values() if column is not None])
+    dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
+    if len(dated) > 2:  # more than begins and ends
+        raise BarError(_OWN_TIMES.format(layout.name, list(table.columns).index(dated[1]) + 1))
     times = _find_times_and_symbols(others, numbers, table.columns[0])
     if "ts" in given:
         times.pop("date", None)
@@ -596,7 +601,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
             or column in numeric
         ):
             found.setdefault("date", column)
-        elif not cells.str.contains(r"^\d").any():
+        elif cells.any() and not cells.str.contains(r"^\d").any():
             found.setdefault("symbol", column)
     if "ts" not in found and "date" in found:
         found["ts"] = found.pop("date")
