@@ -58,6 +58,8 @@ _DAY_FILES = 2000
 _LATE = MINUTE_NS - 1_000_000_000
 _MORNING = 6 * _HOUR
 """The close of no market lies before it by the clock there."""
+_EVENING = 17 * _HOUR
+"""The earliest time by the clock at which a market opens the next day's session."""
 _NEXT = 10 * _DAY
 """Between files in order whose bars stand less apart, there are no others."""
 
@@ -140,6 +142,8 @@ def detect(
         layout.has_late_ends = True
         bars = replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
     _refuse_idle(found, layout)
+    if layout.whole_days:
+        bars = _drop_stale(bars)
     zone = known.get("timezone", layout.zone)
     is_naive = not (layout.zoned or layout.whole_days)
     zones = (zone,) if zone else ZONES
@@ -160,7 +164,7 @@ def detect(
     grid = _grid(found, bars)
     _sessions_and_label(found, bars, grid, span, layout)
     is_asked = calendar is not None and (zone is not None or not is_naive)
-    _calendar(found, bars, grid, proposal, calendar, is_asked)
+    _calendar(found, bars, grid, proposal, calendar, is_asked, layout.whole_days)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
     if layout.actions:
@@ -171,6 +175,16 @@ def detect(
         said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
         found.note("faults", len(faults), "sure", said)
     return found
+
+
+def _drop_stale(bars: Bars) -> Bars:
+    """Bars of days without those on which nothing was traded at the last close: some vendors fill
+    holidays so, and these would speak for no calendar."""
+    is_flat = (bars.volume == 0) & (bars.high == bars.low) & (bars.open == bars.close)
+    same = np.zeros(len(bars), dtype=bool)
+    same[1:] = (np.diff(bars.symbol) == 0) & (np.diff(bars.close) == 0)
+    traded = np.bincount(bars.symbol, bars.volume > 0) > np.bincount(bars.symbol) / 2
+    return bars.take(~(is_flat & same & traded[bars.symbol]))
 
 
 def _note_midnight(found: Detection, zone: str | None) -> None:
@@ -384,14 +398,15 @@ def _recognise_days(
         if not len(steps) or np.quantile(steps, 0.05) < _DAY - 4 * _HOUR:
             return bars, span, "UTC"
         layout.whole_days = True
-    zone, is_midnight = _find_day_zone(found, bars, layout.zoned)
-    if not is_midnight:
+    zone, label = _find_day_zone(found, bars, layout.zoned)
+    if label:
         clock = np.datetime64(int(_to_wall(bars.ts[:1], zone)[0]), "ns").astype("datetime64[s]")
-        said = f"bars of days, stamped at {clock.item().time()}"
-        found.decide("label", "day", "likely", said)
+        evening = " of the evening before" if label == "eve" else ""
+        said = f"bars of days, stamped at {clock.item().time()}{evening}"
+        found.decide("label", label, "likely", said)
 
     def to_day(ts: Array) -> Array:
-        wall = _to_wall(ts, zone)
+        wall = _to_wall(ts, zone) + (_DAY // 2 if label == "eve" else 0)
         return np.asarray(wall - wall % _DAY)
 
     found.spans = [tuple(to_day(np.array(part)).tolist()) for part in found.spans]
@@ -399,15 +414,16 @@ def _recognise_days(
     return replace(bars, ts=to_day(bars.ts)), (low, high), zone
 
 
-def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, bool]:
+def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str | None]:
     """Find the zone in which bars of days are stamped at midnight, or else at nearly the same time
-    of day and least often on weekends; True for midnight. Raises BarError without one."""
+    of day and least often on weekends, of theirs or of the evening before; and their label, None
+    for midnight. Raises BarError without one."""
     days = {}
     for zone in ("UTC", *ZONES) if zoned else ("UTC",):
         local = _to_wall(bars.ts, zone)
         clocks, counts = np.unique(local % _DAY, return_counts=True)
         if not clocks.any():
-            return zone, True
+            return zone, None
         # of a day with a short session, the close is another one
         if not zoned or (counts.max() > 0.9 * len(local) and clocks[counts.argmax()] > _MORNING):
             weekday = (local // _DAY + 4) % 7  # 1970 began on a Thursday; 0 is Sunday
@@ -417,7 +433,11 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, bool
     )
     # Sundays without Fridays are Mondays by another clock
     if best is not None and (not days[best][0] or days[best][5]):
-        return best, False
+        return best, "day"
+    for zone, (sundays, *_, fridays, _saturdays) in days.items():
+        evenings = _to_wall(bars.ts, zone) % _DAY >= _EVENING
+        if sundays and 20 * fridays < sundays and evenings.all():
+            return zone, "eve"
     clock = np.datetime64(int(bars.ts[0]), "ns").astype("datetime64[s]")
     raise BarError(
         f"{found.path}: bars of days are stamped at {clock.item().time()}, which is neither a"
@@ -485,6 +505,7 @@ def _calendar(
     proposal: Proposal,
     asked: str | None,
     is_asked: bool,
+    is_daily: bool,
 ) -> None:
     """Note the calendar and the share of rows inside of its sessions. Raises BarError where more
     than a few lie outside, unless calendar and zone are known (`is_asked`)."""
@@ -496,11 +517,16 @@ def _calendar(
     row = int(is_outside.argmax())
     zone = found.source.get("timezone", timezone_of(found.calendar))
     if share > MOST_OUTSIDE and not is_asked:
+        placed = "; name the right calendar, such as --calendar 24/7, which has all days"
+        if not is_daily and "timezone" in found.source:
+            placed = (
+                f" with times in {zone}; name the right calendar with --calendar and the zone of"
+                " the times with --zone"
+            )
         raise BarError(
             f"{share:.1%} of the rows lie outside of the sessions of {found.calendar}, as"
             f" {bars.symbols[bars.symbol[row]]} at {str(ts[row].astype('datetime64[ns]'))[:16]} UTC"
-            f" with times in {zone}; name the right calendar with --calendar and the zone of the"
-            " times with --zone, or the same ones to leave these rows out"
+            f"{placed}, or --calendar {found.calendar} to leave these rows out"
         )
     why = f"{1 - share:.1%} of the rows lie in its sessions, and {proposal.best.filled:.0%} of"
     why += " their time holds rows"
@@ -509,9 +535,11 @@ def _calendar(
         sure = "given"
     elif proposal.calendars:
         why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
-    elif proposal.has_volume:
+    elif proposal.has_volume and not (is_daily and share):
         sure = "sure"
         why += "; no other calendar fits"
+    elif share:
+        why += f"; those outside are left out, as of {str(ts[row].astype('datetime64[ns]'))[:10]}"
     found.note(
         "calendar", found.calendar, sure, f"{why} (--calendar)" if sure == "assumed" else why
     )

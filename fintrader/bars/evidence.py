@@ -186,6 +186,8 @@ def _votes_at_the_edges(days: BarsByDay) -> Votes:
     flat_last = days.flat(row_last)
     late = (days.last == days.close) | (days.last == final + step)
     end = usual & ~before & after & late & (~at_open | (flat_open & ~flat_last))
+    # a session that opens later than the calendar's, or bars longer than its first one
+    end |= usual & ~before & ~at_open & (days.last == days.close) & ~flat_last
     plain = usual & before & (days.last == final - step)
     starts = usual & before & ~flat_before & (days.last == final) & flat_last
     early = plain | starts

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -24,12 +24,20 @@ from fintrader.results.market_description import MOST_OUTSIDE
 
 CALENDARS = (
     *("XNAS", "CMES", "XTSE", "XLON", "XETR", "XTKS", "XKRX", "XHKG", "XSHG", "XBOM", "XASX"),
+    *("XTAI", "BVMF", "XIST"),
     *("24/7", FX, "24/5"),
 )
 """The calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
 ZONES = (
     *("UTC", "America/New_York", "Etc/GMT+5", "America/Chicago", "America/Denver"),
-    *("America/Los_Angeles", "Europe/London", "Europe/Berlin", "Europe/Athens", "Asia/Kolkata"),
+    *(
+        "America/Los_Angeles",
+        "America/Sao_Paulo",
+        "Europe/London",
+        "Europe/Berlin",
+        "Europe/Athens",
+        "Asia/Kolkata",
+    ),
     *("Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
 )
 """Athens is the clock of MetaTrader's servers."""
@@ -43,7 +51,7 @@ _CLEAR = {False: 20.0, True: 10.0}
 """A refuted hypothesis costs so much more: the rows of some hours at the wrong time, or two days of
 daily bars."""
 _RARE = 10.0
-"""Cost of times that are the ends of bars."""
+"""Cost of times that are the ends of bars of five minutes or more."""
 _ALIKE = 2.0
 """Costs that differ by less are alike, and the likelier hypothesis counts."""
 
@@ -111,7 +119,7 @@ def propose(
         clocks.setdefault(_clock(zone), zone)
     tables = [
         (zone, is_end, table)
-        for is_end in ((False,) if is_daily or step < 5 else (False, True))
+        for is_end in ((False,) if is_daily else (False, True))
         for zone, table in _slots_by_zone(
             bars, list(clocks.values()), step, is_end, is_daily, np.array(spans)
         )
@@ -136,7 +144,9 @@ def propose(
                 span = slice(table.base - first, table.base - first + len(table.rows))
                 inside, allowed = (mask[span] for mask in masks)
                 ranks = (*rank, is_end)
-                found.append(_judge(calendar, name, ranks, table, inside, allowed, has_volume))
+                one = _judge(calendar, name, ranks, table, inside, allowed, has_volume)
+                rare = 0.0 if not is_end else _RARE if step >= 5 else _ALIKE / 2
+                found.append(replace(one, cost=one.cost + rare))
     if not found:
         raise DataError("no calendar covers the years of these bars; name one with --calendar")
     return _choose(found, is_daily, has_volume)
@@ -194,7 +204,7 @@ def _judge(
     )
     rest = _MOST_AT_REST if calendar in _REST else 1.0
     costs = list(map(_surprise, fills, (1.0, rest, MOST_OUTSIDE)))
-    cost = costs[0] / slots.width + costs[1] + costs[2] + _RARE * rank[-1]
+    cost = costs[0] / slots.width + sum(costs[1:])
     outside = float(slots.rows[~allowed].sum()) / float(slots.rows.sum())
     filled = float(fills[0].mean()) if len(fills[0]) else 0.0
     cost += away * np.count_nonzero(slots.is_filled)

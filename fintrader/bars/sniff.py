@@ -7,7 +7,7 @@ import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import pandas as pd
 from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.bars.sources.bar_files import csv_head, read_head
 from fintrader.bars.sources.cells import (
+    CLOCK_DIGITS,
     EMPTY,
     EXCEL,
     ZONE_NAME,
@@ -46,9 +47,7 @@ _DATES = (
     *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
     *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
 )
-_CLOCKS = (
-    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p", "%I-%p"),
-)
+_CLOCKS = (*("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I-%p"),)
 _COUNTED = {
     6: ("%d%m%y", "%m%d%y", "%y%m%d"),
     8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
@@ -56,8 +55,17 @@ _COUNTED = {
     14: ("%Y%m%d%H%M%S",),
 }
 """Number of digits -> formats of times without marks."""
+_LEVELS = "', '"
+"""Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before the name of a price that are no symbols."""
+
+_MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
+
+_OWN_TIMES = (
+    "{}: its symbols stand next to each other, each with its own times, as in column {}; save each"
+    " symbol as a file of its own"
+)
 
 Known: TypeAlias = Mapping[str, Any]
 """Settings that the user gave: name -> value."""
@@ -302,7 +310,7 @@ def _delimiter(lines: Sequence[str]) -> str:
 
 def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with columns for each symbol; empty for a long one."""
-    for mark, first in itertools.product((" ", "_", ".", "-", ":", "|"), (False, True)):
+    for mark, first in itertools.product((" ", "_", ".", "-", ":", "|", _LEVELS), (False, True)):
         found = _fields_by_symbol(table, mark, first)
         needed = max(map(len, found.values()), default=0)
         whole = [words for words in found.values() if len(words) == needed]
@@ -311,13 +319,15 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         alone = next(iter(found)) if len(found) == 1 else ""
         if _is_noise(alone):  # Open_1h
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
+        _refuse_own_times(table, mark, first, found, layout)
         if alone and "header" in layout.values and not layout.is_alone:
             # the lines of names say the symbol of one file
             own = {role: word + mark + alone for role, word in whole[0].items()}
             return {"ts": table.columns[0], "volume": None} | own
+        pattern = f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"
         layout.note(
             "wide",
-            (f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"),
+            f"('{pattern}')" if mark == _LEVELS else pattern,
             f"{needed} columns for each of {len(whole)} symbols",
         )
         if "header" in layout.values:  # its names are used as they are
@@ -328,10 +338,30 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
     return _closes(table, layout)
 
 
+def _refuse_own_times(
+    table: pd.DataFrame, mark: str, first: bool, symbols: Iterable[str], layout: Layout
+) -> None:
+    """Raise BarError where the symbols side by side have each their own column of times."""
+    spelt = (*SPELLINGS["ts"], *DATE_SPELLINGS)
+    own = [
+        column
+        for symbol, column in itertools.product(symbols, map(str, table.columns))
+        if plain(
+            column.removesuffix(mark + symbol) if first else column.removeprefix(symbol + mark)
+        )
+        in spelt
+        and symbol in column
+    ]
+    if own and len(own) + sum(plain(column) in spelt for column in table.columns) > 1:
+        raise BarError(_OWN_TIMES.format(layout.name, repr(own[0])))
+
+
 def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
     """Symbol -> our name -> the field's, of columns called by both; `first`: the field begins."""
     found: dict[str, dict[str, str]] = {}
     for column in map(str, table.columns):
+        if mark == _LEVELS:
+            column = column.removeprefix("('").removesuffix("')")
         left, _, right = column.partition(mark) if first else column.rpartition(mark)
         symbol, word = (right, left) if first else (left, right)
         role = next((name for name in COLUMNS if symbol and plain(word) in SPELLINGS[name]), None)
@@ -362,7 +392,7 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     if spelt or "header" in layout.values or not all(tickers) or len(symbols) < 2:
         return {}
     numbers = _to_numbers(table.iloc[:, 1:], layout)
-    if not (numbers > 0).any().all() or (numbers <= 0).any(axis=None):
+    if not ((numbers > 0).sum() > 100 * (numbers <= 0).sum()).all():
         return {}
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
     return {"ts": table.columns[0], "volume": None}
@@ -375,6 +405,8 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     found: Roles = {}
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in table.columns if plain(column) == word]
+        if role in PRICES:  # yfinance writes the level `Price` over the dates
+            spelt = [column for column in spelt if not _holds_all(table[column], _MARKED_DATE)]
         if spelt:
             found[role] = spelt[0]
     if "close" not in found:
@@ -393,17 +425,32 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     if {*found} & {*PRICES} == {"close"} and not _has_other_prices(table, found, layout):
         found |= dict.fromkeys(("open", "high", "low"), found["close"])
         layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
-    missing = [role for role in ("ts", "close", *PRICES) if role not in found]
+    missing = _list_missing(table, found, layout)
     if missing:
+        asked = ", ".join("time" if role == "ts" else role for role in missing)
+        are = ("column is", "it") if len(missing) == 1 else ("columns are", "them")
         raise BarError(
-            f"{layout.name}: which column is the {'time' if missing[0] == 'ts' else missing[0]}? It"
-            f" has {', '.join(map(str, table.columns))}; name it: --{missing[0]} COLUMN"
-            + "".join(f", --{role} COLUMN" for role in dict.fromkeys(missing[1:]))
+            f"{layout.name}: which {are[0]} the {asked}? It has"
+            f" {', '.join(map(str, table.columns))}; name {are[1]}:"
+            f" {' '.join(f'--{role} COLUMN' for role in missing)}"
         )
     if plain(found["ts"]) in IN_UTC:
         layout.zone = "UTC"
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str]:
+    """List the roles without a column that is needed: of a table with too few numbers for four
+    prices only the close; else the volume, too, where a column is left for it."""
+    missing = [role for role in ("ts", *PRICES) if role not in found]
+    others = [column for column in table.columns if column not in found.values()]
+    numbers = _to_numbers(table[others], layout).notna().mean() > 0.5
+    prices = [role for role in missing if role != "ts"]
+    if len(prices) == len(PRICES) and int(numbers.sum()) < len(PRICES):
+        return [role for role in missing if role in ("ts", "close")]
+    spare = int(numbers.sum()) > len(prices)
+    return [*missing, "volume"] if prices and spare and found.get("volume") is None else missing
 
 
 def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
@@ -437,7 +484,9 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
     clocks = [column for column in table.columns if plain(column) in CLOCK_SPELLINGS]
     if dates and clocks:
-        return {"date": dates[0], "ts": clocks[0]}
+        # a time may say its day itself
+        whole = _clean(table[clocks[0]]).str.contains(r"^\d{10,}$|" + _MARKED_DATE).any()
+        return {"ts": clocks[0]} if whole else {"date": dates[0], "ts": clocks[0]}
     nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # as pandas writes an index
     indices = [
         column
@@ -445,7 +494,22 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         if re.fullmatch(nameless, str(column).strip().lower()) and not _counts_rows(table[column])
     ]
     others = [] if "ts" in found else [*dates, *indices]
-    return {"ts": others[0]} if others else {}
+    if others or "ts" in found:
+        return {"ts": others[0]} if others else {}
+    left = [column for column in table.columns if column not in found.values()]
+    dated, clocked = (
+        [column for column in left if _holds_all(table[column], pattern)]
+        for pattern in (_MARKED_DATE, r"^\d{1,2}:\d\d")
+    )
+    if len(dated) != 1 or len(clocked) > 1:
+        return {}
+    return {"date": dated[0], "ts": clocked[0]} if clocked else {"ts": dated[0]}
+
+
+def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
+    """Report whether each cell that is not empty holds a pattern, and there is one."""
+    cells = _clean(column)
+    return len(cells) > 0 and bool(cells.str.contains(pattern).all())
 
 
 def _counts_rows(column: pd.Series[Any]) -> bool:
@@ -476,13 +540,16 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
             )
         clock = numbers.get(table.columns[0], pd.Series(dtype=float))
         step = -1 if len(clock) and clock.is_monotonic_decreasing else 1  # newest first
-        values = numbers[prices].to_numpy()[::step].T
+        values = numbers[prices].dropna().to_numpy()[::step].T
         found = {**_order_prices(prices, values, layout), **given}
     all_columns = list(table.columns)
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]
     found.setdefault("volume", _find_traded(numbers, after, found["close"]))
     others = text.drop(columns=[column for column in found.values() if column is not None])
+    dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
+    if len(dated) > 2:  # more than begins and ends
+        raise BarError(_OWN_TIMES.format(layout.name, list(table.columns).index(dated[1]) + 1))
     times = _find_times_and_symbols(others, numbers, table.columns[0])
     if "ts" in given:
         times.pop("date", None)
@@ -534,7 +601,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
             or column in numeric
         ):
             found.setdefault("date", column)
-        elif not cells.str.contains(r"^\d").any():
+        elif cells.any() and not cells.str.contains(r"^\d").any():
             found.setdefault("symbol", column)
     if "ts" not in found and "date" in found:
         found["ts"] = found.pop("date")
@@ -651,7 +718,7 @@ def _set_formats(
     """Set `time_format`, `whole_days` and the zone by the dates and the times of day."""
     example = joint.join(filter(None, (dates.iloc[0], "" if clocks is None else clocks.iloc[0])))
     fits = _fitting(dates, _DATES)
-    clock_format = None if clocks is None else next(iter(_fitting(clocks, _CLOCKS)), None)
+    clock_format = None if clocks is None else _fit_clock(clocks)
     if not fits or (clocks is not None and clock_format is None):
         raise BarError(
             f"{layout.name}: times like {example!r} are unknown; say how they are written"
@@ -664,6 +731,16 @@ def _set_formats(
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
         written += " %Z" if layout.zoned else ""
         layout.note("time_format", written, f"{why}like {example}")
+
+
+def _fit_clock(clocks: pd.Series[Any]) -> str | None:
+    """Find the format of times of day; those without marks may lack the zero before 9:30."""
+    if clocks.str.fullmatch(r"\d+").all():
+        size = int(clocks.str.len().max())
+        written = next((one for one, digits in CLOCK_DIGITS.items() if 0 <= digits - size < 2), "")
+        clocks = clocks.str.zfill(CLOCK_DIGITS.get(written, 0))
+        return next(iter(_fitting(clocks, [written])), None) if written else None
+    return next(iter(_fitting(clocks, _CLOCKS)), None)
 
 
 def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> list[str]:
@@ -736,7 +813,8 @@ def _count_epoch(layout: Layout) -> None:
 
 
 _WORDS = re.compile(
-    "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|bars|bats|bid|binance|bitfinex|bitstamp|"
+    "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|bats|bid|binance|"
+    "bitfinex|bitstamp|"
     "bybit|candle|candles|candlestick|coinbase|crypto|daily|dat|data|day|days|download|"
     "etf|etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|hourly|"
     "intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|okx|"
@@ -780,7 +858,14 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
         for stem in stems
     ]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
-        return "{symbol}"
+        ending = ""
+        while len(ends := {tuple(parts[-2:]) for parts in split}) == 1 and min(map(len, split)) > 2:
+            mark, word = ends.pop()
+            if not _is_noise(word):
+                break
+            ending = mark + _placeholder({word}, needs_date) + ending
+            split = [parts[:-2] for parts in split]
+        return f"{{symbol}}{ending}"
     columns = [{parts[place] for parts in split} for place in range(len(split[0]))]
     first, last = _find_symbol(columns)
     pattern = ""

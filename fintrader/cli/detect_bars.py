@@ -135,12 +135,15 @@ def _refuse(names: set[str], reason: str) -> None:
 
 def _init_files(bars: str, options: InitOptions) -> None:
     from fintrader.bars.detect import describe_detection, detect
+    from fintrader.bars.sources.bar_files import fold_warnings
 
     path = _choose_path(bars, options)
-    found = detect(bars, preset=options.preset, calendar=options.calendar, known=options.source())
-    print(describe_detection(found))
-    if not options.print_only:
-        _write(found, path, options.force)
+    known = options.source()
+    with fold_warnings():
+        found = detect(bars, preset=options.preset, calendar=options.calendar, known=known)
+        print(describe_detection(found))
+        if not options.print_only:
+            _write(found, path, options.force)
 
 
 def _init_tickers(tickers: list[str], options: InitOptions) -> None:

@@ -1,9 +1,11 @@
 import datetime as dt
 import json
+import logging
 import re
 import zipfile
 from pathlib import Path
 
+import exchange_calendars as xc
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +13,10 @@ import yaml
 
 from fintrader.bars.calendar import FX, session_grid
 from fintrader.bars.detect import describe_detection, detect
+from fintrader.bars.sniff import name_pattern
+from fintrader.bars.sources.bar_files import fold_warnings
 from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import PRESETS
 from fintrader.cli import main
 from fintrader.config import validate
@@ -517,15 +522,14 @@ ANSWERS = {
         lambda table: renamed(table, ts="Gmt moment", close="Kurs", volume="pieces"),
         {},
         [
-            ("which column is the time?", ["--ts", "Gmt moment"]),
-            ("which column is the close?", ["--close", "Kurs"]),
-            ("", ["--volume", "pieces"]),
+            ("which columns are the close, volume?", ["--close", "Kurs", "--volume", "pieces"]),
+            ("", ["--ts", "Gmt moment"]),
         ],
     ),
     "date": (
         lambda table: renamed(in_two_columns(table), ts="Uhr"),
         {},
-        [("which column is the time?", ["--ts", "Uhr", "--date", "Tag des Handels"])],
+        [("", ["--ts", "Uhr", "--date", "Tag des Handels"])],
     ),
     "numbers": (
         shuffled,
@@ -574,6 +578,72 @@ def test_the_options_that_a_refusal_names_answer_it(
         assert_same_market(market, plain)
     assert market.symbols == plain.symbols
     assert (market.close == plain.close).all()
+
+
+def test_symbols_with_their_own_times_are_refused(bars, tmp_path):
+    words = ("日付", "始値", "高値", "安値", "終値", "")
+    rows = [["USDJPY", *[""] * 5, "EURJPY", *[""] * 5], [*words, *words]]
+    days = pd.bdate_range("2024-01-01", periods=30).strftime("%Y-%m-%d")
+    rows += [[day, "5", "7", "4", "6", ""] * 2 for day in days]
+    text = "\n".join(map(",".join, rows)) + "\n"
+    (tmp_path / "pairs.csv").write_bytes(text.encode("shift_jis"))
+    with pytest.raises(BarError, match="each with its own times, as in column '日付_EURJPY'"):
+        detect(str(tmp_path / "pairs.csv"))
+
+
+def test_all_columns_without_known_names_are_asked_for_at_once(bars, plain, tmp_path):
+    words = dict(
+        zip(["ts", *COLUMNS], ["wann", "auf", "oben", "unten", "zu", "menge"], strict=True)
+    )
+    table = bars[bars.ticker == "AAA"].drop(columns="ticker").rename(columns=words)
+    table["wann"] = table["wann"].dt.strftime("%H:%M on %Y-%m-%d")
+    path = str(write_csv(tmp_path, table, "AAA.csv"))
+    with pytest.raises(BarError) as caught:
+        detect(path)
+    said = re.findall(r"--(\w+) COLUMN", str(caught.value))
+    assert said == ["ts", "open", "high", "low", "close", "volume"]
+    known = {"columns": words, "time_format": "%H:%M on %Y-%m-%d"}
+    market = make_market(built(detect(path, known=known), tmp_path))
+    assert (market.open == plain.open[:, :1]).all()
+    assert (market.volume == plain.volume[:, :1]).all()
+
+
+def test_flat_days_without_volume_speak_for_no_calendar(tmp_path):
+    days = pd.bdate_range("2023-01-02", "2024-12-31")
+    stamps = pd.DatetimeIndex(xc.get_calendar("XSHG").sessions_in_range(days[0], days[-1]))
+    table = pd.DataFrame({"open": 5.0, "high": 7.0, "low": 4.0, "close": 6.0, "volume": 9.0}, days)
+    table["close"] += np.arange(len(days)) % 9 / 10
+    away = ~days.isin(stamps)
+    table.loc[away, "close"] = np.nan
+    table["close"] = table.close.ffill().fillna(6.0)
+    for name in ("open", "high", "low"):
+        table.loc[away, name] = table.close[away]
+    table.loc[away, "volume"] = 0
+    found = detect(str(write_csv(tmp_path, table.rename_axis("Date").reset_index(), "A.csv")))
+    assert found.calendar == "XSHG"
+
+
+@pytest.mark.parametrize(
+    ("stems", "pattern"),
+    [
+        (["Boom_1000_Index_H1", "Jump_Index_H1"], "{symbol}_H1"),
+        (["Boom_1000_Index", "Jump_Index"], "{symbol}"),
+        (["jpyusd_barchartdotcom"], "{symbol}_barchartdotcom"),
+    ],
+)
+def test_the_shared_ending_of_names_is_no_symbol(stems, pattern):
+    files = [BarFile(f"{stem}.csv", "csv", f"/x/{stem}.csv") for stem in stems]
+    assert name_pattern(files, needs_date=False) == pattern
+
+
+def test_a_warning_of_many_files_is_said_once(caplog):
+    log = logging.getLogger("fintrader.bars")
+    with fold_warnings():
+        for name in ("A", "B", "A"):
+            log.warning("%s: left out", name)
+    assert [record.getMessage() for record in caplog.records] == [
+        "A: left out (and 1 others like it)"
+    ]
 
 
 def test_given_settings_are_not_guessed(bars, tmp_path):

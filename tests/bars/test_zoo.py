@@ -1,6 +1,7 @@
 """Files of bars in the layouts that people have, of five markets: each is read as `init` reads it and
 built from the configuration it renders, and no cell may differ from the frame it was written from."""
 
+import json
 import zipfile
 
 import numpy as np
@@ -665,6 +666,79 @@ def russian(zoo):
     return zoo.each(write)
 
 
+def tuples(zoo):
+    """yfinance's columns of two levels, as pandas writes them in Parquet, a ticker a file."""
+
+    def write(frame, path):
+        names = pd.MultiIndex.from_product([[path.stem], map(str.title, COLUMNS)])
+        frame.set_axis(names, axis=1).rename_axis("Date").to_parquet(path)
+
+    return zoo.each(write, "parquet")
+
+
+def tuples_field_first(zoo):
+    both = pd.concat(zoo.frames, axis=1).swaplevel(axis=1)
+    both.rename_axis("Date").to_parquet(zoo.folder / "all.parquet")
+    return zoo.folder / "all.parquet"
+
+
+def price_over_times(zoo):
+    """yfinance's level `Price` over the times, and other words for prices and volume."""
+    words = {"open": "open_", "high": "max", "low": "min", "close": "Settle", "volume": "Capacity"}
+    return zoo.each(
+        lambda f, p: zoo.local(f).rename(columns=words).rename_axis("Price").to_csv(p),
+        name="{}_H1" if zoo.market == "us" else "{}",
+    )
+
+
+def epoch_and_text(zoo):
+    def write(frame, path):
+        seconds = frame.index.as_unit("s").asi8
+        table = frame.set_axis(pd.Index(seconds, name="time"))
+        table.assign(date=frame.index.strftime("%Y-%m-%d %H:%M:%S")).to_csv(path)
+
+    return zoo.each(write)
+
+
+def clock_of_digits(zoo):
+    """Times of day like 93100000, and one of 1:05 as 10500000."""
+
+    def write(frame, path):
+        local = zoo.local(frame)
+        clock = [int(one) for one in local.index.strftime("%H%M%S000")]
+        days = local.index.strftime("%Y%m%d")
+        local.reset_index(drop=True).assign(CalendarDate=days, MDEntryTime=clock).to_csv(
+            path, index=False
+        )
+
+    return zoo.each(write)
+
+
+def closes_on_holidays(zoo):
+    """JSON rows with a close alone."""
+
+    def write(frame, path):
+        rows = frame.astype(object)
+        rows.iloc[50::60, :3] = None
+        rows.iloc[50::60, 4] = 0
+        stamps = frame.index.as_unit("ms").asi8.tolist()
+        lists = [[stamp, *row] for stamp, row in zip(stamps, rows.values.tolist(), strict=True)]
+        path.write_text(json.dumps(lists))
+
+    zoo.each(write, "json")
+    zoo.frames = {
+        symbol: frame[~np.isin(np.arange(len(frame)), np.arange(50, len(frame), 60))]
+        for symbol, frame in zoo.frames.items()
+    }
+    return zoo.folder
+
+
+def evening_before(zoo):
+    """Days stamped at 22:00 of the evening before."""
+    early = pd.Timedelta("2h")
+    return zoo.each(lambda f, p: f.set_axis(f.index - early).rename_axis("Date").to_csv(p))
+
+
 def late_ends(zoo):
     """Binance's closing times: the last millisecond of each bar."""
 
@@ -709,7 +783,7 @@ INTRADAY = {
         for one in (
             *(named_index_parquet, float32_parquet, offsets, utc_letters, units_that_change),
             *(us_dates, am_pm, dukascopy, metatrader, histdata, trading_view, ends),
-            *(last_bid_and_ask, up_and_down, late_ends),
+            *(last_bid_and_ask, up_and_down, late_ends, clock_of_digits),
         )
     },
     "zone_abbreviations": zone_names("America/New_York"),
@@ -726,6 +800,7 @@ DAILY = {
             *(zoned_days, epoch_days, tushare, akshare, months_in_words, last_price),
             *(dashes_and_years, investing, in_dollars, file_a_day, folder_a_day, at_the_close),
             *(at_the_close_zoned, raw_and_adjusted, old_chinese, russian, zeros_without_trade),
+            *(closes_on_holidays, evening_before),
         )
     },
 }
@@ -753,6 +828,7 @@ BOTH = {
             *(vendor_in_the_name, file_a_month, wide, wide_closes, no_volume, further_columns),
             *(excel_days, workbook_of_numbers, names_again, wide_characters),
             *(levels_each, shared_ending, no_last_newline),
+            *(tuples, tuples_field_first, price_over_times, epoch_and_text),
         )
     },
 }
@@ -765,10 +841,16 @@ CASES = [
     for name, layout in layouts.items()
     for daily in kinds
     if not (layout is lean_zips and market != "us")
+    if not (layout is evening_before and market != "fx")
     # Where trading never stops, nothing tells a bar's end from its start.
     if not (layout is ends and market in ("crypto", "fx"))
 ]
-QUICK = ("us-days-levels_price_first", "crypto-minutes-units_that_change", "korea-days-zoned_days")
+QUICK = (
+    "us-days-levels_price_first",
+    "fx-days-evening_before",
+    "crypto-minutes-units_that_change",
+    "korea-days-zoned_days",
+)
 
 
 @pytest.mark.parametrize(

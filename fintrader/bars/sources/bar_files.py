@@ -43,6 +43,25 @@ _FEW = 10
 """From so many lines on, equal decimals are no chance."""
 
 
+@contextlib.contextmanager
+def fold_warnings() -> Iterator[None]:
+    """Log one of the warnings that many files, or several readings of one, cause at the end, and
+    how many others there are."""
+    seen: dict[str, dict[str, None]] = {}
+
+    def keep_back(record: logging.LogRecord) -> bool:
+        seen.setdefault(str(record.msg), {})[record.getMessage()] = None
+        return False
+
+    log.addFilter(keep_back)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep_back)
+        for first, *others in seen.values():
+            log.warning("%s%s", first, f" (and {len(others)} others like it)" if others else "")
+
+
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
     docstring."""
@@ -510,9 +529,9 @@ def _encoding(head: bytes) -> str | None:
 def _old_encoding(head: bytes) -> str:
     """The encoding in which the names of columns are usual ones, cp1252 by default."""
     known = {word for words in SPELLINGS.values() for word in words if not word.isascii()}
-    line = next(filter(bytes.strip, head.splitlines()), b"")
+    lines = b",".join(head.splitlines()[:3])  # a line of symbols may stand above
     for encoding in _FOREIGN:
-        words = re.split(r"[,;|\t]", line.decode(encoding, errors="replace"))
+        words = re.split(r"[,;|\t]", lines.decode(encoding, errors="replace"))
         if known.intersection(map(plain, words)):
             return encoding
     return "cp1252"

@@ -47,8 +47,12 @@ _OFFSETS = {
     )
     for name in names.split()
 }
+CLOCK_DIGITS = {"%H%M": 4, "%H%M%S": 6, "%H%M%S%f": 9}
+"""Formats of times of day without marks, and their digits; the zero before 9:30 may be missing."""
 EXCEL = "excel"
 """Time format of days since 1899-12-30."""
+_MOST_CLOSES = 0.05
+"""Share of rows with a close alone from which on they are no days without trade."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
 _SECOND = _UNITS["s"]
@@ -220,6 +224,8 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     elif column.is_text or days is not None:
         text = column.text
         if days is not None:
+            clock = (settings.time_format or "").rpartition(" ")[2]
+            text = pc.utf8_lpad(text, CLOCK_DIGITS.get(clock, 0), "0")
             text = pc.binary_join_element_wise(days, text, " ")
         ns = _parse_times(replace(column, cells=text), settings)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -229,9 +235,10 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
             " (data.source.time_format: epoch)"
         )
-    if settings.label == "day":
+    if settings.label in ("day", "eve"):
         wall = pd.DatetimeIndex(ns, tz="UTC").tz_convert(settings.timezone).tz_localize(None)
-        midnight = pa.array(wall.normalize().to_numpy())
+        late = pd.Timedelta(hours=12 if settings.label == "eve" else 0)
+        midnight = pa.array((wall + late).normalize().to_numpy())
         ns = _epoch(replace(column, cells=pa.chunked_array([midnight])), settings)
     if settings.label == "end":  # some end their bars a millisecond early
         return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
@@ -365,7 +372,17 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     a price."""
     _refuse_ambiguous(columns, settings)
     values = {name: _numbers(column, settings) for name, column in columns.items()}
-    empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES])
+    empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES[:3]])
+    closes = empty & ~np.isnan(values["close"])
+    if closes.any():  # some fill holidays with the last close
+        if closes.mean() > _MOST_CLOSES:
+            empty &= np.isnan(values["close"])
+        else:
+            first = columns["close"]
+            log.warning(
+                "%s: row %d and %d others hold a close alone, as of days without trade; left out",
+                *(first.origin, first.rows[closes][0], closes.sum() - 1),
+            )
     # some write a day without trade as zeros, and the last close
     traded = sum(np.nan_to_num(values[name]) for name in values if name != "close")
     empty |= np.asarray(traded) == 0 if set(values) > {*PRICES} else False

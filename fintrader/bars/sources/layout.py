@@ -77,9 +77,9 @@ class FilesSettings(Settings):
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
-    label: Literal["start", "end", "day"] = "start"
+    label: Literal["start", "end", "day", "eve"] = "start"
     """Whether a bar's time is its start or its end, or any time of the day that it is the bar of
-    (daily bars stamped at the close). With `end`, a bar stamped at the open becomes
+    (daily bars stamped at the close), or of the evening before (where a day opens then). With `end`, a bar stamped at the open becomes
     part of the first bar where most days have one, of a single price: it is the opening's print."""
     bar_minutes: int = Field(1, ge=1)
     """Length of the bars in the files; used to move end labels to the start."""
