@@ -16,10 +16,12 @@ import platform
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -387,3 +389,30 @@ def find_interface(address: str) -> str | None:
 
 
 _SIOCGIFADDR = 0x8915
+
+
+CARD_SECONDS = 30
+"""Seconds between two counts of the cards."""
+COUNT_CARDS = """
+import ctypes, sys
+driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+count = ctypes.c_int()
+code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+if code not in (0, 100):  # 100: there is none
+    sys.exit(code)
+print(count.value)
+"""
+
+
+@lru_cache(maxsize=1)
+def count_cards(visible: str | None, period: int) -> int | None:
+    """Ask the driver, in a new process, for the cards that a process finds with `visible` as
+    `CUDA_VISIBLE_DEVICES`, once in a `period`; None if it gives no answer.
+
+    A process that uses CUDA, and torch in it, still counts a card that was lost meanwhile.
+    """
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        command = [sys.executable, "-c", COUNT_CARDS]
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=CARD_SECONDS)
+        return int(answer.stdout)
+    return None

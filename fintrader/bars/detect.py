@@ -138,12 +138,8 @@ def detect(
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
     bars, span, midnight = _recognise_days(found, layout, bars, span)
-    if not layout.whole_days and (bars.ts % MINUTE_NS >= _LATE).all():
-        layout.has_late_ends = True
-        bars = replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
     _refuse_idle(found, layout)
-    if layout.whole_days:
-        bars = _drop_stale(bars)
+    bars = _drop_stale(bars) if layout.whole_days else _round_late_ends(bars, layout)
     zone = known.get("timezone", layout.zone)
     is_naive = not (layout.zoned or layout.whole_days)
     zones = (zone,) if zone else ZONES
@@ -175,6 +171,14 @@ def detect(
         said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
         found.note("faults", len(faults), "sure", said)
     return found
+
+
+def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
+    """Move stamps a moment before a minute's end to it."""
+    if (bars.ts % MINUTE_NS >= _LATE).all():
+        layout.has_late_ends = True
+        return replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
+    return bars
 
 
 def _drop_stale(bars: Bars) -> Bars:

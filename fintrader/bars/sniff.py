@@ -427,17 +427,21 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
     missing = _list_missing(table, found, layout)
     if missing:
-        asked = ", ".join("time" if role == "ts" else role for role in missing)
-        are = ("column is", "it") if len(missing) == 1 else ("columns are", "them")
-        raise BarError(
-            f"{layout.name}: which {are[0]} the {asked}? It has"
-            f" {', '.join(map(str, table.columns))}; name {are[1]}:"
-            f" {' '.join(f'--{role} COLUMN' for role in missing)}"
-        )
+        raise _ask_for(missing, table, layout)
     if plain(found["ts"]) in IN_UTC:
         layout.zone = "UTC"
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> BarError:
+    asked = ", ".join("time" if role == "ts" else role for role in missing)
+    are = ("column is", "it") if len(missing) == 1 else ("columns are", "them")
+    return BarError(
+        f"{layout.name}: which {are[0]} the {asked}? It has"
+        f" {', '.join(map(str, table.columns))}; name {are[1]}:"
+        f" {' '.join(f'--{role} COLUMN' for role in missing)}"
+    )
 
 
 def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str]:
@@ -858,14 +862,7 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
         for stem in stems
     ]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
-        ending = ""
-        while len(ends := {tuple(parts[-2:]) for parts in split}) == 1 and min(map(len, split)) > 2:
-            mark, word = ends.pop()
-            if not _is_noise(word):
-                break
-            ending = mark + _placeholder({word}, needs_date) + ending
-            split = [parts[:-2] for parts in split]
-        return f"{{symbol}}{ending}"
+        return f"{{symbol}}{_share_ending(split, needs_date)}"
     columns = [{parts[place] for parts in split} for place in range(len(split[0]))]
     first, last = _find_symbol(columns)
     pattern = ""
@@ -875,6 +872,18 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
         elif not first < place <= last:
             pattern += _placeholder(words, needs_date)
     return pattern
+
+
+def _share_ending(split: list[list[str]], needs_date: bool) -> str:
+    """Pattern of the words, none of them a symbol, with which all names end."""
+    ending = ""
+    while len(ends := {tuple(parts[-2:]) for parts in split}) == 1 and min(map(len, split)) > 2:
+        mark, word = ends.pop()
+        if not _is_noise(word):
+            break
+        ending = mark + _placeholder({word}, needs_date) + ending
+        split = [parts[:-2] for parts in split]
+    return ending
 
 
 def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:

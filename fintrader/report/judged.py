@@ -55,7 +55,7 @@ def judge(
     """Judge returns or equity of any strategy against its benchmark: skill, luck, or neither.
 
     `returns`: a pandas or polars Series or DataFrame with dates, a pair of arrays (dates, values),
-    the stats of backtesting.py, a vectorbt portfolio, or a `TrackRecord`; from intraday (compounded
+    the stats of Backtesting.py, a vectorbt portfolio, or a `TrackRecord`; from intraday (compounded
     to days) to monthly. `benchmark`: the same, a column of `returns`, or None for cash. `trials`:
     number of strategies that were tried on these returns, by which the level is divided; None or
     "unknown". `held_out`: True states that the strategy was chosen without them. With neither there

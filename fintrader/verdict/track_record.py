@@ -94,7 +94,7 @@ def make_record(
     """Make a track record of returns or equity with dates.
 
     `values`: a pandas or polars Series or DataFrame, a pair of arrays (dates, values), the stats of
-    backtesting.py, or a vectorbt portfolio. `benchmark`: the same, or the name of a column of
+    Backtesting.py, or a vectorbt portfolio. `benchmark`: the same, or the name of a column of
     `values`; None or "cash" for cash. `kind`, `column`, `sessions_a_year`: found out from the
     values where they are None.
 

@@ -673,7 +673,7 @@ def test_given_settings_are_not_guessed(bars, tmp_path):
         (single, ["--zone", "Mars"], "--zone: not a time zone"),
         (kibot, ["--close", "4"], "one column would be both high and close; name .*--high or"),
         (kibot, ["--close", "9"], "no column '9'; its columns have no names.* correct --close"),
-        (chicago, ["--zone", "America/New_York"], "is not written.* correct --zone"),
+        (chicago, ["--zone", "America/New_York"], "outside of the sessions.*with --zone"),
         (many, ["--label", "start"], "is not written.* set --label to end"),
         (many, ["--name-pattern", "*"], "give the one symbol of all bars: --symbol"),
     ],

@@ -501,8 +501,9 @@ def at_2016(tickers, first, last):
         )
         stamps = pd.DatetimeIndex(grid.minutes, tz="UTC").tz_convert("America/New_York")
         part = walk([ticker], stamps.tz_localize(None), seed=number)
+        first_price = part["open"].iloc[0]  # of all columns, so that highs stay above lows
         for name in ("open", "high", "low", "close"):
-            part[name] = np.round(50 + (part[name] - part[name].iloc[0]) / 40, 4)
+            part[name] = np.round(50 + (part[name] - first_price) / 40, 4)
         parts.append(part)
     return pd.concat(parts, ignore_index=True)
 

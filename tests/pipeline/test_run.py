@@ -16,6 +16,7 @@ from fintrader.pipeline.config import load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run_stages import claim, run, walk_forward
 from fintrader.runs import Manifest
+from fintrader.verdict.looks import HOME
 from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
@@ -232,7 +233,8 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     assert len(cheaper.context.folds) == 2
 
 
-def test_runs_are_compared_on_one_page(undisturbed, tmp_path):
+def test_runs_are_compared_on_one_page(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME, str(tmp_path / "home"))  # other tests looked at these bars, too
     folder = undisturbed.parent / "runs" / "tiny"
     shutil.copytree(folder / "backtest", tmp_path / "other" / "backtest")
     out = tmp_path / "comparison.html"

@@ -67,21 +67,22 @@ SPELLINGS = {
             contract stock stockid stock_id code name s tckrsymb kürzel wertpapier
             股票代码 代码 종목코드 銘柄コード""",
         "open": """
-            open o open_price openprice openingpx opening_price opnpric eröffnung eröffn erster abertura
-            apertura ouv откр açılış 开盘 开盘价 開盤價 시가 始値""",
+            open o open_price openprice openingpx opening_price opnpric eröffnung eröffn erster
+            abertura apertura ouv откр açılış 开盘 开盘价 開盤價 시가 始値""",
         "high": """
-            high h high_price highprice highpx highest_price hghpric hoch höchst máxima máximo maxima
-            massimo plus_haut max макс yüksek 最高 最高价 最高價 고가 高値""",
+            high h high_price highprice highpx highest_price hghpric hoch höchst máxima máximo
+            maxima massimo plus_haut max макс yüksek 最高 最高价 最高價 고가 高値""",
         "low": """
             low l low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo minima
             minimo plus_bas min мин düşük 最低 最低价 最低價 저가 安値""",
         "close": """
-            close c close/last last close_price closeprice closingpx closing_price clspric price schluss
-            schlusskurs zuletzt fechamento cierre último ultimo dernier settle settlement_price цена şimdi
-            收盘 收盘价 收盤價 종가 終値""",
+            close c close/last last close_price closeprice closingpx closing_price clspric price
+            schluss schlusskurs zuletzt fechamento cierre último ultimo dernier settle
+            settlement_price цена şimdi 收盘 收盘价 收盤價 종가 終値""",
         "volume": """
-            volume vol v total_volume totalvolumetraded volume_traded trade_volume tickvol tick_volume tottrdqty
-            ttl_trd_qnty ttltradgvol volumefrom volumen capacity stück объём hac 成交量 成交股數 거래량 出来高""",
+            volume vol v total_volume totalvolumetraded volume_traded trade_volume tickvol
+            tick_volume tottrdqty ttl_trd_qnty ttltradgvol volumefrom volumen capacity stück объём
+            hac 成交量 成交股數 거래량 出来高""",
     }.items()
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""

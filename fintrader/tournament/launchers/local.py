@@ -6,21 +6,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
 from fintrader.errors import ConfigError, RunError, TournamentError
 from fintrader.files import make_folder, read_bytes
 from fintrader.system import (
+    CARD_SECONDS,
     KILL,
     SENT_BY_OTHERS,
+    count_cards,
     count_oom_kills,
     count_usable_cores,
 )
@@ -301,33 +301,6 @@ def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, st
     if code < 0:
         return "error", f"died of signal {-code}; {tail}"
     return "error", f"exited with status {code}; {tail}"
-
-
-CARD_SECONDS = 30
-"""Seconds between two counts of the cards."""
-COUNT_CARDS = """
-import ctypes, sys
-driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-count = ctypes.c_int()
-code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-if code not in (0, 100):  # 100: there is none
-    sys.exit(code)
-print(count.value)
-"""
-
-
-@lru_cache(maxsize=1)
-def count_cards(visible: str | None, period: int) -> int | None:
-    """Ask the driver, in a new process, for the cards that a process finds with `visible` as
-    `CUDA_VISIBLE_DEVICES`, once in a `period`; None if it gives no answer.
-
-    A process that uses CUDA, and torch in it, still counts a card that was lost meanwhile.
-    """
-    with suppress(OSError, subprocess.SubprocessError, ValueError):
-        command = [sys.executable, "-c", COUNT_CARDS]
-        answer = subprocess.run(command, capture_output=True, check=True, timeout=CARD_SECONDS)
-        return int(answer.stdout)
-    return None
 
 
 def list_cuda_devices() -> list[str]:

@@ -100,11 +100,11 @@ def test_a_card_that_a_new_process_does_not_find_is_lost(monkeypatch, answer, fo
     now = [1000.0]
     monkeypatch.setattr(f"{LOCAL}.time.monotonic", lambda: now[0])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(f"{LOCAL}.COUNT_CARDS", answer)
+    monkeypatch.setattr("fintrader.system.COUNT_CARDS", answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     count_cards.cache_clear()
     assert list_cuda_devices() == found
-    monkeypatch.setattr(f"{LOCAL}.COUNT_CARDS", "print(2)")
+    monkeypatch.setattr("fintrader.system.COUNT_CARDS", "print(2)")
     assert list_cuda_devices() == found  # until the period is over
     now[0] += 60
     assert list_cuda_devices() == ["0", "1"]
