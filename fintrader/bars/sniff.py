@@ -417,7 +417,7 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
             found |= spelt_bids
             layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
     if "volume" not in given:
-        found["volume"] = _find_volume(table, found.get("volume"), layout)
+        found["volume"] = _find_volume(table, found, layout)
     found |= _find_named_times(table, found)
     if "ts" in given:
         found.pop("date", None)
@@ -464,10 +464,19 @@ def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool
     return int((_to_numbers(others, layout).median() / close).between(0.5, 2).sum()) >= 3
 
 
-def _find_volume(table: pd.DataFrame, spelt: Any, layout: Layout) -> Any:
-    """Find the column of volumes: the one that is `spelt` so, that of the first currency, or ticks
+def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
+    """Find the column of volumes: the one that is spelt so, that of the first currency, or ticks
     where the volume is 0; None without one."""
-    found = spelt
+    found: Any = roles.get("volume")
+    if found is not None and "close" in roles:  # `volume_btc` and its worth, called `volume`
+        price: Any = roles["close"]
+        close = _read_numbers(table[price])
+        worth = _read_numbers(table[found])
+        for column in table.columns:
+            if re.match("vol(ume)?_", plain(column)):
+                share = (worth / (close * _read_numbers(table[column]))).median()
+                if 0.9 < share < 1.1:
+                    return column
     if found is not None and not len(_clean(table[found])):
         return None
     if found is None:
@@ -481,6 +490,10 @@ def _find_volume(table: pd.DataFrame, spelt: Any, layout: Layout) -> Any:
                 layout.notes["columns"] = "by their names; the other volume is 0"
                 return column
     return found
+
+
+def _read_numbers(column: pd.Series) -> pd.Series:
+    return pd.to_numeric(column, errors="coerce").replace(0.0, np.nan)
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:

@@ -272,6 +272,14 @@ def comment_and_newest_first(zoo):
     return path
 
 
+def worth_called_volume(zoo):
+    table = zoo.long()
+    table.insert(0, "volume_btc", table["volume"])
+    path = zoo.folder / "export.csv"
+    table.assign(volume=table["volume"] * table["close"]).to_csv(path, index=False)
+    return path
+
+
 def lines_above(zoo):
     path = zoo.folder / "report.csv"
     path.write_text("Bars\n\nof two symbols\n\n" + zoo.long().to_csv(index=False))
@@ -822,6 +830,7 @@ BOTH = {
                 alpha_vantage,
                 comment_and_newest_first,
                 lines_above,
+                worth_called_volume,
                 hive,
                 pipes,
             ),
