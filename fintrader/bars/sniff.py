@@ -468,14 +468,14 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     """Find the column of volumes: the one that is spelt so, that of the first currency, or ticks
     where the volume is 0; None without one."""
     found: Any = roles.get("volume")
-    if found is not None and "close" in roles:  # `volume_btc` and its worth, called `volume`
+    if found is not None and "close" in roles:  # as `quoteVolume` and its worth, `volume`
         price: Any = roles["close"]
         close = _read_numbers(table[price])
         worth = _read_numbers(table[found])
         for column in table.columns:
-            if re.match("vol(ume)?_", plain(column)):
+            if "vol" in plain(column):
                 share = (worth / (close * _read_numbers(table[column]))).median()
-                if 0.9 < share < 1.1:
+                if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are alike
                     return column
     if found is not None and not len(_clean(table[found])):
         return None
