@@ -143,6 +143,35 @@ POWER = [
 ]
 
 
+def draw_null(name: str, sessions: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Returns without skill that a test of means takes for skill, and their benchmark's: sold tails
+    of mean zero, alone or beside beta, and a beta whose prices are smoothed by a part a day."""
+    theirs = 0.0006 + 0.0075 * rng.standard_t(5, sessions)
+    if name.startswith("smoothed"):
+        ours = 0.8 * theirs + rng.normal(0, 0.004, sessions)
+        part = float(name.removeprefix("smoothed "))
+        for t in range(1, sessions):
+            ours[t] = part * ours[t - 1] + (1 - part) * ours[t]
+        return ours, theirs
+    every, loss, beta = (125, 0.05, 0.0) if name == "tails" else (63, 0.03, 0.8)
+    ours = np.where(rng.random(sessions) < 1 / every, -loss, loss / (every - 1))
+    return ours + beta * theirs + rng.normal(0, 0.0001 + 0.0025 * beta, sessions), theirs
+
+
+def measure_null(name: str, sessions: int, repeats: int) -> dict[str, Any]:
+    """Share of the draws that pass at the level of a first look."""
+    level = ev.level_of_look(1)
+    passed = 0
+    for seed in range(repeats):
+        drawn = draw_null(name, sessions, np.random.default_rng([seed, sessions]))
+        tested = ev.alpha_test(*drawn, level=level, seed=seed, repeats=DRAWS)
+        passed += tested is not None and tested.p_value <= level
+    return {"null": name, "sessions": sessions, "level": level, "passed": passed / repeats}
+
+
+NULLS = ("tails", "tails beside beta", "smoothed 0.3", "smoothed 0.6", "smoothed 0.8")
+
+
 def main() -> None:
     """Measure every case."""
     options = read_arguments(__doc__, repeats=600)
@@ -157,6 +186,11 @@ def main() -> None:
         for case in cases:
             figures[name].append(measure(case, options.repeats))
             print(name, figures[name][-1])
+    figures["nulls"] = [
+        measure_null(name, sessions, options.repeats)
+        for name in NULLS
+        for sessions in (63, 250, 1000)
+    ]
     finish("calibration", figures, options)
 
 

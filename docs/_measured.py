@@ -139,6 +139,16 @@ def calibration_table(which: str, *_: Any) -> str:
         return "No measurement is stored: run `python benchmarks/calibration.py --save`."
     stored = json.loads(path.read_text())
     rows = []
+    if which == "nulls":
+        shares = {(row["null"], row["sessions"]): f"{row['passed']:.1%}" for row in stored[which]}
+        sizes = sorted({sessions for _, sessions in shares})
+        rows = [
+            [name, *(shares[name, size] for size in sizes)]
+            for name in dict.fromkeys(n for n, _ in shares)
+        ]
+        level = f"at {stored[which][0]['level']:.2%}"
+        found = table(["without skill", *(f"{size:,} sessions" for size in sizes)], rows)
+        return f"{found}\n\nLevel of a first look, {level}; {stored['repeats']} repeats each, {commit_of(stored)}."
     for row in stored[which]:
         against = "cash" if row["cash"] else "equal weight"
         skill = [] if which == "size" else [f"{row['ratio']:.2f} over {against}"]

@@ -16,6 +16,7 @@ import numpy as np
 
 from fintrader import metrics as m
 from fintrader.backtesting.attribution import symbol_returns
+from fintrader.backtesting.data_caveats import list_data_caveats
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.envs import EnvSettings
@@ -70,6 +71,10 @@ def assess(
     window = result.cut_from[0] if result.cut_from else WHOLE
     evidence = _test_window(results, name, windows, look, seed)
     taken = [*caveats, *([] if settings is None else _list_optimism(settings))]
+    if windows is not None:
+        taken += list_data_caveats(
+            windows, results, None if settings is None else settings.participation
+        )
     if not _has_planted(windows or ()):
         taken += flag_implausible(evidence.alpha)
     if window == WHOLE:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fintrader.backtesting.data_caveats import describe_absences
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
@@ -21,9 +20,6 @@ from fintrader.records import JsonValue, to_json
 from fintrader.results.context import BacktestContext
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
-
-_MANY_OUTSIDE = 0.01
-"""Share of rows outside of the sessions that a verdict names."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,8 @@ def add_data(
                 )
         summary["symbols_left_out"] = len(market.left_out)
     terms = context.trading
-    summary |= _describe_absences(windows, results, None if terms is None else terms.participation)
+    participation = None if terms is None else terms.participation
+    summary |= describe_absences(windows, results, participation)
     survivors = market.survivorship
     if survivors is not None and (sentence := survivors.describe()):
         key = "survivorship" if survivors.survivors_only else "members_without_bars"
@@ -151,55 +148,8 @@ def add_data(
     )
 
 
-def _describe_absences(
-    windows: Sequence[MarketTensors],
-    results: Mapping[str, BacktestResult],
-    participation: float | str | None,
-) -> dict[str, str]:
-    """Say how many rows were left out, and why buy and hold is little invested, where it is."""
-    found = {}
-    market = windows[0].provenance
-    if market.outside > _MANY_OUTSIDE:
-        found["rows_outside"] = (
-            f"{market.outside:.1%} of the rows left out, outside of the sessions of"
-            f" {market.calendar}"
-        )
-    held = results.get("buy_and_hold")
-    invested = None if held is None else held.metrics.invested_share
-    if held is None or invested is None or invested >= 0.5:
-        return found
-    traded = [window.tradable.any(dim=1).numpy() for window in windows]
-    session = [window.session.numpy() for window in windows]
-    silent = sum(
-        len(np.setdiff1d(one, one[busy])) for one, busy in zip(session, traded, strict=True)
-    )
-    idle = 1 - float(np.mean([float(window.tradable.float().mean()) for window in windows]))
-    on_offer = sum(float((window.volume * window.close).nansum()) for window in windows)
-    capital = float(held.equity[0])
-    if isinstance(participation, float) and participation * on_offer < capital:
-        why = (
-            f"orders take {participation:.0%} of a bar's volume (env.participation), which is"
-            f" {participation * on_offer:,.0f} USD in all bars, of a capital of {capital:,.0f} USD"
-        )
-    elif silent:
-        sessions = sum(len(np.unique(one)) for one in session)
-        why = f"{silent} of {sessions} sessions hold no trade (see data.calendar)"
-    else:
-        why = f"{idle:.0%} of the cells hold no trade"
-    found["little_invested"] = f"buy and hold {invested:.0%} invested on average, as {why}"
-    return found
-
-
-def caveats(config: RunConfig, context: BacktestContext) -> list[str]:
-    """List the assumptions of a run's data and windows, in words that complete "with ..."."""
-    found = []
-    if config.data.windows.embargo_sessions == 0:
-        found.append("no embargo between the windows")
-    if context.data.get("survivorship"):
-        found.append("a universe of survivors")
-    found += [
-        str(context.data[key]) for key in ("rows_outside", "little_invested") if key in context.data
-    ]
-    if context.data.get("planted_signal"):
-        found.append("a planted feature that knows the future")
-    return found
+def caveats(config: RunConfig) -> list[str]:
+    """List the assumptions of a run's windows, in words that complete "with ..."; those of its data
+    are the market's own (`backtesting.data_caveats`)."""
+    is_adjacent = config.data.windows.embargo_sessions == 0
+    return ["no embargo between the windows"] if is_adjacent else []

@@ -265,7 +265,7 @@ def _write(
         search=search,
         market=markets,
         settings=env,
-        caveats=caveats(config, context),
+        caveats=caveats(config),
         sensitivity=rows,
         explanation=explain("ensemble", traded.moved),
         seed=config.seed,

@@ -16,6 +16,7 @@ from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.context import BacktestContext
+from fintrader.results.market_description import PlantedSignal, Survivorship
 from fintrader.verdict.looks import HOME, Ledger
 from tests.factories import planted_market
 
@@ -135,6 +136,30 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
         assert not found.is_likely_skill
     assert "No verdict" in looks.report(tmp_path / "x.html").read_text()
     assert "The training window" in (tmp_path / "x.html").read_text()
+
+
+def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
+    """Survivors, rows left out and a planted feature: in Python, as in a run."""
+    survivors = Survivorship(True, 250, 0, 0, (), 0.0, None, None, None, None)
+    signal = PlantedSignal("signal", 0.5, {}, 1, 1.0, 0)
+    known = replace(
+        MARKET.provenance,
+        calendar="XNAS",
+        survivorship=survivors,
+        outside=0.015,
+        planted_signal=signal,
+    )
+    market = replace(MARKET, provenance=known).split().test
+    tests = fintrader.backtest(follow, market, RULES)
+    context = BacktestContext(trials=1, look=1)
+    stored = write_backtest(tmp_path, dict(tests), context=context, market=market, settings=RULES)
+    for verdict in (tests.honesty(1), stored.verdict):
+        assert {
+            "a universe of survivors",
+            "1.5% of the rows left out, outside of the sessions of XNAS",
+            "a planted feature that knows the future",
+        } <= {*verdict.caveats}
+        assert not verdict.is_likely_skill
 
 
 def test_the_ledger_is_told_which_window_it_was(tmp_path, monkeypatch):

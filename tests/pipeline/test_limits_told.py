@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from fintrader.backtesting.data_caveats import list_data_caveats
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.backtesting.writer import NO_CONTEXT
 from fintrader.envs import EnvSettings
 from fintrader.pipeline import evaluation
-from fintrader.pipeline.backtest_context import add_data, caveats
-from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.backtest_context import add_data
 from fintrader.progress import SILENT
 from fintrader.results.formatting import describe_limits
 from tests.engines.deployments import frozen
@@ -45,9 +45,12 @@ def test_rows_left_out_and_idle_money_are_caveats(tmp_path):
         window = replace(market, tradable=tradable, provenance=known, volume=volume * market.volume)
         metrics = SimpleNamespace(invested_share=invested)
         held = SimpleNamespace(metrics=metrics, equity=[capital])
+        results = {"buy_and_hold": held}
         context = replace(NO_CONTEXT, trading=EnvSettings().terms())
-        context = add_data(context, tmp_path / "m", [window], {"buy_and_hold": held})
-        return [said for said in caveats(RunConfig(), context) if "embargo" not in said]
+        shown = add_data(context, tmp_path / "m", [window], results).data
+        found = list_data_caveats([window], results, EnvSettings().participation)
+        assert all(one in shown.values() for one in found)
+        return found
 
     assert told(0.009, 0.9) == []
     sessions = len(market.session.unique())
