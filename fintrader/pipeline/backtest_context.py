@@ -23,7 +23,7 @@ from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
 
 _MANY_OUTSIDE = 0.01
-"""Share of rows outside of the sessions that a verdict names."""
+"""Share of rows outside of the sessions above which a verdict names them."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _describe_absences(
     results: Mapping[str, BacktestResult],
     participation: float | str | None,
 ) -> dict[str, str]:
-    """Say how many rows were left out, and why buy and hold is little invested, where it is."""
+    """State the share of rows left out, and why buy and hold is little invested."""
     found = {}
     market = windows[0].provenance
     if market.outside > _MANY_OUTSIDE:
@@ -179,14 +179,14 @@ def _describe_absences(
     if isinstance(participation, float) and participation * on_offer < capital:
         why = (
             f"orders take {participation:.0%} of a bar's volume (env.participation), which is"
-            f" {participation * on_offer:,.0f} USD in all bars, of a capital of {capital:,.0f} USD"
+            f" {participation * on_offer:,.0f} USD in all bars, for a capital of {capital:,.0f} USD"
         )
     elif silent:
         sessions = sum(len(np.unique(one)) for one in session)
         why = f"{silent} of {sessions} sessions hold no trade (see data.calendar)"
     else:
         why = f"{idle:.0%} of the cells hold no trade"
-    found["little_invested"] = f"buy and hold {invested:.0%} invested on average, as {why}"
+    found["little_invested"] = f"buy and hold {invested:.0%} invested on average, because {why}"
     return found
 
 

@@ -137,7 +137,7 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
     assert "The training window" in (tmp_path / "x.html").read_text()
 
 
-def test_the_ledger_is_told_which_window_it_was(tmp_path, monkeypatch):
+def test_the_ledger_names_the_window(tmp_path, monkeypatch):
     monkeypatch.setenv(HOME, str(tmp_path))
     split = MARKET.split()
     seen = {
@@ -155,7 +155,7 @@ def test_the_ledger_is_told_which_window_it_was(tmp_path, monkeypatch):
     assert all(line.held_out for line in lines.values())
 
 
-def test_looks_are_said_only_where_they_are_counted(tmp_path, monkeypatch, caplog):
+def test_looks_are_stated_only_if_counted(tmp_path, monkeypatch, caplog):
     test = MARKET.split().test
     (tmp_path / "file").touch()
     monkeypatch.setenv(HOME, str(tmp_path / "file"))
