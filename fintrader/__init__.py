@@ -9,7 +9,7 @@ These names are the public interface; everything else lies in the package of its
                      tensors
     EnvSettings      settings of orders, costs, observations and rewards
     train            train one agent in an environment
-    judge            tell skill from luck in the returns of any strategy
+    judge            test the returns of any strategy for skill
     backtest         backtest any policy on any window, net of costs, next to baselines
     run              run the whole pipeline, from a configuration to a finished run
     run_tournament   run the pipeline without its look at the test window

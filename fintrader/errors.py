@@ -37,7 +37,7 @@ class MarketError(DataError):
 
 
 class ReturnsError(DataError):
-    """Returns, equity or weights from elsewhere that cannot be read or judged."""
+    """External returns, equity or weights that cannot be read or judged."""
 
 
 class EnvError(FintraderError):

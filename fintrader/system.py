@@ -398,7 +398,7 @@ import ctypes, sys
 driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 count = ctypes.c_int()
 code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-if code not in (0, 100):  # 100: there is none
+if code not in (0, 100):  # 100: no card
     sys.exit(code)
 print(count.value)
 """
@@ -406,10 +406,10 @@ print(count.value)
 
 @lru_cache(maxsize=1)
 def count_cards(visible: str | None, period: int) -> int | None:
-    """Ask the driver, in a new process, for the cards that a process finds with `visible` as
-    `CUDA_VISIBLE_DEVICES`, once in a `period`; None if it gives no answer.
+    """Count the cards that a new process finds with `visible` as `CUDA_VISIBLE_DEVICES`, once in a
+    `period`; None if the driver gives no answer.
 
-    A process that uses CUDA, and torch in it, still counts a card that was lost meanwhile.
+    A running process that uses CUDA still counts a card lost meanwhile.
     """
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         command = [sys.executable, "-c", COUNT_CARDS]

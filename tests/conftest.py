@@ -37,7 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# No test may write to the ledger of the person who runs it.
+# No test may write to the user's own ledger.
 os.environ["FINTRADER_HOME"] = tempfile.mkdtemp(prefix="fintrader-tests-")
 atexit.register(shutil.rmtree, os.environ["FINTRADER_HOME"], ignore_errors=True)
 

@@ -73,7 +73,7 @@ def test_analytic_gradients_come_near_the_optimum():
 
 @pytest.mark.parametrize("name", [path.stem for path in (ROOT / "benchmarks").glob("*.py")])
 def test_a_benchmark_finds_what_it_imports(name):
-    """Nothing else here runs most of them."""
+    """No other test runs most of them."""
     try:
         importlib.import_module(f"benchmarks.{name}")
     except ModuleNotFoundError as error:

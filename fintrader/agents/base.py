@@ -103,7 +103,7 @@ class BaseAgent(Resumable):
         return env
 
     def begin_statistics(self, obs: Tensor) -> None:
-        """Take the statistics of the first observations `[B, D]`."""
+        """Start the running statistics with observations `[B, D]`."""
         if not self.has_statistics:
             self.has_statistics = True
             if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):

@@ -69,8 +69,8 @@ class RolloutBuffer(StepBuffer):
     def __post_init__(self) -> None:
         """Raises ConfigError when it, or learning from it, would take more memory than the device
         has free."""
-        # Observations lie there raw, between and as the networks read them; on a GPU also those that
-        # the steps led to, and once more in the graph of a gradient step.
+        # Observations are held raw, scaled and as the networks' input; on a GPU also the next
+        # observations, and one more copy in the graph of a gradient step.
         on_gpu = self.device.type != "cpu"
         each = 4 * ((7 if on_gpu else 3) * self.obs_width + 3 * self.latent_width + 6) + 2
         needed = self.num_steps * self.num_envs * each

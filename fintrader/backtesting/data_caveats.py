@@ -1,4 +1,4 @@
-"""Reservations of a verdict that the data of its window give it, in every door."""
+"""Caveats of a verdict from the data of its window."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from fintrader.backtesting.result import BacktestResult
 from fintrader.market.tensors import MarketTensors
 
-MANY_OUTSIDE = 0.01
-"""Share of rows outside of the sessions that a verdict names."""
+_MANY_OUTSIDE = 0.01
+"""Share of rows outside of the sessions above which a verdict names them."""
 
 
 def list_data_caveats(
@@ -18,7 +18,7 @@ def list_data_caveats(
     results: Mapping[str, BacktestResult],
     participation: float | str | None,
 ) -> list[str]:
-    """List the reservations about the data of these windows, in words that complete "with ..."."""
+    """List the caveats of these windows, in words that complete "with ..."."""
     market = windows[0].provenance
     survivors = market.survivorship
     found = []
@@ -35,10 +35,10 @@ def describe_absences(
     results: Mapping[str, BacktestResult],
     participation: float | str | None,
 ) -> dict[str, str]:
-    """Say how many rows were left out, and why buy and hold is little invested, where it is."""
+    """State the share of rows left out, and why buy and hold is little invested."""
     found = {}
     market = windows[0].provenance
-    if market.outside > MANY_OUTSIDE:
+    if market.outside > _MANY_OUTSIDE:
         found["rows_outside"] = (
             f"{market.outside:.1%} of the rows left out, outside of the sessions of"
             f" {market.calendar}"
@@ -58,12 +58,12 @@ def describe_absences(
     if isinstance(participation, float) and participation * on_offer < capital:
         why = (
             f"orders take {participation:.0%} of a bar's volume (env.participation), which is"
-            f" {participation * on_offer:,.0f} USD in all bars, of a capital of {capital:,.0f} USD"
+            f" {participation * on_offer:,.0f} USD in all bars, for a capital of {capital:,.0f} USD"
         )
     elif silent:
         sessions = sum(len(np.unique(one)) for one in session)
         why = f"{silent} of {sessions} sessions hold no trade (see data.calendar)"
     else:
         why = f"{idle:.0%} of the cells hold no trade"
-    found["little_invested"] = f"buy and hold {invested:.0%} invested on average, as {why}"
+    found["little_invested"] = f"buy and hold {invested:.0%} invested on average, because {why}"
     return found

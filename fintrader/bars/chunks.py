@@ -79,7 +79,7 @@ class ChunkManifest:
     """Answers of a vendor without bars of a session: the day of the request, and the last session
     that it asked for."""
     twice: dict[str, dict[str, str]] = field(default_factory=dict)
-    """symbol -> month -> day on which two answers of a vendor had no bars of a session."""
+    """symbol -> month -> day on which a vendor answered twice without bars of a session."""
     complete: bool = False
     """Everything that the identity names is stored (a file's whole content)."""
     next_row: int | None = None

@@ -5,7 +5,8 @@ the exchange is closed (left out), a high or low that the bar's own open or clos
 to hold them), rows without a price (left out). Refused with a BarError that names file, row, column
 and remedy: two different rows for one symbol and time, a price that is zero, negative or not
 finite, a negative volume, a bar from the future, and data most of which lies outside the exchange's
-hours. A low above the high is widened, too; many stop a build at the gate. `evidence` checks bars against their declared label, length and zone.
+hours. A range with its low above the high is widened, too; many stop a build at the gate.
+`evidence` checks bars against their declared label, length and zone.
 """
 
 from __future__ import annotations

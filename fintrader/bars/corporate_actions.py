@@ -101,7 +101,7 @@ def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Acti
     Declared actions have precedence: a source's split or dividend of the same symbol and day is
     left out.
     """
-    # a split of 1 or a dividend of 0 that is written down says that there was none
+    # a declared split of 1 or dividend of 0 cancels a vendor's
     mine = {
         (action.symbol, action.day, kind): float(getattr(action, kind))
         for action in declared

@@ -57,11 +57,11 @@ _SYMBOLS = 12
 _DAY_FILES = 2000
 _LATE = MINUTE_NS - 1_000_000_000
 _MORNING = 6 * _HOUR
-"""The close of no market lies before it by the clock there."""
+"""No market closes before it, local time."""
 _EVENING = 17 * _HOUR
-"""The earliest time by the clock at which a market opens the next day's session."""
+"""Earliest local time at which a market opens the next day's session."""
 _NEXT = 10 * _DAY
-"""Between files in order whose bars stand less apart, there are no others."""
+"""Consecutive files whose bars are less far apart leave no gap."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Detection:
     path: str
     calendar: str
     known: Known = field(default_factory=dict)
-    """Settings of the source that were given and are not guessed."""
+    """Settings of the source that the user gave; they are not guessed."""
     source: dict[str, Any] = field(default_factory=dict)
     """Settings of the `files` source that read them, defaults left out."""
     findings: list[InferredSetting] = field(default_factory=list)
@@ -126,10 +126,9 @@ def detect(
 ) -> Detection:
     """Detect the settings of the files at a path or URL; with a `preset` only those it leaves open.
 
-    `calendar`, and `known` settings of the source, are not guessed; a known `symbol` may also name
-    a column, and `columns` of files without names are numbers, from 1 on. Raises DataError when
-    there is no file, BarError when settings cannot be detected or are not those of the files, or
-    when many rows lie outside of the calendar's sessions.
+    `calendar`, and `known` settings of the source, are not guessed; a known `symbol` may also name a column, and `columns` of files without a header
+    are numbers, from 1 on. Raises DataError when there is no file, BarError when settings cannot be
+    detected or contradict the files, or many rows lie outside of the calendar's sessions.
     """
     known = known or {}
     found = Detection(path, calendar or "", known)
@@ -164,7 +163,7 @@ def detect(
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
     if layout.actions:
-        said = "these columns are not read; where prices are as traded, write them to a file for"
+        said = "these columns are not read; if prices are as traded, write them to a file for"
         found.note("actions", ", ".join(layout.actions), "assumed", f"{said} data.actions")
     if found.whole and faults:
         found.waivers = suggest_waivers(faults)
@@ -174,7 +173,7 @@ def detect(
 
 
 def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
-    """Move stamps a moment before a minute's end to it."""
+    """Round times a moment before a minute's end up to it."""
     if (bars.ts % MINUTE_NS >= _LATE).all():
         layout.has_late_ends = True
         return replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
@@ -182,8 +181,8 @@ def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
 
 
 def _drop_stale(bars: Bars) -> Bars:
-    """Bars of days without those on which nothing was traded at the last close: some vendors fill
-    holidays so, and these would speak for no calendar."""
+    """Drop daily bars without volume at the last close: some vendors fill holidays so, and these fit no
+    calendar."""
     is_flat = (bars.volume == 0) & (bars.high == bars.low) & (bars.open == bars.close)
     same = np.zeros(len(bars), dtype=bool)
     same[1:] = (np.diff(bars.symbol) == 0) & (np.diff(bars.close) == 0)
@@ -192,7 +191,7 @@ def _drop_stale(bars: Bars) -> Bars:
 
 
 def _note_midnight(found: Detection, zone: str | None) -> None:
-    """Note the zone of the days of daily bars; None: their times carry none."""
+    """Note the zone of daily bars; None if their times carry none."""
     found.source.pop("timezone", None)
     if zone is None:
         found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
@@ -203,7 +202,7 @@ def _note_midnight(found: Detection, zone: str | None) -> None:
 
 
 def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFile]]:
-    """The layout of the files, and those that have it; note both."""
+    """Find the layout of the files, and those that have it; note both."""
     known = found.known
     pattern = known.get("name_pattern")
     if preset is not None:
@@ -229,13 +228,13 @@ def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFi
 
 
 def _refuse_idle(found: Detection, layout: Layout) -> None:
-    """Raise BarError for a given setting that would change nothing."""
+    """Raise BarError for a given setting without effect."""
     options = {"timezone": "--zone", "label": "--label", "bar_minutes": "--bar-minutes"}
     idle = [*options] if layout.whole_days else ["timezone"] if layout.zoned else []
     for setting in idle:
         if setting in found.known:
             times = "are dates" if layout.whole_days else "carry their zone, or count from 1970"
-            raise BarError(f"{layout.name}: its times {times}; leave {options[setting]} out")
+            raise BarError(f"{layout.name}: its times {times}; omit {options[setting]}")
 
 
 def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
@@ -255,7 +254,7 @@ def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
         named = layout.values["columns"].items()
         other = {role: name for role, name in named if wanted.get(role) != name}
         if other:
-            found.decide("columns", other, "likely", "these are called otherwise here")
+            found.decide("columns", other, "likely", "other names here")
     written = layout.values.get("time_format")
     if written != PRESETS[preset].get("time_format"):
         found.source["time_format"] = written
@@ -263,7 +262,7 @@ def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
 
 
 def _fix_symbol(pattern: str, layout: Layout) -> str:
-    """The pattern of names that says the one given symbol itself."""
+    """Put the one given symbol into the pattern of names."""
     return f"{pattern.replace('{symbol}', '*')}{{symbol={layout.values.pop('symbol')}}}"
 
 
@@ -286,10 +285,10 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
     elif asked:
         if layout.single and "{symbol}" not in asked:
             raise BarError(
-                f"{layout.name}: neither a column nor --name-pattern says the symbol; put"
+                f"{layout.name}: neither a column nor --name-pattern gives the symbol; put"
                 " {symbol} into the pattern, or give the one symbol of all bars: --symbol"
             )
-        found.decide("name_pattern", asked, "given", f"{len(files)} files are called so")
+        found.decide("name_pattern", asked, "given", f"{len(files)} files match")
     elif layout.single:
         said = f"no column holds symbols, files are called like {files[0].stem}"
         found.decide("name_pattern", name_pattern(files, needs_date), "likely", said)
@@ -352,7 +351,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
 
 
 def _join_spans(spans: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """First and last times of files by their places, those of neighbours joined."""
+    """Join the first and last times of neighbouring files."""
     joined: list[tuple[int, int]] = []
     before = -2
     for place in sorted(spans):
@@ -406,7 +405,7 @@ def _recognise_days(
     if label:
         clock = np.datetime64(int(_to_wall(bars.ts[:1], zone)[0]), "ns").astype("datetime64[s]")
         evening = " of the evening before" if label == "eve" else ""
-        said = f"bars of days, stamped at {clock.item().time()}{evening}"
+        said = f"daily bars, stamped at {clock.item().time()}{evening}"
         found.decide("label", label, "likely", said)
 
     def to_day(ts: Array) -> Array:
@@ -419,23 +418,23 @@ def _recognise_days(
 
 
 def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str | None]:
-    """Find the zone in which bars of days are stamped at midnight, or else at nearly the same time
-    of day and least often on weekends, of theirs or of the evening before; and their label, None
-    for midnight. Raises BarError without one."""
+    """Find the zone in which daily bars are stamped at midnight (label None), or else at nearly the
+    same time of day and least often on weekends (`day`), or in the evening before (`eve`). Raises
+    BarError without one."""
     days = {}
     for zone in ("UTC", *ZONES) if zoned else ("UTC",):
         local = _to_wall(bars.ts, zone)
         clocks, counts = np.unique(local % _DAY, return_counts=True)
         if not clocks.any():
             return zone, None
-        # of a day with a short session, the close is another one
+        # a short session closes at another time
         if not zoned or (counts.max() > 0.9 * len(local) and clocks[counts.argmax()] > _MORNING):
             weekday = (local // _DAY + 4) % 7  # 1970 began on a Thursday; 0 is Sunday
             days[zone] = np.bincount(weekday, minlength=7)
     best = min(
         days, key=lambda zone: 10 * (days[zone][0] + days[zone][6]) > days[zone].sum(), default=None
     )
-    # Sundays without Fridays are Mondays by another clock
+    # Sundays without Fridays are Mondays in another zone
     if best is not None and (not days[best][0] or days[best][5]):
         return best, "day"
     for zone, (sundays, *_, fridays, _saturdays) in days.items():
@@ -444,7 +443,7 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
             return zone, "eve"
     clock = np.datetime64(int(bars.ts[0]), "ns").astype("datetime64[s]")
     raise BarError(
-        f"{found.path}: bars of days are stamped at {clock.item().time()}, which is neither a"
+        f"{found.path}: daily bars are stamped at {clock.item().time()}, which is neither a"
         " date nor midnight in any zone; write dates"
     )
 
@@ -595,7 +594,7 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> No
     votes = sum(map(label_votes, looked), Votes())
     given = found.known.get("label")
     if not given and has_late_ends:
-        found.decide("label", "end", "sure", "times lie within a second before a full minute")
+        found.decide("label", "end", "sure", "times lie in the second before a full minute")
         return
     if not given and found.session_minutes >= _DAY // MINUTE_NS:
         said = "nothing tells a bar's start from its end where trading never stops; --label end"

@@ -207,7 +207,7 @@ def _votes_of_volume(days: BarsByDay) -> Votes:
     two_before, before, at, after = (
         days.volume(days.open + count * days.step) for count in (-2, -1, 0, 1)
     )
-    # bars before the open are thin and jump, too, but the open's own jump is the largest
+    # bars before the open jump, too, but the jump at the open is the largest
     jump = np.argmax([before - two_before, at - before, after - at], axis=0)
     early = wide & (jump == 0) & (before > _JUMP * two_before) & (at > 0)
     start = wide & (jump == 1) & (at > _JUMP * before)

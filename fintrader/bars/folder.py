@@ -19,8 +19,8 @@ def has_date(file: BarFile) -> bool:
 
 
 def choose_prices(files: Sequence[BarFile]) -> list[BarFile]:
-    """The files of trades, where others with the same symbols hold bids and asks by their names.
-    Raises BarError where there are bids and asks alone."""
+    """Choose the files of trades among those whose names say bid, ask or trade. Raises BarError for
+    bids and asks alone."""
     kinds: dict[str, list[BarFile]] = {}
     for file in files:
         word = re.search(r"[._\s-](ask|bid|last|mid|quote|trade)(?![^._\s-])", file.stem, re.I)
@@ -33,7 +33,7 @@ def choose_prices(files: Sequence[BarFile]) -> list[BarFile]:
     kind, chosen = next(iter(kinds.items()))
     pattern = name_pattern(chosen, needs_date=False)
     raise BarError(
-        f"{chosen[0].name}: the files hold several kinds of prices by their names"
+        f"{chosen[0].name}: by their names the files hold several kinds of prices"
         f" ({', '.join(kinds)}); choose one, such as {kind}: --name-pattern '{pattern}'"
     )
 
@@ -41,8 +41,8 @@ def choose_prices(files: Sequence[BarFile]) -> list[BarFile]:
 def choose_layout(
     files: Sequence[BarFile], known: Known
 ) -> tuple[Layout, list[BarFile], list[str]]:
-    """The layout of bars that most files have, those files, and why each other one is left out;
-    `known` settings are given.
+    """Choose the layout of bars that most files have; return it, those files, and why each other one is
+    left out. `known`: settings that the user gave.
 
     Raises BarError when no file has the layout of bars.
     """

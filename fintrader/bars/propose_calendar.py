@@ -167,7 +167,7 @@ def _rank_zone(
 
 def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Proposal:
     least = min(one.cost for one in found)
-    # of those that the data does not refute, one that leaves no row out
+    # of those that the data does not rule out, one without rows outside
     whole = [one for one in found if one.cost < least + _CLEAR[is_daily] and not one.outside]
     least = min(one.cost for one in whole or found)
     best = min(

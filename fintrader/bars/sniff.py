@@ -39,7 +39,7 @@ from fintrader.errors import BarError
 _HEAD_BYTES = 1 << 17
 _ROWS = 2000
 _EARLIEST = 473_385_600
-"""Seconds from 1970 to 1985: the bars of no file end before, but dates look so."""
+"""Seconds from 1970 to 1985: no file's bars end before, but dates look like such numbers."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
@@ -54,16 +54,16 @@ _COUNTED = {
     12: ("%Y%m%d%H%M",),
     14: ("%Y%m%d%H%M%S",),
 }
-"""Number of digits -> formats of times without marks."""
+"""Number of digits -> formats of times without separators."""
 _LEVELS = "', '"
 """Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
-"""Words before the name of a price that are no symbols."""
+"""Words before a price's name that are not symbols."""
 
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
 
 _OWN_TIMES = (
-    "{}: its symbols stand next to each other, each with its own times, as in column {}; save each"
+    "{}: each symbol has its own column of times next to the others, such as {}; save each"
     " symbol as a file of its own"
 )
 
@@ -82,8 +82,8 @@ class Layout:
     is_alone: bool = True
     """There is no other file."""
     known: Known = field(default_factory=dict)
-    """Settings that the user gave, which are not guessed; columns of a file without names by their
-    numbers, from 1 on."""
+    """Settings that the user gave, not to be guessed; numbers, from 1, name columns without a
+    header."""
     values: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from the defaults."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -112,8 +112,8 @@ class Layout:
 def sniff(
     file: BarFile, date_in_name: bool, known: Known | None = None, *, is_alone: bool = True
 ) -> Layout:
-    """The layout of one file. `date_in_name`: the file's name says a date; `known`: settings that
-    are given; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
+    """Detect the layout of one file. `date_in_name`: its name has a date; `known`: settings that the
+    user gave; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
     layout = Layout(file.name, is_alone, known or {})
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if file.kind != "csv" and isinstance(table.columns, pd.RangeIndex) and len(table):
@@ -142,7 +142,7 @@ def sniff(
 
 
 def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
-    """Set what a vendor's own names say of its prices and times."""
+    """Set what a vendor's column names imply for its prices and times."""
     layout.actions = [name for name in map(str, table.columns) if plain(name) in ACTIONS]
     if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
         layout.vendor = "databento"
@@ -155,8 +155,8 @@ def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> Non
 
 
 def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
-    """Our name -> column of the given ones. A given `symbol` that is no column is the one symbol of
-    all bars, and set as such."""
+    """Our name -> column that the user gave. A given `symbol` that is no column is set as the symbol of
+    all bars."""
     is_nameless = layout.values.get("header") == []
     there = {
         str(number if is_nameless else column): column
@@ -179,8 +179,8 @@ def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
 
 
 def _refuse_shared(columns: Roles, layout: Layout) -> None:
-    """Raise BarError for a column of two roles, but closes alone, and for symbols that are both
-    given and there."""
+    """Raise BarError for a column of two roles (unless closes fill all prices), and for a given symbol
+    if the file has symbols."""
     is_nameless = layout.values.get("header") == []
     has_header = "header" in layout.values
     prices = [columns.get(role) for role in PRICES]
@@ -191,7 +191,7 @@ def _refuse_shared(columns: Roles, layout: Layout) -> None:
     for both in roles.values():
         if len(both) > 1:
             raise BarError(
-                f"{layout.name}: one column would be both {' and '.join(both)}; name the other:"
+                f"{layout.name}: one column is taken for both {' and '.join(both)}; name the other:"
                 f" {' or '.join(f'--{role}' for role in both)}"
             )
     if "symbol" in layout.values and ("symbol" in columns or "wide" in layout.values):
@@ -199,8 +199,8 @@ def _refuse_shared(columns: Roles, layout: Layout) -> None:
         if "symbol" in columns:
             own = f"column {columns['symbol'] + 1 if is_nameless else repr(columns['symbol'])}"
         raise BarError(
-            f"{layout.name}: the symbols stand in {own}, and no column is called"
-            f" {layout.values['symbol']!r}; leave --symbol out, or name their column"
+            f"{layout.name}: the symbols are in {own}, and no column is called"
+            f" {layout.values['symbol']!r}; omit --symbol, or name their column"
         )
 
 
@@ -248,7 +248,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
 
 
 def _name_columns(lines: Sequence[list[str]]) -> list[str]:
-    """Names of columns, each another one: of two that are alike the first counts."""
+    """Make the names of columns unique: of two equal ones the first counts."""
     names = _join_lines(lines) if len(lines) > 1 else lines[0]
     return [f"{name} {at}" if name in names[:at] else name for at, name in enumerate(names)]
 
@@ -272,7 +272,7 @@ def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
 
 
 def _to_numbers(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
-    """Numbers of a table's cells; NaN for other ones."""
+    """Convert a table's cells to numbers; NaN for other text."""
     decimal = layout.values.get("decimal", ".")
     return table.apply(lambda column: parse_numbers(column.astype(str).str.strip(), decimal))
 
@@ -321,7 +321,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
         _refuse_own_times(table, mark, first, found, layout)
         if alone and "header" in layout.values and not layout.is_alone:
-            # the lines of names say the symbol of one file
+            # the header lines name the symbol of one file
             own = {role: word + mark + alone for role, word in whole[0].items()}
             return {"ts": table.columns[0], "volume": None} | own
         pattern = f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"
@@ -341,7 +341,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
 def _refuse_own_times(
     table: pd.DataFrame, mark: str, first: bool, symbols: Iterable[str], layout: Layout
 ) -> None:
-    """Raise BarError where the symbols side by side have each their own column of times."""
+    """Raise BarError if symbols in adjacent columns have their own columns of times."""
     spelt = (*SPELLINGS["ts"], *DATE_SPELLINGS)
     own = [
         column
@@ -357,7 +357,8 @@ def _refuse_own_times(
 
 
 def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
-    """Symbol -> our name -> the field's, of columns called by both; `first`: the field begins."""
+    """Symbol -> our name -> field, for column names made of both; `first`: the field comes
+    first."""
     found: dict[str, dict[str, str]] = {}
     for column in map(str, table.columns):
         if mark == _LEVELS:
@@ -371,7 +372,7 @@ def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, 
 
 
 def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str) -> Roles:
-    """Roles of columns that share a length of bars, like Open_1h, which names no symbol."""
+    """Roles of columns that share a bar length instead of a symbol, like Open_1h."""
     own = {
         str(c).removesuffix(shared).removeprefix(shared): c
         for c in table.columns
@@ -445,8 +446,8 @@ def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> Bar
 
 
 def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str]:
-    """List the roles without a column that is needed: of a table with too few numbers for four
-    prices only the close; else the volume, too, where a column is left for it."""
+    """List the required roles without a column: only the close if too few numbers are left for four
+    prices; else the volume, too, if a column is left for it."""
     missing = [role for role in ("ts", *PRICES) if role not in found]
     others = [column for column in table.columns if column not in found.values()]
     numbers = _to_numbers(table[others], layout).notna().mean() > 0.5
@@ -458,24 +459,24 @@ def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str
 
 
 def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
-    """Report whether three columns without a role are of the size of the closes."""
+    """Report whether three columns without a role are close to the closes in size."""
     others = table[[column for column in table.columns if column not in found.values()]]
     close = _to_numbers(table[[found["close"]]], layout).median().iloc[0]
     return int((_to_numbers(others, layout).median() / close).between(0.5, 2).sum()) >= 3
 
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
-    """Find the column of volumes: the one that is spelt so, that of the first currency, or ticks
-    where the volume is 0; None without one."""
+    """Find the column of volumes: by its name, in the first currency, or of ticks if the volume is 0;
+    None without one."""
     found: Any = roles.get("volume")
-    if found is not None and "close" in roles:  # as `quoteVolume` and its worth, `volume`
+    if found is not None and "close" in roles:  # as `quoteVolume` and its value, `volume`
         price: Any = roles["close"]
         close = _read_numbers(table[price])
         worth = _read_numbers(table[found])
         for column in table.columns:
             if "vol" in plain(column):
                 share = (worth / (close * _read_numbers(table[column]))).median()
-                if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are alike
+                if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are equal
                     return column
     if found is not None and not len(_clean(table[found])):
         return None
@@ -501,7 +502,7 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
     clocks = [column for column in table.columns if plain(column) in CLOCK_SPELLINGS]
     if dates and clocks:
-        # a time may say its day itself
+        # a time may include its day
         whole = _clean(table[clocks[0]]).str.contains(r"^\d{10,}$|" + _MARKED_DATE).any()
         return {"ts": clocks[0]} if whole else {"date": dates[0], "ts": clocks[0]}
     nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # as pandas writes an index
@@ -524,13 +525,13 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
 
 
 def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
-    """Report whether each cell that is not empty holds a pattern, and there is one."""
+    """Report whether all non-empty cells match a pattern, and there is one."""
     cells = _clean(column)
     return len(cells) > 0 and bool(cells.str.contains(pattern).all())
 
 
 def _counts_rows(column: pd.Series[Any]) -> bool:
-    """Report whether the cells are the numbers of the rows."""
+    """Report whether the cells are row numbers."""
     numbers = pd.to_numeric(column, errors="coerce").to_numpy()
     return bool(numbers[:1] in (0, 1)) and bool((np.diff(numbers) == 1).all())
 
@@ -552,7 +553,7 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
         prices = _find_prices(numbers)
         if not prices:
             raise BarError(
-                f"{layout.name}: no four columns next to each other look like prices; give their"
+                f"{layout.name}: no four adjacent columns look like prices; give their"
                 f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}"
             )
         clock = numbers.get(table.columns[0], pd.Series(dtype=float))
@@ -580,8 +581,8 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
 
 
 def _find_traded(numbers: pd.DataFrame, after: list[Any], close: Any) -> Any:
-    """Find the volume among the numbers after the prices: the first, unless it is the turnover,
-    another one times the price."""
+    """Find the volume among the numbers after the prices: the first, unless it is the turnover
+    (another one times the price)."""
     for column in after[1:]:
         times = numbers[after[0]] / (numbers[column] * numbers[close])
         if abs(float(times.median()) - 1) < 0.05:
@@ -683,7 +684,7 @@ def _times(
 
 
 def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
-    """The times without the names of zones at their ends. Raises BarError for an unknown zone."""
+    """Cut the names of zones off times. Raises BarError for an unknown zone."""
     for name in parts[1].unique():
         if find_zone(name) is None:
             raise BarError(
@@ -695,8 +696,8 @@ def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
 
 
 def _recognise_excel_days(cells: pd.Series[Any], layout: Layout) -> bool:
-    """Report whether numbers count days as Excel does, and set the format: they lie in the years
-    from 1954 on, a few days apart."""
+    """Report whether numbers are Excel days (from 1954 on, a few days apart), and set the
+    format."""
     if not cells.str.fullmatch(r"[2-6]\d{4}([.,]\d+)?").all():
         return False
     counts = _to_numbers(cells.to_frame(), layout).iloc[:, 0]
@@ -714,7 +715,7 @@ def _recognise_excel_days(cells: pd.Series[Any], layout: Layout) -> bool:
 def _set_known_format(
     column: pd.Series[Any], layout: Layout, has_date: bool, date_in_name: bool
 ) -> None:
-    """Set the given `time_format`, and what follows from it."""
+    """Set the given `time_format` and its consequences."""
     written = layout.known["time_format"]
     layout.note("time_format", written, "")
     if written == EXCEL:
@@ -751,7 +752,7 @@ def _set_formats(
 
 
 def _fit_clock(clocks: pd.Series[Any]) -> str | None:
-    """Find the format of times of day; those without marks may lack the zero before 9:30."""
+    """Find the format of times of day; without separators, 9:30 may lack its leading zero."""
     if clocks.str.fullmatch(r"\d+").all():
         size = int(clocks.str.len().max())
         written = next((one for one, digits in CLOCK_DIGITS.items() if 0 <= digits - size < 2), "")
@@ -818,7 +819,7 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     if most < _EARLIEST:
         raise BarError(
             f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
-            " name the column of the dates, where they count from midnight (--date), or say how"
+            " name the column of the dates, if they count from midnight (--date), or state how"
             " they are written (--time-format)"
         )
     _count_epoch(layout)
@@ -888,7 +889,7 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
 
 
 def _share_ending(split: list[list[str]], needs_date: bool) -> str:
-    """Pattern of the words, none of them a symbol, with which all names end."""
+    """Pattern of the common ending of all names, without symbols."""
     ending = ""
     while len(ends := {tuple(parts[-2:]) for parts in split}) == 1 and min(map(len, split)) > 2:
         mark, word = ends.pop()

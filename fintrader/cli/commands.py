@@ -185,14 +185,14 @@ def compare(argv: list[str]) -> None:
 
 
 class LooksOptions(Settings):
-    """The runs whose looks are compared with the ledger."""
+    """Runs whose looks are compared with the ledger."""
 
     runs_dir: str = "runs"
     """Folder that holds the runs."""
 
 
 def looks(argv: list[str]) -> None:
-    """Show the ledger of looks, and what each window has left."""
+    """Show the ledger of looks, and each window's next level."""
     from fintrader.results.stored_looks import find_missing_looks
     from fintrader.verdict.alpha import level_of_look
     from fintrader.verdict.looks import ACTIVE_RETURN, Ledger, LedgerError, by_window

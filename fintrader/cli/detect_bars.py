@@ -1,4 +1,4 @@
-"""`fintrader init`: find out how files of bars are to be read, or download bars. Needs no torch."""
+"""`fintrader init`: detect the layout of bar files, or download bars. Needs no torch."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _OF_TICKERS = {*DownloadOptions.model_fields} - {"calendar", "bar_minutes"}
 
 
 class InitOptions(DownloadOptions):
-    """Reading of files of bars, or a download of tickers, and the configuration written for them.
-    All is found from the files; an option answers for a setting."""
+    """Bar files to read or tickers to download, and the configuration to write. `init` detects every
+    setting for which no option is given."""
 
     preset: Preset | None = None
     """The vendor that they come from; found from the files by default."""
     ts: str | None = None
-    """Column of the times. A column of a file without names is a number, from 1 on."""
+    """Column of the times. Without a header, columns are numbers from 1."""
     date: str | None = None
-    """Column of the dates, where --ts holds the time of day only."""
+    """Column of the dates, if --ts holds only the time of day."""
     symbol: Ticker | None = None
-    """Column of the symbols, or the one symbol of files that say none."""
+    """Column of the symbols, or the one symbol of all files."""
     name_pattern: str | None = None
-    """How the files are called, like "{symbol}_*"; others are passed over."""
+    """Pattern of file names, like "{symbol}_*"; others are skipped."""
     open: str | None = None
     """Column of the opening prices."""
     high: str | None = None
@@ -60,7 +60,7 @@ class InitOptions(DownloadOptions):
     volume: str | None = None
     """Column of the volumes."""
     zone: str | None = None
-    """Zone of times that carry none, like Europe/Berlin."""
+    """Zone of times without one, like Europe/Berlin."""
     label: Literal["start", "end"] | None = None
     """Whether a bar's time is its start or its end."""
     time_format: str | None = None
@@ -70,17 +70,17 @@ class InitOptions(DownloadOptions):
     delimiter: str | None = Field(None, min_length=1, max_length=1)
     """Character between the fields."""
     price_divisor: int | None = Field(None, ge=1)
-    """Prices are divided by this, where they are whole numbers."""
+    """Divisor of prices that are whole numbers."""
     out: Path | None = None
     """File to write; named after the bars, in this folder, unless set."""
     force: bool = False
     """Write over a configuration that is there."""
     print_only: bool = False
-    """Print how the bars are read, and how sure that is, and write nothing; of tickers, what would
-    be downloaded."""
+    """Print the detected settings and their certainty, or the size of a download, and write
+    nothing."""
 
     def source(self) -> Known:
-        """Settings of `data.source` that were given. Raises ConfigError for one that is invalid."""
+        """Settings of `data.source` that were given. Raises ConfigError for an invalid one."""
         given = self.model_dump(exclude_none=True)
         columns = {role: given[role] for role in _COLUMNS if role in given}
         known = {setting: given[name] for name, setting in _SETTINGS.items() if name in given}
@@ -90,8 +90,7 @@ class InitOptions(DownloadOptions):
 
 
 def init(argv: list[str]) -> None:
-    """Find out how files of bars are read, or download bars; and write a configuration that
-    runs."""
+    """Detect the layout of bar files, or download bars, and write a configuration that runs."""
     try:
         _init(argv)
     except (ConfigError, DataError) as error:
@@ -104,25 +103,25 @@ def _init(argv: list[str]) -> None:
     options = parse(InitOptions(), argv[number:], "init")
     given = {name for name, value in options if value != getattr(InitOptions(), name)}
     if options.index is not None and words:
-        raise ConfigError(f"--index names the tickers itself; leave {shlex.join(words)} out")
+        raise ConfigError(f"--index names the tickers; omit {shlex.join(words)}")
     if not words and options.index is None:
         raise ConfigError("`fintrader init` needs FILE|FOLDER, TICKER ... or --index NAME")
     paths = [word for word in words if is_path(word)]
-    if options.vendor is not None:  # says that folders of that name are not meant
+    if options.vendor is not None:  # folders of that name are not meant
         paths = [word for word in paths if kind_of(word, text=True) or not is_ticker(word)]
     if not paths:
         usual = {"out", "force", "print_only"}
-        _refuse(given - usual - {*DownloadOptions.model_fields}, "files, and these are tickers")
+        _refuse(given - usual - {*DownloadOptions.model_fields}, "files, but these are tickers")
         _init_tickers(read_tickers(words), options)
         return
     if len(words) > 1:
         raise ConfigError(
-            f"{paths[0]} is a file or a folder, or its name is one's; give one alone, or a pattern"
-            ' in quotes like "bars/*.csv"; or tickers alone (--from yahoo where folders are called'
-            " like them)"
+            f"{paths[0]} is a file or a folder, or named like one; give only one, or a pattern"
+            ' in quotes like "bars/*.csv"; or only tickers (--from yahoo if folders have their'
+            " names)"
         )
-    also = " (--from yahoo takes it for a ticker)" * is_ticker(paths[0])
-    _refuse(given & _OF_TICKERS, f"tickers, and {paths[0]} is a file or a folder{also}")
+    also = " (--from yahoo makes it a ticker)" * is_ticker(paths[0])
+    _refuse(given & _OF_TICKERS, f"tickers, but {paths[0]} is a file or a folder{also}")
     _init_files(paths[0], options)
 
 
@@ -130,7 +129,7 @@ def _refuse(names: set[str], reason: str) -> None:
     """Raise ConfigError for options that these bars cannot use."""
     for name in sorted(names):
         option = "from" if name == "vendor" else name.replace("_", "-")
-        raise ConfigError(f"--{option} is for {reason}; leave it out")
+        raise ConfigError(f"--{option} is for {reason}; omit it")
 
 
 def _init_files(bars: str, options: InitOptions) -> None:
@@ -186,7 +185,7 @@ def _write(found: Detection, path: Path, is_forced: bool) -> None:
 
 
 def _name_options(problem: str) -> str:
-    """Name in a problem the options that answer it: there is no configuration yet."""
+    """Name options instead of settings in a message: there is no configuration yet."""
     problem = re.sub(r"(?:--)?data\.source\.columns\.(\w+)", r"--\1", problem)
     for option, setting in _SETTINGS.items():
         name = f"--{option.replace('_', '-')}"

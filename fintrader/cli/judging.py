@@ -1,4 +1,4 @@
-"""The command that judges returns from elsewhere."""
+"""The command that judges any strategy's returns."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fintrader.errors import ConfigError, ReturnsError
 
 
 class JudgeOptions(Settings):
-    """How a file of returns is read, and what is known of their strategy."""
+    """Layout of a file of returns, and facts about their strategy."""
 
     benchmark: str | None = None
-    """Column of the file, another file, or cash; else the one that the file holds, or cash."""
+    """Column of the file, another file, or cash; by default the file's benchmark, or cash."""
     trials: Annotated[int, Field(ge=1)] | Literal["unknown"] | None = None
-    """Number of strategies that were tried on these returns, or unknown."""
+    """Number of strategies tried on these returns, or unknown."""
     held_out: bool = False
-    """State that the strategy was chosen without these returns."""
+    """State that the strategy was selected without these returns."""
     kind: Literal["returns", "percent", "log", "equity"] | None = None
-    """Meaning of the values; else it is found out."""
+    """Meaning of the values; detected by default."""
     column: str | None = None
-    """Column, or strategy, of a file with several."""
+    """Column or strategy, if the file has several."""
     sessions_a_year: int | None = Field(None, ge=1, le=366)
-    """Periods a year; else found out from the dates."""
+    """Periods a year; detected from the dates by default."""
     weights: Path | None = None
-    """File of target weights, a column a symbol, in place of returns."""
+    """File of target weights, one column per symbol, instead of returns."""
     prices: Path | None = None
-    """File of the prices that the weights are traded at, a column a symbol."""
+    """File of prices at which to trade the weights, one column per symbol."""
     cost_bps: float = Field(0.0, ge=0)
-    """Costs of what the weights trade, in basis points."""
+    """Trading costs of the weights, in basis points of turnover."""
     trust: bool = False
-    """Open a pickle, which runs the code that it holds."""
+    """Open a pickle, which runs the code in it."""
     out: Path | None = None
-    """Page to write; else NAME-verdict.html in this folder."""
+    """Page to write; NAME-verdict.html in this folder by default."""
 
 
 def judge(argv: list[str]) -> None:

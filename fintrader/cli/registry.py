@@ -34,7 +34,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "init": Command(
             "detect_bars:init",
             "FILE|FOLDER|TICKER ... [--from VENDOR] [--days N] [--index I] [--out CONFIG]",
-            "read files of bars, or download them, and write a configuration; it runs at once",
+            "read files of bars, or download them, and write a configuration ready for `run`",
             ("fintrader.cli.detect_bars:InitOptions",),
         ),
         "run": Command(
@@ -108,7 +108,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "judge": Command(
             "judging:judge",
             "FILE [--benchmark COLUMN|FILE|cash] [--trials N] [--held-out] [--out PAGE]",
-            "tell skill from luck in any strategy's returns; FILE: CSV, Parquet, or a result of"
+            "test any strategy's returns for skill; FILE: CSV, Parquet, or a result of"
             " freqtrade or Lean; --weights FILE --prices FILE in its place",
             ("fintrader.cli.judging:JudgeOptions",),
         ),
@@ -128,7 +128,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "looks": Command(
             "commands:looks",
             "[--runs-dir DIR]",
-            "how often each window was looked at, by all runs; status 1 when the ledger was"
+            "looks at each window, by all runs, and its next level; status 1 when the ledger was"
             " changed",
             ("fintrader.cli.commands:LooksOptions",),
         ),

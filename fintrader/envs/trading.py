@@ -204,7 +204,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """Name of the engine that steps the accounts, as in `engine_for`."""
         common = (self.view, settings, self.reward, self.num_envs)
         self._fused: Any = None
-        """The kernel: `FusedStep`, `TritonStep`, or none."""
+        """The kernel: `FusedStep`, `TritonStep`, or None."""
         if kernel is not None:
             resets = self.autoreset_mode is AutoresetMode.SAME_STEP
             reuse = {"reuse": not copy} if self.engine == "triton" else {}

@@ -63,8 +63,8 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
 
 
 def open_daily(settings: DataSettings) -> Feed | None:
-    """The daily bars of `data.daily` in memory, read as `fintrader init` would; None without.
-    Raises DataError for bars that are not daily, and where they cannot be read."""
+    """Open the bars of `data.daily` in memory, with the layout that `fintrader init` detects, if set.
+    Raises DataError for bars that are not daily or cannot be read."""
     if settings.daily is None:
         return None
     from fintrader.bars.detect import detect
@@ -112,7 +112,7 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
 
 
 def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryFeed, list[dt.date]]:
-    """The first bars of files, of a few symbols and days, and those days in order. Raises
+    """Open the first bars of files, of a few symbols and days; return also those days in order. Raises
     DataError."""
     parts: list[Bars] = []
     names: list[str] = []
@@ -125,7 +125,7 @@ def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryF
         part = batch.take(np.isin(batch.symbol, wanted)).without_unused()
         parts.append(replace(part, ts=day_starts(calendar, source.timezone, part.ts)))
         days = np.union1d(days, exchange_days(calendar, parts[-1].ts))
-        if rows >= _SLICE_ROWS and len(days) > _FEWEST_DAYS:  # of which the last may be cut off
+        if rows >= _SLICE_ROWS and len(days) > _FEWEST_DAYS:  # the last one may be cut off
             break
     days = days[:_SLICE_DAYS]
     bars = concat(parts)
@@ -135,7 +135,7 @@ def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryF
 
 def _iterate_files(source: FilesSettings, path: str) -> Iterator[Bars]:
     files, _ = share_layout(files_of(source, path), source)
-    if "{symbol" in (source.name_pattern or ""):  # the first files may all be of one day
+    if "{symbol" in (source.name_pattern or ""):  # the first files may all hold one day
         symbols = [(source.read_name(file.place) or ("", None))[0] for file in files]
         wanted = [*dict.fromkeys(symbols)][:_SLICE_SYMBOLS]
         files = [file for file, symbol in zip(files, symbols, strict=True) if symbol in wanted]

@@ -194,8 +194,7 @@ def assemble(settings: DataSettings, feed: Feed, *, progress: Progress = SILENT)
 
 
 def try_build(settings: DataSettings, feed: Feed) -> None:
-    """Build a market to its last byte, in a temporary folder, and remove it. Raises what
-    `build_market` raises."""
+    """Build a market in a temporary folder, and remove it. Raises as `build_market` does."""
     with (
         tempfile.TemporaryDirectory() as folder,
         _draft(settings.effective(), feed, Path(folder), SILENT) as draft,
@@ -343,7 +342,7 @@ def _has_history(history: Sequence[tuple[int, int]], grid: SessionGrid) -> Array
 
 
 def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: SessionGrid) -> None:
-    """Warn of the symbols that join late, with the first day on which each may be bought."""
+    """Warn of symbols that join late, with the first day on which each can be bought."""
     late = [
         f"{symbols[column]} {f'from {grid.dates[own.argmax()]}' if own.any() else 'never'}"
         for column, own in enumerate(days.T)

@@ -61,7 +61,7 @@ class CompareSettings(Settings):
     calendar: str = "XNAS"
     """Calendar of files; configurations and built markets name theirs."""
     timezone: str | None = None
-    """Zone of times in files that carry none; found out unless set."""
+    """Zone of times in files that carry none; detected unless set."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Bars of tickers or of an index's members from a vendor, in the store where a run looks for them.
 
-It plans a download (calendar, days, size), makes it, and describes the bars like detected files.
+It plans a download (calendar, days, size), runs it, and describes the bars like detected files.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ FEWEST = 3
 """Sessions that three windows need."""
 _DAY = dt.timedelta(days=1)
 _USUAL_DAYS = {1: 29, 5: 59}
-"""Minutes of a bar -> days that are asked for by default, as many as Yahoo keeps."""
+"""Minutes of a bar -> default days, as many as Yahoo keeps."""
 _MANY_DAYS = 400
 _SLICE_SYMBOLS = 5
 _SLICE_SESSIONS = 60
 _FEW_ROWS = 2_000_000
-"""Faults are looked for in all of so many rows."""
+"""Most rows that are checked for faults."""
 
 
 @dataclass
 class Download(Detection):
-    """A vendor's bars, planned or there."""
+    """A vendor's bars, planned or downloaded."""
 
     name: str = ""
     """The vendor, or the exchange."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Settings of `data` that name them."""
+    """Settings of `data` that name the bars."""
 
     @property
     def data_settings(self) -> DataSettings:
-        """The bars as settings."""
+        """Settings of the bars."""
         return validate(DataSettings, {"calendar": self.calendar, **self.data}, "init")
 
     def open(self) -> VendorFeed:
@@ -76,7 +76,7 @@ CACHE = DataConfig().cache
 def plan_download(words: Sequence[str], options: DownloadOptions) -> Download:
     """Find the source, the days and the calendar of bars. Raises ConfigError or DataError.
 
-    A few bars are requested where the tickers name no calendar.
+    If the tickers imply no calendar, it requests a few bars.
     """
     source, tickers = _choose_source(words, options)
     today = dt.datetime.now(dt.UTC).date()
@@ -96,21 +96,21 @@ def plan_download(words: Sequence[str], options: DownloadOptions) -> Download:
         most = f"--days {(last - earliest).days + 1} at most" if options.days else ""
         remedy = most if earliest <= last else "a later --end"
         raise ConfigError(
-            f"{name} has no bars of {source.bar_minutes} minutes before {earliest} any more; choose"
-            f" {remedy or f'--start {earliest}'}, or longer bars (--bar-minutes 1440 are days)"
+            f"{name} keeps no bars of {source.bar_minutes} minutes before {earliest}; choose"
+            f" {remedy or f'--start {earliest}'}, or longer bars (--bar-minutes 1440 for daily)"
         )
     _choose_calendar(found, options.calendar, tickers)
     for trap, sentence in vendor.list_traps().items():
         found.note(trap, name, "sure", sentence)
     if any(ticker.startswith("^") for ticker in tickers):
-        found.note("index", "^", "sure", "an index cannot be bought; a fund on it has a ticker")
+        found.note("index", "^", "sure", "an index cannot be bought; a fund on it can")
     return found
 
 
 def _choose_source(
     words: Sequence[str], options: DownloadOptions
 ) -> tuple[VendorSettings, list[str]]:
-    """Choose the source's settings, and write tickers as it does."""
+    """Choose the source's settings, and write tickers in its style."""
     pairs = [pair for pair in map(read_pair, words) if pair]
     vendor = options.vendor or ("binance" if pairs else "yahoo")
     vendor = {"yfinance": "yahoo"}.get(vendor, vendor)
@@ -136,22 +136,21 @@ def _choose_source(
 def _choose_days(
     options: DownloadOptions, source: VendorSettings, today: dt.date
 ) -> tuple[dt.date, dt.date]:
-    """Choose the first and the last day; only days that are over are asked for."""
+    """Choose the first and the last day, both completed."""
     if options.days is not None and options.start is not None:
-        raise ConfigError("--days and --start say the same; leave one of them out")
+        raise ConfigError("--days and --start both set the first day; omit one")
     last = min(options.end or today, today - _DAY)
     days = options.days or _USUAL_DAYS.get(source.bar_minutes, _MANY_DAYS)
     first = options.start or last - (days - 1) * _DAY
     if first > last:
         raise ConfigError(
-            f"--start {first} lies after {last}, the last day that is asked for; choose an earlier"
-            " one"
+            f"--start {first} lies after {last}, the last day to download; choose an earlier one"
         )
     return first, last
 
 
 def _choose_calendar(found: Download, calendar: str | None, tickers: Sequence[str]) -> None:
-    """Take the calendar that is given, that the tickers name, or that fits some of their bars."""
+    """Take the given calendar, that of the tickers, or one that fits some of their bars."""
     sure: Sure = "likely"
     why = "named by the tickers"
     is_daily = found.data["source"]["bar_minutes"] == DAY_MINUTES
@@ -167,8 +166,8 @@ def _choose_calendar(found: Download, calendar: str | None, tickers: Sequence[st
     elif len(calendars) > 1:
         shown = ", ".join(f"{ticker} on {one}" for one, ticker in calendars.items())
         raise ConfigError(
-            f"a market has one calendar, and these trade on several: {shown}; make a configuration"
-            " for each, or name the one whose sessions count with --calendar"
+            f"a market has one calendar, but these trade on several: {shown}; make a configuration"
+            " for each, or name one with --calendar"
         )
     elif None not in named:
         (calendar,) = calendars
@@ -186,12 +185,12 @@ def _choose_calendar(found: Download, calendar: str | None, tickers: Sequence[st
 
 
 def download(found: Download, is_forced: bool, progress: Progress) -> None:
-    """Download the bars that the store lacks, and describe all. Raises DataError for tickers
-    without bars, and BarError for many rows outside of the calendar unless `is_forced`."""
+    """Download the missing bars, and describe all. Raises DataError for tickers without bars, and
+    BarError for many rows outside of the calendar unless `is_forced`."""
     feed = found.open()
     try:
         feed.prepare(progress)
-        if feed.list_requests():  # silent sessions: a second answer settles them for today
+        if feed.list_requests():  # a second answer settles silent sessions for today
             feed.prepare(progress)
     except DataError as error:
         if not feed.missing:
@@ -211,8 +210,8 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
     sessions = feed.list_sessions(*span)
     if len(sessions) < FEWEST:
         raise BarError(
-            f"{found.name} gave bars of {len(sessions)} sessions, and windows need {FEWEST} or"
-            " more; ask for more --days, or for longer bars with --bar-minutes"
+            f"{found.name} has bars of {len(sessions)} sessions, but windows need {FEWEST} or"
+            " more; choose more --days, or longer bars with --bar-minutes"
         )
     found.first = sessions[0]
     found.last = sessions[-1]
@@ -236,11 +235,11 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
 
 
 def _explain_missing(found: Download, missing: Sequence[str]) -> str:
-    """Explain that there are no bars of some tickers, and how to get those of the others."""
+    """Explain that some tickers have no bars, and how to get the others."""
     data = found.data
     problem = (
         f"{found.name} has no bars of {', '.join(missing)} from {data['start']} to {data['end']},"
-        " and no file or folder here is called so; check the spelling, or whether it was listed"
+        " and no file or folder here has that name; check the spelling, or whether it was listed"
         " then"
     )
     others = [ticker for ticker in data["universe"].get("symbols", ()) if ticker not in missing]
@@ -250,8 +249,8 @@ def _explain_missing(found: Download, missing: Sequence[str]) -> str:
 
 
 def open_last(found: Download, settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.date]]:
-    """Open a part of the bars as a market's settings and feed: the last sessions, also returned, of
-    a few tickers."""
+    """Open the last sessions of a few tickers as a market's settings and feed; return those sessions
+    too."""
     days = [*found.sessions[-_SLICE_SESSIONS:]]
     feed = found.open()
     (collection,) = feed.stored()

@@ -424,10 +424,10 @@ def symbol_features(
 def count_undefined(
     names: Sequence[str], table: Array, later: Collection[str], extras: Collection[str]
 ) -> int:
-    """Count the first bars of a symbol on which a window of its features `[L, F]` is not full yet.
+    """Count the first bars of a symbol before the windows of its features `[L, F]` are full.
 
-    A kind, as a user's function, is NaN until then; columns of the file (`extras`) and a planted
-    signal have no window.
+    Features, users' own too, are NaN until then; columns of the file (`extras`) and a planted signal
+    have no window.
     """
     wide = market_wide(names)
     counts = [_parse(name)[1] for name in wide]

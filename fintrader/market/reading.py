@@ -123,7 +123,7 @@ def read_all(
 
 
 def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
-    """The cleaned daily bars of these symbols. Raises DataError where there is none."""
+    """Read the cleaned daily bars of these symbols. Raises DataError without any."""
     names = sorted({*symbols} & {*feed.symbols})
     lacking = sorted({*symbols} - {*names})
     if not names:
@@ -150,7 +150,7 @@ class Reader:
         self.events: dict[str, list[tuple[int, float, float]]] = {}
         """Bar, split and dividend of what happened to each symbol."""
         self.history: dict[str, tuple[int, int]] = {}
-        """Each symbol's first bar, and the first one at which its features' windows are full."""
+        """Each symbol's first bar, and the first with full feature windows."""
         source = settings.source
         files = source if isinstance(source, FilesSettings) else None
         self.evidence = SessionEvidence(grid, None if files is None else files.bar_minutes)

@@ -70,8 +70,8 @@ class DataSettings(Settings):
     windows: WindowSettings = WindowSettings()
     actions: PathText | None = None
     """CSV file or fsspec URL of splits and dividends: symbol, day, split, dividend_usd (the last
-    two may be empty), or ticker, ex_date, kind (split, dividend), value. It goes before the
-    vendor's: a split of 1 or a dividend of 0 cancels one. Without any, a split looks like a loss
+    two may be empty), or ticker, ex_date, kind (split, dividend), value. It overrides the vendor: a
+    split of 1 or a dividend of 0 cancels one. Without any, a split looks like a loss
     and dividends are never paid."""
     waive: tuple[str, ...] = ()
     """Faults that stop the build (see `data quality`) and may pass: a kind everywhere

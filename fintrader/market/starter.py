@@ -1,5 +1,5 @@
-"""First configuration for files of bars with a detected layout, or for a vendor's bars: commented
-YAML that runs unchanged."""
+"""First configuration for detected files or a vendor's bars: commented YAML that runs
+unchanged."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _CAREFUL = {
 """Parts of the configurations for real bars (`configs/walkforward_daily.yaml`,
 `configs/walkforward_us14.yaml`)."""
 _ONE_SESSION = "  metric: return               # one session of validation has no Sharpe ratio\n"
-_FRACTIONAL = "  fractional: true             # parts of coins are bought\n"
+_FRACTIONAL = "  fractional: true             # fractions of coins\n"
 _NO_VOLUME = (
     "  participation: none          # the bars hold no volume, of which an order takes a part\n"
 )
@@ -115,7 +115,7 @@ _AGENT = """\
 """An agent that tilts away from the benchmark, regularised."""
 _AGENT_ALONE = """\
   algo: ppo
-  head: {kind: aim}            # one symbol: it or cash; a tilt away from it has nowhere to go
+  head: {kind: aim}            # one symbol: hold it or cash; there is nothing to tilt to
 """
 
 
@@ -130,7 +130,7 @@ def config_path(bars: str, out: Path | None = None) -> Path:
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise ConfigError for a configuration that is there, unless it is written over."""
+    """Raise ConfigError for an existing configuration, unless forced."""
     if path.exists() and not force:
         raise ConfigError(
             f"{path} is there already; choose another --out, or write over it with --force"
@@ -138,8 +138,8 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
-    """Write the configuration once a market was built through it, of the first bars. Raises
-    ConfigError when there is one, unless forced, and DataError for bars that make no market."""
+    """Write the configuration after building a market of the first bars through it. Raises ConfigError
+    for an existing file, unless forced, and DataError for bars that make no market."""
     refuse_existing(path, force=force)
     text = render_yaml(found, path)
     settings = validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
@@ -151,7 +151,7 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
                 _build_slice(*_open_files(settings))
     except DataError as error:
         raise type(error)(
-            f"{path} is not written, for a part of its bars makes no market: {error}"
+            f"{path} is not written, because some of its bars make no market: {error}"
         ) from None
     write_text(path, text)
     return path
@@ -159,8 +159,8 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Log nothing of bars: the detection has named their faults, and what holds of a part of them
-    the whole may not confirm."""
+    """Silence the log of bars: the detection has named their faults, and those of a part may not hold
+    for the whole."""
     logs = [logging.getLogger(name) for name in ("fintrader.bars", "fintrader.market")]
     before = [one.disabled for one in logs]
     for one in logs:
@@ -179,7 +179,7 @@ def _open_files(settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.dat
 
 
 def _build_slice(settings: DataSettings, feed: Feed, days: Sequence[dt.date]) -> None:
-    """Build a market of a part of the bars as a run does. Raises DataError."""
+    """Build a market of some bars as a run does. Raises DataError."""
     train, validation, test = _cut_windows(days)
     windows = WindowSettings(train=train, validation=validation, test=test, embargo_sessions=0)
     # single faults do not stop it: those that are known stand in the configuration, to be decided
@@ -245,9 +245,9 @@ def render_yaml(found: Detection, path: Path) -> str:
         bars_are="a session a bar" if plan.is_daily else "bars of the market, put together",
         calendar=found.calendar,
         bars=_join(_render_data(found)),
-        actions="which go before the vendor's"
+        actions="which override the vendor's"
         if isinstance(found, Download)
-        else "where prices are as traded",
+        else "if prices are as traded",
         waivers=_render_waivers(found),
         names=", ".join(name for name in plan.features if found.has_volume or "volume" not in name),
         windows=_join(
@@ -268,7 +268,7 @@ def render_yaml(found: Detection, path: Path) -> str:
 
 
 def _render_data(found: Detection) -> Iterator[str]:
-    """Render the settings of `data` that name the bars, two levels of them."""
+    """Render two levels of the settings of `data` that name the bars."""
     values = {"path": found.path, "source": {"kind": "files", **found.source}}
     for name, value in (found.data if isinstance(found, Download) else values).items():
         if not isinstance(value, dict):
@@ -318,8 +318,7 @@ def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
     count = len(sessions)
     if count < FEWEST:
         raise BarError(
-            f"the bars reach over {count} sessions; training, validation and test need {FEWEST} or"
-            " more"
+            f"the bars span {count} sessions; training, validation and test need {FEWEST} or more"
         )
     one = min(max(1, round(0.6 * count)), count - 2)
     two = min(max(one + 1, round(0.8 * count)), count - 1)

@@ -219,7 +219,7 @@ def claim(
         assert (
             config.trading
         )  # raises for an environment that is no market, before anything is built
-        Ledger().lines()  # raises where it is broken: no look could be counted at the end
+        Ledger().lines()  # raises if broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
     config_hash = hash_bytes(text.encode())

@@ -94,7 +94,7 @@ def backtest(
 
 
 def _count_look(market: MarketTensors, name: str, result: BacktestResult) -> int | None:
-    # With bars of several windows it is a look at the last of them, the one held out longest.
+    # Bars of several windows count as a look at the last of them, the one held out longest.
     window = market.cut_from[-1] if market.cut_from else market.window_name
     if window not in HELD_OUT:
         return None
@@ -114,7 +114,7 @@ class Backtests(Mapping[str, BacktestResult]):
     settings: EnvSettings
     _baselines: Baselines
     look: int | None = None
-    """Which look at these bars this was; None where it was not counted."""
+    """Number of this look at the bars; None if not counted."""
 
     def __getitem__(self, name: str) -> BacktestResult:
         try:

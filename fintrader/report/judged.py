@@ -1,4 +1,4 @@
-"""`judge`: the verdict on anybody's returns, printed, and as a page."""
+"""`judge`: the verdict on any strategy's returns, printed, and as a page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fintrader.verdict.verdict import Verdict
 CAPITAL_USD = 1_000_000.0
 DAY = 86_400_000_000_000
 OPENED = 60_000_000_000
-"""A minute in ns: a window opens a minute after midnight, its sessions close one before it."""
+"""A minute in ns: windows open a minute after midnight, and sessions close one before it."""
 
 
 class PrintedVerdict(Verdict):
@@ -52,19 +52,19 @@ def judge(
     command: str | None = None,
     **reading: Any,
 ) -> PrintedVerdict:
-    """Judge returns or equity of any strategy against its benchmark: skill, luck, or neither.
+    """Judge returns or equity of any strategy against its benchmark.
 
     `returns`: a pandas or polars Series or DataFrame with dates, a pair of arrays (dates, values),
     the stats of Backtesting.py, a vectorbt portfolio, or a `TrackRecord`; from intraday (compounded
     to days) to monthly. `benchmark`: the same, a column of `returns`, or None for cash. `trials`:
-    number of strategies that were tried on these returns, by which the level is divided; None or
-    "unknown". `held_out`: True states that the strategy was chosen without them. With neither there
-    is no likely skill. `caveats`: reasons against likely skill, each completing "with ...".
+    number of strategies tried on these returns, which divides the level; None or "unknown".
+    `held_out`: True states that the strategy was selected without them. Likely skill needs one of
+    the two. `caveats`: reasons against likely skill, each completing "with ...".
     `report`: a page to write, `command`: the command line that makes it. `reading`: `name`, `kind`,
     `column` and `sessions_a_year` of `track_record.make_record`.
 
-    The look is counted on the user's ledger (`fintrader looks`). Raises ReturnsError, whose message
-    says which argument helps, and LedgerError for a ledger that was changed.
+    The look is counted on the user's ledger (`fintrader looks`). Raises ReturnsError, whose message names the argument that helps, and LedgerError for a changed
+    ledger.
     """
     number = read_trials(trials)
     record = returns
@@ -80,7 +80,7 @@ def judge(
 def tabulate_record(
     record: TrackRecord, verdict: Verdict, command: str | None = None
 ) -> StoredBacktest:
-    """Lay out a track record and its verdict as the backtest that a page shows."""
+    """Lay out a track record and its verdict as a page's backtest."""
     name = record.name if is_result(record.name) else f"own {record.name}"
     rival = CASH if record.benchmark is None else "benchmark"
     closes = record.dates.astype("datetime64[ns]").astype(np.int64) + DAY - OPENED
@@ -114,7 +114,7 @@ def _compound(returns: Any) -> Any:
 
 
 def _make_result(name: str, returns: Any, fields: dict[str, Any], note: str) -> BacktestResult:
-    """Make the result of a curve of which nothing but its returns is known."""
+    """Make the result of a curve from its returns alone."""
     size = len(returns) + 1
     none = np.zeros(size)
     return BacktestResult(

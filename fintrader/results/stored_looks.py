@@ -1,4 +1,4 @@
-"""Looks at stored backtests, and what the ledger of looks (`verdict.looks`) says of them."""
+"""Looks at stored backtests, and their lines on the ledger (`verdict.looks`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
             try:
                 look = read_seal(Folder(runs.run(name).path(*inside))).get("look")
             except RunError:
-                continue  # no backtest, or one that `verify` says more of
+                continue  # no backtest, or one that `verify` reports
             if isinstance(look, dict) and (problem := missing(lines, look)):
                 begun_here = not lines or lines[0]["sha256"] == look.get("ledger")
                 (deleted if begun_here else foreign).append(f"{name}, {window} window: {problem}")
@@ -57,7 +57,7 @@ class Together:
     trials: int
     """Trials of all searches, each counted once."""
     looks: int
-    """Different results on their windows: theirs, and all that the ledger has."""
+    """Different results on their windows: their own, and all on the ledger."""
 
 
 def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
@@ -118,6 +118,6 @@ def note_shown(stored: StoredBacktest, command: str) -> None:
 
 
 def _find_run(folder: Path) -> Path | None:
-    """Find the run's folder that a folder is, or lies in; None where no run lies there."""
+    """Find the run's folder at or above a folder, if any."""
     inside = (folder.resolve(), *folder.resolve().parents[:3])
     return next((above for above in inside if (above / "manifest.json").is_file()), None)

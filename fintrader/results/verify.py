@@ -269,7 +269,7 @@ def _check_look(
         elif look == {}:
             result = f"{trials} trials; its look was not counted: the ledger could not be written"
             if stored.context.look is not None:
-                problems.append(f"it says look {stored.context.look}, and no look was counted")
+                problems.append(f"it claims look {stored.context.look}, but no look was counted")
         elif gone := missing(lines, look):
             problems.append(gone)
         else:

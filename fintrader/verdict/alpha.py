@@ -44,22 +44,22 @@ does not."""
 REPEATS = 9_999
 """Bootstrap samples."""
 TAIL = 100
-"""Samples in the tail that a smaller p-value is extrapolated from, by Student's t."""
+"""Tail samples from which to extrapolate smaller p-values, by Student's t."""
 SHIFTS = 999
 """Shifts in time: p-values down to 0.001."""
 BETS = (0.5, 1.0, 2.0, 3.0)
 """Annual information ratios that the e-process bets on, an equal share of its stake each."""
 PAST = 10
-"""Past sessions of the benchmark that stale returns are fitted to."""
+"""Past sessions of the benchmark in the regression of stale returns."""
 STALE = 0.1
-"""Level of the test for stale returns: fitting fresh ones to past sessions costs little."""
+"""Level of the test for stale returns: hedging fresh ones against past sessions costs little."""
 FIRST_BET = 20
 """Sessions that beta and volatility are learnt from before the first bet."""
 
 
 def level_of_look(look: int) -> float:
-    """Share of `LEVEL` that the `look`-th look at a window may spend: 6 / (π k)² of it, so 3 %,
-    0.8 %, 0.3 %, 0.2 %, ...; `LEVEL` in all, and something is always left.
+    """Level of the `look`-th look at a window: 6 / (π k)² of `LEVEL`, so 3 %, 0.8 %, 0.3 %, 0.2 %,
+    ...; they sum to `LEVEL` and never reach 0.
 
     Raises BacktestError below 1.
     """
@@ -82,8 +82,8 @@ class Hedged(NamedTuple):
 
 
 def hedge(ours: ArrayLike, theirs: ArrayLike, past: int = 0) -> Hedged:
-    """Fit returns `[S]` to the benchmark's by least squares, and to those of `past` sessions before;
-    against cash, which does not vary, beta is 0."""
+    """Regress returns `[S]` on the benchmark's, and on those of `past` sessions before; against cash,
+    which does not vary, beta is 0."""
     r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
     size = b.size
     centred = b - b.mean()
@@ -102,8 +102,8 @@ def hedge(ours: ArrayLike, theirs: ArrayLike, past: int = 0) -> Hedged:
 
 
 def count_past_sessions(ours: ArrayLike, theirs: ArrayLike) -> int:
-    """Count the past sessions of the benchmark that returns `[S]` are fitted to: none, or `PAST`
-    where the residual goes with the benchmark of sessions before, as it does with stale prices."""
+    """Count the past sessions of the benchmark to hedge against: none, or `PAST` if the residual of
+    returns `[S]` correlates with earlier benchmark returns, as stale prices make it."""
     u = hedge(ours, theirs).residual
     b = np.asarray(theirs, dtype=np.float64)
     z = b - b.mean()
@@ -129,8 +129,8 @@ def alpha_test(
     `SHORTEST` sessions, and if the hedged returns do not vary.
 
     The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
-    frequencies, which holds for returns that depend on each other in time. Returns that follow the
-    benchmark late (stale prices, smoothed valuations) are hedged against its past sessions too. The
+    frequencies, which holds for returns that depend on each other in time. Returns that lag the benchmark (stale prices, smoothed valuations) are hedged against its past
+    sessions too. The
     p-value comes from a paired circular block bootstrap of the same statistic; below `FEW` sessions
     from Student's t with as many degrees of freedom as frequencies.
     """
@@ -170,8 +170,8 @@ def alpha_test(
 
 
 def _share_above(drawn: Array, reached: float, student: Any) -> float:
-    """Share of the drawn statistics that reach this one; beyond the `TAIL` largest, their share
-    times the decline of Student's t from the smallest of them on: no p-value ends at 1/(1 + R)."""
+    """Share of the drawn statistics at or above this one; beyond the `TAIL` largest, extrapolated by
+    the tail of Student's t, so that p-values below 1/(1 + R) are possible."""
     above = int((drawn >= reached).sum())
     if above >= TAIL or drawn.size <= TAIL:
         return (1 + above) / (1 + drawn.size)

@@ -1,5 +1,4 @@
-"""Conclude a verdict from its tests, and word it: one place for a run's results and for returns
-that came from elsewhere.
+"""Conclude a verdict from its tests, and word it, for a run's results and for external returns.
 
 `make_evidence` makes the evidence of one window; `conclude` sets the state and the three sentences
 of a verdict whose other fields are filled in (docs/verdict.md).
@@ -27,19 +26,18 @@ from fintrader.verdict.verdict import (
 
 HELD_OUT = "test"
 FOREIGN = "foreign"
-"""Window of returns that came from elsewhere; `verdict.judge` has its rules."""
+"""Window of external returns; `verdict.judge` has its rules."""
 NO_VERDICT = {"train": ("training", "learn from"), "validation": ("validation", "are chosen by")}
-"""Windows that allow no conclusion: the name of each, and the use that policies make of its
-bars."""
+"""Windows that allow no conclusion: name, and the policies' use of its bars."""
 NEVER_SPLIT = "bars that were never split off as a test window"
 IMPLAUSIBLE = 10.0
 """Annual information ratio above which an error is the likelier explanation."""
 NOT_JUDGED = "Not judged."
 UNKNOWN_TRIALS = "an unknown number of strategies tried on these returns"
 UNSEEN = 3.0
-"""An event that S sessions do not show comes in up to 3/S of them, at a confidence of 95 %."""
+"""Upper 95 % confidence bound on the rate of an event absent from S sessions: 3/S."""
 UNVARIED = 1e-6
-"""Annual active return up to which a difference is rounding."""
+"""Annual active return that still counts as rounding."""
 
 
 # --- tests ----------------------------------------------------------------------------------------
@@ -57,8 +55,8 @@ def make_evidence(
     """Test daily returns `[S]` against those of the benchmark called `against`.
 
     `look`: number of this look at the window; an uncounted one (None) is tested at the level of a
-    first look. `among`: number of strategies of which this one was chosen by these returns; the
-    level is divided by it, so that it holds for the best of them.
+    first look. `among`: number of strategies from which these returns selected this one; it divides
+    the level, which then holds for the best of them.
     """
     theirs = drop_rounding_differences(ours, theirs)
     level = ev.level_of_look(1 if look is None else look) / among
@@ -88,8 +86,7 @@ def measure_sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
 
 
 def measure_tail(returns: Array, alpha: AlphaTest | None, sessions_a_year: int) -> Tail | None:
-    """Measure the worst of returns `[S]`, and the losses that they cannot show; None without a
-    test."""
+    """Measure the worst of returns `[S]`, and the losses too rare for them; None without a test."""
     if alpha is None:
         return None
     share = UNSEEN / len(returns)
@@ -118,8 +115,8 @@ def conclude(judged: Verdict) -> Verdict:
 
 
 def _conclude(judged: Verdict) -> tuple[State, list[str]]:
-    """Conclude from the tests, and say it: the finding, the power of this window, and the evidence
-    still needed. Only the held-out window can show likely skill."""
+    """Word the finding, the power of this window, and the evidence still needed. Only the held-out
+    window can show likely skill."""
     why_not = _explain_no_verdict(judged)
     if why_not is not None:
         return "no_verdict", [why_not]
@@ -194,7 +191,7 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
 
 
 def _describe_choice(judged: Verdict) -> str:
-    """Describe how many trials it was chosen from; of returns from elsewhere, what was stated."""
+    """Describe the number of trials; for external returns, as stated."""
     trials = judged.selection.trials
     chosen = "the choice of an unknown number of trials"
     if trials:
@@ -242,7 +239,7 @@ def _ask_for_trials(judged: Verdict) -> list[str]:
     if UNKNOWN_TRIALS not in judged.caveats:
         return []
     return [
-        "State how many strategies were tried on these returns (--trials N), or that it was chosen"
+        "State how many strategies were tried on these returns (--trials N), or that it was selected"
         " without them (--held-out)."
     ]
 

@@ -1,9 +1,8 @@
-"""Judge a track record: the verdict on returns that no market here made.
+"""Judge a track record: the verdict on external returns.
 
-Such a window is `foreign`: nothing here knows whether the strategy was chosen by it. So the caller
-says either that it was held out (then the level is that of the look), or how many strategies were
-tried on it (then the level is divided by their number, after Bonferroni). Without either there is
-no likely skill.
+Such a window is `foreign`: its returns do not show whether they selected the strategy. So the caller
+states either that it was held out (the level is that of the look), or how many strategies were tried
+on it (they divide the level, after Bonferroni). Without either there is no likely skill.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from fintrader.verdict.track_record import TrackRecord
 from fintrader.verdict.verdict import Evidence, Selection, Verdict
 
 FEWEST_ALONE = 250
-"""Daily returns without positions below which a seller of tails passes too often; of weeks and
-months, which see more of the calendar, `alpha.FEW` suffice."""
+"""Fewest daily returns without positions: with fewer, a seller of tail risk passes too often. Of
+weeks and months, which span more time, `alpha.FEW` suffice."""
 
 
 def read_trials(trials: object) -> int | None:
@@ -59,9 +58,9 @@ def judge_record(
 ) -> Verdict:
     """Judge a strategy by its returns in excess of its benchmark.
 
-    `trials`: number of strategies that were tried; None if unknown. `is_held_out`: the caller
-    states that none was chosen by these returns. `look`: of `look_of`; None if it was not counted.
-    `caveats`: further reasons why the result could not have been traded as well as this.
+    `trials`: number of strategies tried; None if unknown. `is_held_out`: the caller states that these
+    returns selected none. `look`: number of the look of `look_of`; None if not counted. `caveats`:
+    further reasons why the result could not have been traded as well.
     """
     ours = record.returns
     year = record.sessions_a_year
@@ -100,13 +99,13 @@ def judge_record(
 
 
 def look_of(record: TrackRecord, command: str | None = None) -> Look:
-    """Describe the look at a track record for the ledger: its window is what the benchmark did in
-    it; against cash, what the strategy did."""
+    """Describe the look at a track record for the ledger. The benchmark's returns identify the window;
+    against cash, the strategy's."""
     seen = record.returns if record.benchmark is None else record.benchmark
     level = np.cumprod(np.append(1.0, 1 + seen))[:, None]
     days = record.dates.astype("datetime64[ns]").astype(np.int64)
     minutes = np.append(days[0] - 86_400_000_000_000, days)
-    # A column's name says little of its content: two windows are one only by what happened.
+    # Names of columns identify nothing: only returns make two windows one.
     name = f"{record.benchmark_name}-{hash_bytes(level.astype('<f4').tobytes())[:8]}"
     return Look(
         kind="judge",
@@ -142,6 +141,6 @@ def _flag_few(record: TrackRecord) -> list[str]:
         return []
     unit = period_name(record.sessions_a_year)
     return [
-        f"{count(size)} {unit}s of returns alone, in which rare losses may be missing (from"
-        f" {least} on they count)"
+        f"{count(size)} {unit}s of returns alone, in which rare losses may be missing (fewer"
+        f" than {least})"
     ]

@@ -3,11 +3,11 @@
     ~/.fintrader/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that
                                of the line before
 
-A look is counted by what happened in its window and by the question that was asked there, not by a
-run, a folder or a name (`sketch`). Changing, deleting or moving a line breaks the chain
-(`Ledger.lines` says where); lines cut off its end are missed by the backtests whose seals name them
+A look is identified by the returns in its window (`sketch`) and by its question, not by a run, a
+folder or a name. Changing, deleting or moving a line breaks the chain
+(`Ledger.lines` says where); lines cut off its end are still named by the seals of their backtests
 (`results.stored_looks.find_missing_looks`). The environment variable FINTRADER_HOME moves the
-folder. What was seen under another home, on another machine or in a paper, no file can know.
+folder. No file records looks under another home, on another machine or in a paper.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ HOME = "FINTRADER_HOME"
 """Environment variable with the folder of the user's ledger."""
 FORMAT = "fintrader-looks-2"
 FIRST = hash_bytes(FORMAT.encode())
-"""Hash that stands in the first line, which has no line before it."""
+"""`before` of the first line."""
 HELD_OUT = ("test", "validation", "whole", "foreign")
-"""Windows with bars that the policy was not fitted to: each result on one counts as a look."""
+"""Windows that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
 ACTIVE_RETURN = "active return"
 
@@ -92,7 +92,7 @@ class Window:
         order = np.argsort(np.array(symbols))
         names = tuple(str(symbols[k]) for k in order)
         prices = np.ascontiguousarray(close[:, order], dtype="<f4")
-        prices[np.isnan(prices)] = np.nan  # one NaN of the many
+        prices[np.isnan(prices)] = np.nan  # one bit pattern for all NaNs
         digest = hashlib.sha256(json.dumps(names).encode())
         digest.update(np.ascontiguousarray(minutes, dtype="<i8").tobytes())
         digest.update(prices.tobytes())
@@ -102,9 +102,8 @@ class Window:
         return cls(digest.hexdigest(), names, first, last, made_up, sketch)
 
     def overlaps(self, other: Window) -> bool:
-        """Tell whether a look at one window counts for the other: the same happened in both, or
-        their dates overlap and at least as many symbols are in both as in only one, for windows
-        too short to sketch and prices adjusted otherwise."""
+        """Report whether a look at one window counts for the other: their sketches match, or their dates
+        overlap and they share at least half of all symbols (for short windows and other adjustments)."""
         if self.key == other.key or self.sketch.overlaps(other.sketch):
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
@@ -119,16 +118,15 @@ class Look:
     """A result as the ledger records it."""
 
     kind: str
-    """`backtest`, `re-backtest`, `walkforward`, `compare`, `policy` or `judge`: what made or showed
-    it."""
+    """`backtest`, `re-backtest`, `walkforward`, `compare`, `policy` or `judge`."""
     run: str
     created: str | None
-    """When the run was begun: tells two runs of one name apart."""
+    """Start of the run: distinguishes two runs of one name."""
     folder: str
     seed: int | None
     window: str
     """`test`, `validation` or `train`; `whole` for bars that were never split; `foreign` for
-    returns from elsewhere."""
+    external returns."""
     bars: Window
     strategies: tuple[str, ...]
     result: str
@@ -138,7 +136,7 @@ class Look:
     commit: str | None = None
     version: str | None = None
     question: str = ACTIVE_RETURN
-    """What was asked of the window; looks that ask something else are counted by themselves."""
+    """Question asked of the window; looks with other questions are counted apart."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ def look_number(
 ) -> int:
     """Count the different results on a window up to this one, of one question: 1 for the first.
 
-    Made again, a result keeps its number: nothing new was seen.
+    A reproduced result keeps its number: it shows nothing new.
     """
     seen: list[str] = []
     for line in _select_like(before, window, question):
@@ -195,8 +193,8 @@ def _select_like(lines: Iterable[Line], window: Window, question: str) -> Iterat
 
 
 def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
-    """Record a look on the user's ledger, as `Ledger.record`; where nothing can be written there,
-    both are None, and a warning says so. Raises LedgerError for a ledger that was changed."""
+    """Record a look on the user's ledger, as `Ledger.record`; if it cannot be written, warn and return
+    two Nones. Raises LedgerError for a changed ledger."""
     try:
         return Ledger().record(look)
     except UnwritableLedgerError as error:
@@ -205,11 +203,10 @@ def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
 
 
 class Ledger:
-    """The ledger of a user. Any use may raise LedgerError, which says what to do."""
+    """The ledger of a user. Any use may raise LedgerError, which names the remedy."""
 
     def __init__(self, home: Path | str | None = None) -> None:
-        """`home`: the folder it lies in; None: the user's own, `FINTRADER_HOME` or
-        ~/.fintrader."""
+        """`home`: its folder; None for the user's own, `FINTRADER_HOME` or ~/.fintrader."""
         self.path = Path(home or os.environ.get(HOME) or Path.home() / ".fintrader") / FILE
 
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
@@ -221,7 +218,7 @@ class Ledger:
         return number, {"ledger": ledger["sha256"], "line": own["n"], "sha256": own["sha256"]}
 
     def note_seal(self, run: str, window: str, line: int, digest: str) -> None:
-        """Note the hash of the seal of a backtest, whose look is that line."""
+        """Record the hash of a backtest's seal; `line` has its look."""
         self._append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
 
     def lines(self) -> list[dict[str, Any]]:
@@ -261,7 +258,7 @@ class Ledger:
                     whole = data.rfind(b"\n") + 1
                     lines = _checked(self.path, data[:whole])
                     _select_looks(lines)  # raises before a line is written
-                    if whole < len(data):  # its writer was killed before the number was shown
+                    if whole < len(data):  # a writer was killed before it showed the number
                         file.truncate(whole)
                     head = {
                         "format": FORMAT,
@@ -288,8 +285,8 @@ class Ledger:
 
 
 def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """Read the whole lines in `data`, each with its `sha256`. Raises LedgerError at the first one
-    that was changed."""
+    """Read the complete lines in `data`, each with its `sha256`. Raises LedgerError at the first
+    changed one."""
     mend = (
         f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then reports"
         " that the new one lacks the looks of every earlier run"
@@ -330,20 +327,20 @@ def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
     return found
 
 
-# --- what a ledger amounts to ---------------------------------------------------------------------
+# --- summary --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class WindowLooks:
-    """All that was looked at on one window's bars."""
+    """All looks at one window's bars."""
 
     bars: Window
     question: str
     looks: int
-    """Different results on these bars or on any that overlap them."""
+    """Different results on these and overlapping bars."""
     runs: tuple[str, ...]
     names: tuple[str, ...]
-    """Names that the runs gave it."""
+    """Its names in those runs."""
     first: str
     last: str
     """Times (UTC) of the first line and the last."""
@@ -354,7 +351,7 @@ def _place(line: Line) -> tuple[str, str]:
 
 
 def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
-    """One entry a window, in the order in which they were first looked at."""
+    """Summarise each window's looks, in order of the first look."""
     found = []
     for place in dict.fromkeys(map(_place, lines)):
         own = [line for line in lines if _place(line) == place]
@@ -368,17 +365,16 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
 
 
 def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str | None:
-    """Why the look that a seal names is not on a ledger; None if it is."""
+    """Explain why a seal's look is not on a ledger; None if it is."""
     at = look.get("line")
     if not lines:
         return (
-            "its look stands on a ledger, and there is none here: it was deleted, or the run was"
+            "its look is on a ledger, and there is none here: it was deleted, or the run was"
             " made elsewhere"
         )
     if lines[0]["sha256"] != look.get("ledger"):
         return (
-            "its look stands on another ledger than this one, which was begun anew, or the run was"
-            " made elsewhere"
+            "its look is on another ledger: this one was begun anew, or the run was made elsewhere"
         )
     if (at, look.get("sha256")) not in [(line["n"], line["sha256"]) for line in lines]:
         return (

@@ -4,7 +4,7 @@
     read_file("backtest-result-2024-01-31_12-00-00.zip")       freqtrade, also its JSON
     read_file("1234567890.json")                               Lean
 
-A pickle can run any code when it is opened, so it is opened only where `trust` says so.
+A pickle can run any code when opened, so only `trust` opens it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MODELS = (".pt", ".pth", ".h5", ".hdf5", ".onnx", ".safetensors")
 CLOSED_TRADES = "profits booked when trades close, {days:.1f} days after they open on average"
 WINDOW = ("backtest_start", "backtest_end")
 LONG_TRADES_DAYS = 1.0
-"""Mean length of trades from which profits at their close hide the losses before it."""
+"""Mean length of trades, in days, above which profits booked at the close hide earlier losses."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReturnsFile:
-    """Content of a file: values that `track_record.make_record` reads, and facts about them."""
+    """Content of a file: values for `track_record.make_record`, and facts about them."""
 
     values: Any
     name: str
@@ -65,13 +65,13 @@ def read_record(
 ) -> TrackRecord:
     """Read a strategy's track record from a file.
 
-    `benchmark`: a column of it, another file, or `cash`; None takes the benchmark that the file
-    holds, else cash. `column`: the strategy, of several. `trust`: open a pickle. The other
+    `benchmark`: a column of it, another file, or `cash`; None for the file's own benchmark, else
+    cash. `column`: the strategy, of several. `trust`: open a pickle. The other
     arguments are those of `make_record`. Raises ReturnsError.
     """
     found = read_file(path, column=column, trust=trust)
     rival: Any = found.benchmark if benchmark is None else benchmark
-    # A column comes before a file of that name.
+    # A column takes precedence over a file.
     if benchmark is not None and benchmark != CASH and not _has_column(found.values, benchmark):
         rival = read_benchmark(benchmark, path, trust)
     record = make_record(
@@ -88,10 +88,10 @@ def read_record(
 def read_weights(
     weights: Path | str, prices: Path | str, *, benchmark: str | None = None, cost_bps: float = 0.0
 ) -> TrackRecord:
-    """Read target weights and prices, both a column a symbol, and trade them (`hold_weights`).
+    """Read target weights and prices, one column per symbol, and trade them (`hold_weights`).
 
-    `benchmark`: a column of the prices, a file, or `cash`; None is all symbols with prices at equal
-    weights, every day again and free of costs. Raises ReturnsError.
+    `benchmark`: a column of the prices, a file, or `cash`; None for equal weights of all symbols
+    with prices, rebalanced daily free of costs. Raises ReturnsError.
     """
     targets, marks = (_read_matrix(path) for path in (weights, prices))
     rival: Any = benchmark
@@ -110,7 +110,7 @@ def read_weights(
             f"{record.benchmark_name} has no value on {missing} of the prices' dates; cut both to"
             " common dates"
         )
-    note = f"Weights are traded at the price of the next date, at {cost_bps:g} bps."
+    note = f"Weights are traded at the next date's price, at {cost_bps:g} bps."
     free = () if cost_bps else ("trading free of costs",)
     return replace(record, holdings=held, notes=(*record.notes, note), caveats=free)
 
@@ -180,7 +180,7 @@ def read_table(path: Path | str) -> pd.DataFrame:
     """Read a table as text: the header shows the separator, decimals may be commas."""
     head = pd.read_csv(path, sep="\0", nrows=0, engine="python").columns
     first = re.split("[\t;|,]", str(head[0]))[0]
-    # A first row that begins with a date is no header.
+    # A first row that begins with a date is not a header.
     header = None if first.strip() and read_dates(pd.Series([first])) is not None else 0
     separators = {mark: str(head[0]).count(mark) for mark in ("\t", ";", "|", ",")}
     frame = pd.read_csv(path, sep=max(separators, key=lambda mark: separators[mark]), header=header)
@@ -212,8 +212,8 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
 
 
 def _read_zip(path: Path, column: str | None) -> ReturnsFile:
-    """Read freqtrade's archive: the result, and the wallet and the market bar by bar, which newer
-    versions add. Its pickles and its strategy's code are left alone."""
+    """Read freqtrade's archive: the result, and the wallet and market bar by bar of newer versions. Its
+    pickles and its strategy's code are not opened."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         results = [
@@ -268,7 +268,7 @@ def _read_freqtrade(
         name,
         "returns",
         benchmark,
-        notes=("Its profits are booked on the days on which its trades close.",),
+        notes=("Its profits are booked when its trades close.",),
         caveats=(CLOSED_TRADES.format(days=days),) if days >= LONG_TRADES_DAYS else (),
     )
 
@@ -296,7 +296,7 @@ def _read_chart(charts: Mapping[str, Any], chart: str, series: str) -> pd.Series
         for point in points
     ]
     kept = {time: value for time, value in pairs if value is not None}
-    # A day's point stands at midnight of New York, when that day is over.
+    # A day's point is stamped at the following midnight in New York.
     times = pd.to_datetime(np.array(list(kept), dtype=np.int64) - 1, unit="s", utc=True)
     index = times.tz_convert("America/New_York")
     return pd.Series(np.array(list(kept.values()), dtype=np.float64), index, name=series.lower())

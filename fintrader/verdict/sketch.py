@@ -1,11 +1,10 @@
-"""Sketch of the content of a window: enough of its returns to know it again, whatever it is called.
+"""Sketch of a window: enough of its returns to recognise it under any name.
 
 Each run of `RUN` sessions of a series is divided by its root mean square, rounded and hashed. No
 name, date, price level, bar length or leverage enters, and the runs of a subset of the series are a
-subset of the runs. Of all hashes those below a limit are kept, and the limit is the same for all
-windows of a size (Irber et al., "Lightweight compositional analysis of metagenomes with
-FracMinHash", 2022), so that the share of common runs can be estimated from what is kept, also
-between windows of very different sizes.
+subset of the runs. Only hashes below a limit are kept, the same limit for all windows of a size (Irber et al.,
+"Lightweight compositional analysis of metagenomes with FracMinHash", 2022), so that the kept hashes
+estimate the share of common runs, also between windows of very different sizes.
 """
 
 from __future__ import annotations
@@ -18,20 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 RUN = 10
-"""Sessions hashed together. Ten rounded returns have some 10^9 forms, so that chance repeats few of
-the runs of 500 series over four years."""
+"""Sessions hashed together. Ten rounded returns have some 10^9 forms, so few runs of 500 series over four years coincide by
+chance."""
 STEPS = 4.0
-"""Roundings to the root mean square of a run: a tenth of a basis point more or less in a stock's
-prices changes one run in a hundred."""
+"""Rounding steps per root mean square of a run: a change of a stock's prices by a tenth of a basis
+point alters one run in a hundred."""
 MOST = 512
-"""Hashes kept of a window, at most."""
+"""Most hashes kept of a window."""
 SAME = 0.03
-"""Share of the runs of the smaller window in the other one, from which a look at one counts for the
-other."""
+"""Share of the smaller window's runs in the other one from which a look at one counts for both."""
 FEWEST = 3
-"""Common runs below which nothing is the same."""
+"""Fewest common runs of the same window."""
 _DISTINCT = 6
-"""Different values of a run that is kept: series that move by a tick or not at all have few."""
+"""Fewest different values in a kept run: series that hardly move have fewer."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 32
 _AT_ONCE = 64
@@ -42,10 +40,10 @@ class Sketch:
     """Kept hashes of a window."""
 
     halvings: int = 0
-    """A hash is kept if it lies below 2^32 halved so many times."""
+    """Hashes below 2^32 / 2^halvings are kept."""
     hashes: str = ""
-    """The hashes, 32 bits each, ascending, little-endian in base64. Empty for a window of too few
-    sessions, or of series that hardly move."""
+    """The hashes, 32 bits each, ascending, little-endian in base64. Empty for too few sessions, or
+    series that hardly move."""
 
     @classmethod
     def of(cls, returns: NDArray[np.float64]) -> Sketch:
@@ -58,11 +56,11 @@ class Sketch:
         return cls(halvings, base64.b64encode(kept.tobytes()).decode())
 
     def overlaps(self, other: Sketch) -> bool:
-        """Say whether the windows share at least `SAME` of the smaller one's runs."""
+        """Report whether the windows share at least `SAME` of the smaller one's runs."""
         limit = 2**_BITS >> max(self.halvings, other.halvings)
         ours, theirs = (one._decode(limit) for one in (self, other))
         common = np.intersect1d(ours, theirs, assume_unique=True).size
-        # Where only few hashes of a small window lie below the other's limit, half of them decide.
+        # If few hashes of a small window lie below the other's limit, half of them decide.
         smaller = min(ours.size, theirs.size)
         return bool(common >= max(1, min(FEWEST, smaller / 2), SAME * smaller))
 
@@ -72,18 +70,18 @@ class Sketch:
 
 
 EMPTY = Sketch()
-"""Of a window of which nothing is known."""
+"""Sketch of an unknown window."""
 
 
 def _hash_runs(returns: NDArray[np.float64]) -> Iterator[NDArray[np.uint64]]:
-    """Hash the runs of returns `[S, N]`, of some series at a time: of all they would be large."""
+    """Hash the runs of returns `[S, N]`, a few series at a time to save memory."""
     if len(returns) < RUN:
         return
     for first in range(0, returns.shape[1], _AT_ONCE):
         part = returns[:, first : first + _AT_ONCE]
         runs = np.lib.stride_tricks.sliding_window_view(part, RUN, axis=0).reshape(-1, RUN)
         scale = np.sqrt(np.square(runs).mean(axis=1))
-        runs = runs[scale > 1e-9]  # NaN is not above it
+        runs = runs[scale > 1e-9]  # false for NaN
         steps = np.rint(STEPS * runs / scale[scale > 1e-9, None]).astype(np.int64)
         distinct = 1 + (np.diff(np.sort(steps, axis=1), axis=1) != 0).sum(axis=1)
         mixed = np.zeros(len(steps), np.uint64)

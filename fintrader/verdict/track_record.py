@@ -1,5 +1,5 @@
-"""`TrackRecord`: the returns of any strategy, day by day, week by week or month by month, and how
-tables of returns or equity become one.
+"""`TrackRecord`: daily, weekly or monthly returns of any strategy, made from tables of returns or
+equity.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ DATES = (
 PERIODS = {12: (26, 35), 26: (13, 16), 52: (5, 9)}
 """Periods a year, and the days between their ends."""
 EVERY_DAY = 300
-"""Dates a year above which a market is open at weekends, and has a year of 365 sessions."""
+"""Dates a year above which a market trades at weekends and has 365 sessions."""
 FEWEST_DATES = 200
-"""Dates a year below which days are missing from daily returns."""
+"""Fewest dates a year of complete daily returns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class TrackRecord:
 
     name: str
     dates: NDArray[np.datetime64]
-    """`[S]`: the day at whose end each period ends."""
+    """`[S]`: last day of each period."""
     returns: Array
     """`[S]`: simple returns."""
     sessions_a_year: int
@@ -58,11 +58,11 @@ class TrackRecord:
     """`[S]`: returns of the benchmark over the same periods; None for cash, which earns nothing."""
     benchmark_name: str = CASH
     holdings: WeightedAccount | None = None
-    """Positions, where they are known."""
+    """Positions, if known."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the values were read."""
+    """Sentences on the reading of the values."""
     caveats: tuple[str, ...] = ()
-    """Reasons against likely skill that come with the values; each completes "with ..."."""
+    """Reasons against likely skill; each completes "with ..."."""
 
     def __post_init__(self) -> None:
         if len(self.returns) < 2:
@@ -72,7 +72,7 @@ class TrackRecord:
         least = float(self.returns.min())
         if not least >= -1:
             raise ReturnsError(
-                f"{self.name}: a return of {least:g} is a loss of more than all; if these are per"
+                f"{self.name}: a return of {least:g} is a loss of more than 100 %; if these are per"
                 " cent, say so: kind=percent"
             )
 
@@ -95,8 +95,7 @@ def make_record(
 
     `values`: a pandas or polars Series or DataFrame, a pair of arrays (dates, values), the stats of
     Backtesting.py, or a vectorbt portfolio. `benchmark`: the same, or the name of a column of
-    `values`; None or "cash" for cash. `kind`, `column`, `sessions_a_year`: found out from the
-    values where they are None.
+    `values`; None or "cash" for cash. `kind`, `column`, `sessions_a_year`: detected from the values if None.
 
     Raises ReturnsError, which names the argument that helps.
     """
@@ -126,7 +125,7 @@ def make_record(
     if year == 12 and (days.day == 1).all():
         days = days + pd.offsets.MonthEnd(0)
         ours.index = days
-        notes.append("Months named by their first day end on their last.")
+        notes.append("Months dated by their first day are moved to their last.")
     if is_intraday:
         notes.append("Returns within a day were compounded to one a day.")
     if rival is not None:
@@ -149,7 +148,7 @@ def make_record(
 
 
 def _read_rival(cells: pd.Series, implied: Kind | None, kind: Kind | None) -> pd.Series:
-    """Read a benchmark's values by what they are; where that is unclear, as the strategy's."""
+    """Read a benchmark's values by their own kind; if that is unclear, by the strategy's."""
     name = str(cells.name)
     try:
         return to_returns(cells, implied, name)
@@ -164,8 +163,8 @@ def _read_rival(cells: pd.Series, implied: Kind | None, kind: Kind | None) -> pd
 
 
 def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
-    """Make a table of numbers by date, ascending; also the kind of its values, where their type
-    says it. Raises ReturnsError."""
+    """Make a table of numbers by date, ascending; also the kind of its values, if their type
+    implies it. Raises ReturnsError."""
     kind: Kind | None = None
     if isinstance(values, pd.Series) and "_equity_curve" in values.index:  # backtesting.py
         values = values["_equity_curve"][["Equity"]]
@@ -200,7 +199,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         frame = frame.tz_localize(None)  # the day where it was written
     absent = int(np.isnat(frame.index.to_numpy()).sum())
     if absent:
-        raise ReturnsError(f"{absent} rows have no date; leave them out")
+        raise ReturnsError(f"{absent} rows have no date; remove them")
     if frame.index.duplicated().any():
         twice = frame.index[frame.index.duplicated()][0]
         raise ReturnsError(f"{twice} occurs twice; give one row a date, for one strategy at a time")
@@ -225,7 +224,7 @@ def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
 
 def read_dates(cells: pd.Series) -> pd.DatetimeIndex | None:
     """Read dates as text, times or numbers (20240131, or s, ms or ns since 1970); None where they
-    are none of these. Raises ReturnsError where days and months cannot be told apart."""
+    are none of these. Raises ReturnsError for ambiguous days and months."""
     if pd.api.types.is_numeric_dtype(cells):
         least = float(cells.min())
         if not 19000101 <= least <= 21001231:
@@ -315,7 +314,7 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
 
 
 def find_kind(values: Array, name: str) -> Kind:
-    """Find out whether values are returns or equity. Raises ReturnsError where both could be."""
+    """Detect whether values are returns or equity. Raises ReturnsError if both fit."""
     typical = float(np.median(np.abs(values)))
     unclear = f"{name}: values such as {values[-1]:g} may be"
     if (values > 0).all() and typical > 0.5:
@@ -349,8 +348,8 @@ def _by_session(returns: pd.Series) -> pd.Series:
 
 
 def count_sessions_a_year(dates: pd.DatetimeIndex) -> int:
-    """Find out the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. Raises
-    ReturnsError for others, and where many dates are missing."""
+    """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. Raises
+    ReturnsError for others, and if many dates are missing."""
     if len(dates) < 2:
         raise ReturnsError(f"{len(dates)} date(s); give at least two returns")
     days = (dates[-1] - dates[0]).days

@@ -1,4 +1,4 @@
-"""`WeightedAccount`: the account of a strategy that is given as weights, marked at given prices."""
+"""`WeightedAccount`: the account of a strategy given as weights, marked at given prices."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ class WeightedAccount:
 def hold_weights(
     weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float = 0.0
 ) -> WeightedAccount:
-    """Trade target weights at prices, both a column a symbol and a row a date.
+    """Trade target weights at prices; both have one column per symbol and one row per date.
 
-    The weights of a date are known at its close and traded at the price of the next date, at
-    `cost_bps` of what is traded; between their dates positions drift. What is not invested earns
-    nothing. Raises ReturnsError for a symbol without prices, or a weight where there is no price.
+    The weights of a date are known at its close and traded at the next date's price, at `cost_bps`
+    of turnover; between dates positions drift, and cash earns nothing. Raises ReturnsError for a symbol without prices, or a weight where there is no price.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:

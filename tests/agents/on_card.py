@@ -1,4 +1,4 @@
-"""Training as a GPU runs it, on a device whose waits and memory a test can count; run by
+"""Training with the GPU's code paths on a device that counts waits and memory; run by
 `test_card.py`."""
 
 import pytest
@@ -113,7 +113,7 @@ def test_a_training_waits_only_to_update(algo, values, env_values):
 
 
 def test_a_rollout_is_refused_where_learning_from_it_would_not_fit(monkeypatch):
-    """The guard counts what an update holds, and the graphs of a GPU besides."""
+    """The guard counts the memory of an update and of a GPU's graphs."""
     counted = []
     monkeypatch.setattr(buffers, "require_memory", lambda needed, *rest: counted.append(needed))
     layout = FlatLayout(64, 2)

@@ -1,4 +1,4 @@
-"""Trainings on a device that counts waits and memory, in a process of their own: torch counts its
+"""Trainings on a device that counts waits and memory, in a separate process: torch counts its
 devices when it first differentiates."""
 
 import subprocess

@@ -150,7 +150,7 @@ def test_the_edges_have_their_own_sentences(template):
     idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8)
     assert idle.text.startswith("Never traded: there is nothing to judge.")
     assert idle.state == "no_verdict"
-    why = "buy and hold 1% invested on average, as 2 of 3 sessions hold no trade"
+    why = "buy and hold 1% invested on average, because 2 of 3 sessions hold no trade"
     idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8, caveats=[why])
     assert f"nothing to judge. Reservations: {why}; " in idle.text
     bankrupt = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)

@@ -22,7 +22,7 @@ def test_the_levels_of_all_looks_are_the_level_together():
 
 
 def test_returns_that_follow_the_benchmark_late_are_hedged_against_its_past():
-    """A strategy without skill whose prices are stale has an alpha of beta times what it missed."""
+    """Stale prices give a strategy without skill the alpha of its lagged beta."""
 
     def smooth(values):
         for t in range(1, len(values)):

@@ -162,7 +162,7 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
         assert not verdict.is_likely_skill
 
 
-def test_the_ledger_is_told_which_window_it_was(tmp_path, monkeypatch):
+def test_the_ledger_names_the_window(tmp_path, monkeypatch):
     monkeypatch.setenv(HOME, str(tmp_path))
     split = MARKET.split()
     seen = {
@@ -180,7 +180,7 @@ def test_the_ledger_is_told_which_window_it_was(tmp_path, monkeypatch):
     assert all(line.held_out for line in lines.values())
 
 
-def test_looks_are_said_only_where_they_are_counted(tmp_path, monkeypatch, caplog):
+def test_looks_are_stated_only_if_counted(tmp_path, monkeypatch, caplog):
     test = MARKET.split().test
     (tmp_path / "file").touch()
     monkeypatch.setenv(HOME, str(tmp_path / "file"))

@@ -1,4 +1,4 @@
-"""Bars against daily bars of another source: which faults that finds in one symbol alone."""
+"""Bars against daily bars of another source: the faults found in a single symbol."""
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ def market(request):
 
 
 def days_of(market, scale=1.0):
-    """The market's bars as whole days, as another vendor has them."""
+    """Aggregate the market's bars to days, as another vendor has them."""
     (one,) = market.table.values()
     session = market.grid.session[market.grid.locate(one.ts.to_numpy())]
     how = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
@@ -41,7 +41,7 @@ def days_of(market, scale=1.0):
 
 
 def found(market, table, folder, scale=1.0):
-    """Kind and day of the faults that a build stops at or names."""
+    """Find the kind and day of the faults that a build stops at or names."""
     path = write_csv(folder, days_of(market, scale), "days.csv")
     length = market.grid.bar_minutes
     settings = DataSettings(calendar=market.grid.calendar, bar_minutes=length, daily=str(path))
@@ -93,7 +93,7 @@ def test_a_build_compares_by_itself_and_remembers(tmp_path, minutes, caplog):
     path = write_csv(tmp_path, table)
     alone = build_market(file_settings(path), cache=tmp_path / "cache")
     other = build_market(file_settings(path, daily=daily), cache=tmp_path / "cache")
-    assert alone.parent != other.parent  # it says which daily bars it was compared with
+    assert alone.parent != other.parent  # it names its daily bars
     changed = table.copy()
     changed.loc[(table.ticker == "BBB") & (table.ts.dt.day == 12), PRICES] *= 1.09
     settings = {"daily": daily, "waive": ["excursion_day"]}

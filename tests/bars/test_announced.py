@@ -135,7 +135,7 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, ca
 
 @pytest.mark.usefixtures("then")
 def test_a_split_that_a_vendor_announces_and_its_prices_lack_is_refused(fake_alpaca, tmp_path):
-    """The remedy of the message works: the user's word goes before the vendor's."""
+    """The remedy of the message works: the user's actions override the vendor's."""
     fake_alpaca.actions = [("AAA", EX, 4.0, 0.0), ("BBB", "2016-01-12", 1.0, 0.01)]
     base = {
         "source": {"kind": "alpaca"},

@@ -53,11 +53,11 @@ def test_a_line_without_an_end_may_be_cut_off(tmp_path, caplog):
     text = path.read_bytes()
     path.write_bytes(text[:-1])
     np.testing.assert_array_equal(read(path).volume, whole.volume)
-    assert f"no end: is its last number {whole.volume[-1]:.0f} whole?" in caplog.text
+    assert f"no newline: is its last number {whole.volume[-1]:.0f} whole?" in caplog.text
     for lost in (3, 4):  # fewer digits than any other volume
         path.write_bytes(text[:-lost])
         with pytest.raises(
-            BarError, match=r"bars.csv: the last line has no end.*fetch the file again"
+            BarError, match=r"bars.csv: the last line has no newline.*fetch the file again"
         ):
             read(path)
     path.write_bytes(text.replace(b"\n", b"\r\n"))
@@ -91,7 +91,7 @@ def test_a_last_line_that_can_only_be_whole_needs_no_end(name, tmp_path):
     for lost in (1, 2, 3):
         path.write_bytes(text[:-lost])
         with pytest.raises(
-            BarError, match=r"the last line has no end.*add a newline where the number is whole"
+            BarError, match=r"the last line has no newline.*add a newline where the number is whole"
         ):
             read(path)
 

@@ -512,7 +512,7 @@ def in_two_columns(table):
 
 
 def shuffled(table):
-    """Volumes before the prices, and these in no usual order."""
+    """Volumes before the prices, in an unusual order."""
     order = ["ticker", "volume", "close", "ts", "low", "high", "open"]
     return table.assign(volume=table.volume + 50)[order]
 
@@ -608,7 +608,7 @@ def test_all_columns_without_known_names_are_asked_for_at_once(bars, plain, tmp_
     assert (market.volume == plain.volume[:, :1]).all()
 
 
-def test_flat_days_without_volume_speak_for_no_calendar(tmp_path):
+def test_flat_days_without_volume_count_for_no_calendar(tmp_path):
     days = pd.bdate_range("2023-01-02", "2024-12-31")
     stamps = pd.DatetimeIndex(xc.get_calendar("XSHG").sessions_in_range(days[0], days[-1]))
     table = pd.DataFrame({"open": 5.0, "high": 7.0, "low": 4.0, "close": 6.0, "volume": 9.0}, days)
@@ -636,7 +636,7 @@ def test_the_shared_ending_of_names_is_no_symbol(stems, pattern):
     assert name_pattern(files, needs_date=False) == pattern
 
 
-def test_a_warning_of_many_files_is_said_once(caplog):
+def test_a_warning_of_many_files_is_logged_once(caplog):
     log = logging.getLogger("fintrader.bars")
     with fold_warnings():
         for name in ("A", "B", "A"):
@@ -667,18 +667,18 @@ def test_given_settings_are_not_guessed(bars, tmp_path):
 @pytest.mark.parametrize(
     ("layout", "options", "said"),
     [
-        (polygon_api, ["--zone", "UTC"], "carry their zone, .*leave --zone out"),
-        (single, ["--symbol", "AAA"], "the symbols stand in column 'ticker'"),
+        (polygon_api, ["--zone", "UTC"], "carry their zone, .*omit --zone"),
+        (single, ["--symbol", "AAA"], "the symbols are in column 'ticker'"),
         (single, ["--ts", "when"], "no column 'when'; it has ts, .*correct --ts"),
         (single, ["--zone", "Mars"], "--zone: not a time zone"),
-        (kibot, ["--close", "4"], "one column would be both high and close; name .*--high or"),
+        (kibot, ["--close", "4"], "one column is taken for both high and close; name .*--high or"),
         (kibot, ["--close", "9"], "no column '9'; its columns have no names.* correct --close"),
         (chicago, ["--zone", "America/New_York"], "outside of the sessions.*with --zone"),
         (many, ["--label", "start"], "is not written.* set --label to end"),
         (many, ["--name-pattern", "*"], "give the one symbol of all bars: --symbol"),
     ],
 )
-def test_answers_that_are_none_are_refused(layout, options, said, bars, tmp_path, capsys):
+def test_wrong_answers_are_refused(layout, options, said, bars, tmp_path, capsys):
     path = layout(tmp_path, bars)
     with pytest.raises(SystemExit, match="2"):
         main(["init", str(path), "--out", str(tmp_path / "x.yaml"), *options])
@@ -809,7 +809,7 @@ def test_columns_of_actions_are_named(bars, tmp_path):
 
 
 def test_days_by_a_foreign_clock_are_refused(tmp_path):
-    """Midnight in Seoul is 15:00 UTC of the day before, without a word of a zone."""
+    """Midnight in Seoul is 15:00 UTC of the day before, in times without a zone."""
     table = walk_on("XKRX", dt.date(2024, 3, 4), 90, 1440)
     table["ts"] = table.ts.dt.tz_localize(None).dt.normalize() - pd.Timedelta("9h")
     with pytest.raises(BarError, match="neither a date nor midnight"):

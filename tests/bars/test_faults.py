@@ -462,7 +462,7 @@ def test_the_holes_of_the_real_file_of_2019():
 
 
 def test_days_of_few_trades_are_no_moved_days(healthy):
-    """One trade in a hundred minutes: the most frequent step between two is no length of a bar."""
+    """One trade in a hundred minutes: the most frequent step is not the bar length."""
     for seed in range(5):
         kept = np.random.default_rng(seed).random(len(healthy)) < 0.012
         kinds = examined(healthy[kept]).kinds

@@ -69,7 +69,7 @@ def minutes_table(tickers, days):
 
 @pytest.fixture(autouse=True)
 def waits(tmp_path, monkeypatch):
-    """An empty folder to work in, no waits, and no memory of earlier answers."""
+    """Work in an empty folder, without waits or cached answers."""
     yfinance = pytest.importorskip("yfinance")
     monkeypatch.chdir(tmp_path)
     yfinance.set_tz_cache_location(str(tmp_path / "yfinance"))
@@ -81,7 +81,7 @@ def waits(tmp_path, monkeypatch):
 
 @pytest.fixture
 def yahoo_of(monkeypatch):
-    """Makes yfinance, by its own client, ask a server of this table."""
+    """Make yfinance's own client request from a server of this table."""
     curl = pytest.importorskip("curl_cffi.requests")
     with _servers() as start:
 
@@ -96,7 +96,7 @@ def yahoo_of(monkeypatch):
 
 @pytest.fixture
 def alpaca_of(monkeypatch):
-    """Makes alpaca-py ask a server of this table."""
+    """Make alpaca-py request from a server of this table."""
     pytest.importorskip("alpaca")
     monkeypatch.setenv("APCA_API_KEY_ID", "PKTEST")
     monkeypatch.setenv("APCA_API_SECRET_KEY", "secret")
@@ -112,7 +112,7 @@ def alpaca_of(monkeypatch):
 
 @pytest.fixture
 def binance_of(monkeypatch):
-    """Makes ccxt ask a server of this table."""
+    """Make ccxt request from a server of this table."""
     ccxt = pytest.importorskip("ccxt")
     with _servers() as start:
 
@@ -144,7 +144,7 @@ class _servers:
 
 
 def done(*words):
-    """What a command that succeeds prints, without a word on standard error but its progress."""
+    """Run a command that succeeds, with only progress on standard error; return its output."""
     seen = []
 
     def note(*_):
@@ -162,7 +162,7 @@ def done(*words):
 
 
 def refused(*words):
-    """What a command complains of, without its progress."""
+    """Run a command that fails; return its error, without progress."""
     result = fintrader(*words)
     assert result.status == 2, (result.out, result.err)
     (line,) = [line for line in result.err.splitlines() if line.startswith("fintrader: ")]
@@ -174,7 +174,7 @@ def data_of(path):
 
 
 def requests_nothing(fake, path, *words):
-    """Builds the market of a configuration; the store answers every request."""
+    """Check that the store answers all requests of a configuration's market."""
     before = len(fake.requests), len(fake.asked_for_actions)
     out = done("data", "build", path, *words)
     assert (len(fake.requests), len(fake.asked_for_actions)) == before
@@ -195,7 +195,7 @@ def test_tickers_become_a_configuration_whose_market_requests_nothing(yahoo_of):
     assert data["end"] == YESTERDAY
     assert data["start"] == YESTERDAY - dt.timedelta(days=399)
     asked = {one["ticker"] for one in fake.requests}
-    assert asked == {"AAPL", "MSFT", "BRK-B"}  # as Yahoo calls it
+    assert asked == {"AAPL", "MSFT", "BRK-B"}  # Yahoo's spelling
     assert len(fake.requests) == 3 + 3  # bars of all days at once, and actions
     assert "3 symbols" in requests_nothing(fake, "aapl-msft-brk.b.yaml")
     assert "dividends" in Path("aapl-msft-brk.b.yaml").read_text()
@@ -214,11 +214,11 @@ def test_an_unknown_ticker_is_named_and_the_others_can_be_had(yahoo_of):
     fake = yahoo_of(days_table(["AAPL", "MSFT"]))
     said = refused("init", "AAPL", "NOPE", "MSFT", "--days", "300")
     assert "yahoo has no bars of NOPE from" in said
-    assert "no file or folder here is called so" in said
+    assert "no file or folder here has that name" in said
     remedy = re.search(r"The others: fintrader (.+) \(with", said)[1]
     before = len(fake.requests)
     assert "aapl-msft.yaml is written" in done(*remedy.split(), "--days", "300")
-    assert len(fake.requests) == before  # they are there already
+    assert len(fake.requests) == before  # they are stored
     assert [str(path) for path in Path().glob("*.yaml")] == ["aapl-msft.yaml"]
 
 
@@ -227,7 +227,7 @@ def test_a_rate_limit_is_waited_for_and_a_lasting_one_reported(yahoo_of, waits):
     fake = yahoo_of(days_table(["AAPL"]))
     fake.faults = [429, 429]
     done("init", "AAPL")
-    assert waits == [2.0]  # yfinance tries a second time itself
+    assert waits == [2.0]  # yfinance itself retries once
     shutil.rmtree("data")
     yfinance.data.YfData.cache_get.cache_clear()
     fake.faults = [429] * 99
@@ -235,7 +235,7 @@ def test_a_rate_limit_is_waited_for_and_a_lasting_one_reported(yahoo_of, waits):
 
 
 def interrupting(after):
-    """An Alpaca that presses Ctrl-C once so many requests for bars have come."""
+    """Alpaca that presses Ctrl-C after so many requests for bars."""
     left = [after]
 
     def answer(fake, path, query, headers):
@@ -266,7 +266,7 @@ def test_minutes_of_alpaca_come_by_month_and_reach_a_market(alpaca_of):
     fake = alpaca_of(minutes_table(["AAPL", "BRK.B"], 50))
     out = done("init", "AAPL", "BRK-B", "--from", "alpaca", "--days", "40", "--bar-minutes", "1")
     assert re.search(r"prices +alpaca +sure +as traded", out)
-    assert {one["symbols"] for one in fake.requests} == {"AAPL,BRK.B"}  # as Alpaca calls it
+    assert {one["symbols"] for one in fake.requests} == {"AAPL,BRK.B"}  # Alpaca's spelling
     data = data_of("aapl-brk-b.yaml")
     assert (data["bar_minutes"], data["source"]["bar_minutes"]) == (5, 1)
     requests_nothing(fake, "aapl-brk-b.yaml")
@@ -313,8 +313,8 @@ def test_an_unknown_pair_or_exchange_is_named(binance_of):
     assert "has no pair 'AAPL'; pairs are written like" in refused("init", "BTC/USDT", "AAPL")
 
 
-def test_a_young_and_a_dead_ticker_stand_beside_the_others(yahoo_of):
-    """Months before the first bar are silent: asked about twice by init, by no run of the day."""
+def test_a_young_and_a_dead_ticker_join_the_others(yahoo_of):
+    """Months before the first bar are silent: init requests them twice, runs of the day never."""
     table = days_table(["AAPL", "NEW", "OLD"])
     day = pd.Timestamp(YESTERDAY)
     gone = (table.ticker == "NEW") & (table.ts < day - pd.Timedelta("100D"))
@@ -339,7 +339,7 @@ def test_an_exchange_that_serves_no_such_country_or_keeps_little_says_so(binance
     assert "binance (ccxt) does not serve this country; choose" in refused("init", "BTC/USDT")
     fake.table = fake.table.tail(1)
     said = refused("init", "BTC/USDT")
-    assert "gave bars of 1 sessions" in said
+    assert "has bars of 1 sessions" in said
     assert "longer bars with --bar-minutes" in said
 
 
@@ -347,11 +347,11 @@ def test_too_few_days_are_refused(yahoo_of):
     yahoo_of(days_table(["AAPL"]))
     first = sessions_back(20).dates[-2]
     said = refused("init", "AAPL", "--start", str(first))
-    assert "gave bars of 2 sessions" in said
+    assert "has bars of 2 sessions" in said
     assert "more --days" in said
 
 
-def test_no_network_is_said_at_once(monkeypatch, waits):
+def test_no_network_is_reported_at_once(monkeypatch, waits):
     curl = pytest.importorskip("curl_cffi.requests")
     session = leading_to("http://127.0.0.1:9", curl.Session())
     monkeypatch.setattr(bar_source, "Yahoo", lambda source: Yahoo(source, session))
@@ -391,22 +391,22 @@ def test_a_missing_file_is_a_missing_file_and_a_folder_wins(tmp_path, yahoo_of):
     (tmp_path / "AAPL").mkdir()
     days_table(["AAPL"]).to_csv("AAPL/AAPL.csv", index=False)
     yahoo_of(days_table(["AAPL", "MSFT"]))
-    assert "--days is for tickers, and AAPL is a file or a folder" in refused(
+    assert "--days is for tickers, but AAPL is a file or a folder" in refused(
         "init", "AAPL", "--days", "100"
     )
     assert "columns" in done("init", "AAPL", "--print")
-    assert "give one alone" in refused("init", "AAPL", "MSFT")
+    assert "give only one" in refused("init", "AAPL", "MSFT")
     assert "to be downloaded" in done("init", "AAPL", "MSFT", "--from", "yahoo", "--print")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["AAPL", "--ts", "Time"], "--ts is for files, and these are tickers"),
+        (["AAPL", "--ts", "Time"], "--ts is for files, but these are tickers"),
         (["AAPL", "--preset", "lean"], "--preset is for files"),
-        (["AAPL", "--index", "dow30"], "--index names the tickers itself"),
+        (["AAPL", "--index", "dow30"], "--index names the tickers"),
         ([], "needs FILE|FOLDER, TICKER ... or --index NAME"),
-        (["AAPL", "--days", "3", "--start", "2024-01-02"], "leave one of them out"),
+        (["AAPL", "--days", "3", "--start", "2024-01-02"], "omit one"),
         (["AAPL", "--start", "2999-01-01"], "lies after"),
         (["AAPL", "SAP.DE"], "AAPL on XNAS, SAP.DE on XETR"),
         (["AAPL", "--bar-minutes", "7"], "--bar-minutes"),
@@ -493,7 +493,7 @@ def test_a_rate_limit_holds_in_every_minute(monkeypatch):
 
 
 def at_2016(tickers, first, last):
-    """Minutes of tickers from a day to another, each with its own span where it is a tuple."""
+    """Minutes of tickers between two days; a tuple has its own span."""
     parts = []
     for number, (ticker, stop) in enumerate(tickers.items()):
         grid = session_grid(
@@ -562,7 +562,7 @@ def test_daily_bars_of_another_index_come_from_yahoo(yahoo_of):
     out = done("init", "--index", "dow30", "--days", "150")
     assert re.search(r"symbols +5 ", out)
     asked = {one["ticker"] for one in fake.requests}
-    assert len(asked) == 5  # of a ticker that it does not know, yfinance asks the zone alone
+    assert len(asked) == 5  # of an unknown ticker, yfinance requests only the zone
     requests_nothing(fake, "dow30.yaml")
     assert data_of("dow30.yaml")["source"]["bar_minutes"] == 1440
     planned = done("init", "--index", "sp500", "--days", "150", "--print")

@@ -1,5 +1,5 @@
-"""Days as markets make them stop no build: crashes, coarse prices, thin trading, price limits and
-outages. Errors among them still do."""
+"""True days stop no build: crashes, coarse prices, thin trading, price limits and outages. Errors
+among them do."""
 
 import numpy as np
 import pandas as pd
@@ -17,8 +17,8 @@ WINDOWS = {"windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
 
 
 def make_days(seed, *, tick=0.01, volatility=0.015, nights=0.5, names=1, price=60.0, lot=1):
-    """Bars of days `[D]` of each name: fat tails, turmoil that comes in spells, `nights` of a day's
-    volatility overnight, prices in ticks, volumes in lots."""
+    """Make daily bars `[D]` of each name: fat tails, clustered volatility, `nights` of it overnight,
+    prices in ticks, volumes in lots."""
     rng = np.random.default_rng(seed)
     calm = np.exp(0.5 * np.convolve(rng.standard_normal(len(DATES) + 19), np.ones(20) / 4, "valid"))
     tables = []
@@ -46,7 +46,7 @@ def make_days(seed, *, tick=0.01, volatility=0.015, nights=0.5, names=1, price=6
 
 
 def find(table, calendar="24/5", minutes=1440):
-    """Kind -> the number of faults that stop a build, and of those that are named."""
+    """Count by kind the faults that stop a build, and those that are named."""
     settings = DataSettings(calendar=calendar, bar_minutes=minutes)
     faults = examine(as_bars(table), settings).faults
     return tuple(
@@ -60,7 +60,8 @@ def find(table, calendar="24/5", minutes=1440):
 
 
 def crash(table, day, fall=0.2):
-    """A crash within a day, after which the opens jump to and fro while the days move as far."""
+    """Add a crash within a day, with opens that jump to and fro and days that move as far after
+    it."""
     table = table.copy()
     factors = np.ones(len(table))
     factors[day] = 1 - fall / 4
@@ -159,7 +160,7 @@ def test_volumes_in_another_unit_still_stop(seed, factor):
 
 
 def make_hours(names):
-    """Bars of hours around the clock `[H]`; an outage moves those of a day by half an hour."""
+    """Make hourly bars around the clock `[H]`; an outage moves those of a day by half an hour."""
     rng = np.random.default_rng(7)
     ts = pd.date_range("2019-01-01", "2019-02-01", freq="h", inclusive="left")
     tables = []

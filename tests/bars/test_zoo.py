@@ -452,7 +452,7 @@ def dashes_and_years(zoo):
 
 
 def investing(zoo):
-    """Numbers for people: thousands parted, volumes in thousands or millions, changes in per cent."""
+    """Formatted numbers: separators, volumes in K or M, changes in per cent."""
 
     def write(frame, path):
         places = 5 - int(np.floor(np.log10(MARKETS[zoo.market][4])))
@@ -480,7 +480,7 @@ def in_dollars(zoo):
 
 
 def file_a_day(zoo):
-    """One daily bar each of many symbols in a file, whose name says the day in words."""
+    """One daily bar of many symbols per file, with the day in words in its name."""
     table = zoo.long().rename(columns={"symbol": "SYMBOL", "volume": "TOTTRDQTY"})
     table["TIMESTAMP"] = table.pop("ts").dt.strftime("%d-%b-%Y").str.upper()
     table.insert(1, "SERIES", "EQ")
@@ -533,7 +533,7 @@ def zone_names(shown, word=None):
 
 
 def at_the_close(zoo):
-    """Daily bars stamped when their session ends, by the exchange's clock."""
+    """Daily bars stamped at their session's end, local time."""
     clock = {"us": "16h", "korea": "15h30min", "india": "15h30min"}.get(zoo.market, "23h59min59s")
 
     def write(frame, path):
@@ -596,7 +596,7 @@ def xts(has_numbers, index):
 
 
 def names_again(zoo):
-    """Files put together with their first lines, and a remark at the end."""
+    """Concatenated files with their headers, and a remark at the end."""
     for symbol, frame in zoo.frames.items():
         table, half = zoo.local(frame).rename_axis("Date"), len(frame) // 2
         text = table[:half].to_csv() + table[half:].to_csv()
@@ -627,7 +627,7 @@ def wide_characters(zoo):
 
 
 def levels_each(zoo):
-    """yfinance's three lines of names, which also say the symbol, in a file for each."""
+    """yfinance's three header lines, which name the symbol, one file per symbol."""
 
     def write(frame, path):
         local = zoo.local(frame).rename(columns=str.title)
@@ -638,7 +638,7 @@ def levels_each(zoo):
 
 
 def digits(written):
-    """Days without marks, prices, turnover and then volume, and no names."""
+    """Days without separators, prices, turnover, then volume, and no header."""
 
     def layout(zoo):
         def write(frame, path):
@@ -675,7 +675,7 @@ def russian(zoo):
 
 
 def tuples(zoo):
-    """yfinance's columns of two levels, as pandas writes them in Parquet, a ticker a file."""
+    """yfinance's columns of two levels in pandas' Parquet, one ticker per file."""
 
     def write(frame, path):
         names = pd.MultiIndex.from_product([[path.stem], map(str.title, COLUMNS)])

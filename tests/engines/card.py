@@ -1,7 +1,7 @@
-"""A device on which a program runs as on a GPU: its tensors lie on the CPU, and every operation for
-which the host would wait is noted.
+"""A device with the GPU's code paths: its tensors are on the CPU, and it records every operation for
+which the host would wait.
 
-torch calls it `card`. Wherever code asks whether a tensor lies on the CPU, it gets the GPU's answer.
+torch calls it `card`. Code that asks whether a tensor is on the CPU gets the GPU's answer.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ IMPLEMENTED = (
     "copy_",
     *("arange", "arange.start", "arange.start_step"),
 )
-"""Operations that torch asks the device for; all others reach `CardTensor` or are made of these."""
+"""Operations that the device must provide; all others reach `CardTensor` or are composed."""
 
 waits: list[str] = []
 """Functions of the package that waited, with the operation, in order."""
 
 
 class Memory:
-    """Bytes of the card's tensors: those alive, and the most that ever were."""
+    """Bytes of the card's tensors: alive, and at most."""
 
     def __init__(self) -> None:
         self.users: Counter[int] = Counter()
@@ -64,7 +64,7 @@ class Memory:
         return share
 
     def release(self, share: Share) -> None:
-        """Count one tensor of a storage less."""
+        """Release one tensor of a storage."""
         self.users[share.key] -= 1
         if not self.users[share.key]:
             self.now -= share.size
@@ -136,7 +136,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def is_waiting(func: Any, args: Any, given: list[Tensor], is_there: bool, goes_there: bool) -> bool:
-    """Whether the host would wait for a GPU."""
+    """Report whether the host would wait for a GPU."""
     packet = func.overloadpacket
     if packet in WAITING:
         return is_there
@@ -144,12 +144,12 @@ def is_waiting(func: Any, args: Any, given: list[Tensor], is_there: bool, goes_t
         return any(place is not None and place.dtype == torch.bool for place in args[1])
     if packet is aten.copy_:
         return len({isinstance(part, CardTensor) for part in given}) == 2
-    # A copy from the one to the other, from memory that is not pinned.
+    # A copy between host and device from unpinned memory.
     return packet is aten._to_copy and is_there != goes_there
 
 
 def find_caller(func: Any) -> str:
-    """The innermost function of the package, and the operation."""
+    """Find the innermost function of the package, and the operation."""
     frames = [frame for frame in traceback.extract_stack() if "/fintrader/" in frame.filename]
     place = f"{frames[-1].name}: " if frames else ""
     return f"{place}{func.overloadpacket.__name__}"
@@ -168,7 +168,7 @@ def open_card() -> torch.library.Library:
 
 
 class CardGenerator(torch.Generator):
-    """A generator that says it is the card's."""
+    """A generator that reports the card as its device."""
 
     @property
     def device(self) -> torch.device:

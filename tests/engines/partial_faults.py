@@ -214,8 +214,7 @@ def pasted(
     volume: bool = True,
     places: slice = slice(None),
 ) -> PartialFault:
-    """On these days, or places of them, names have the prices, and the volume, of another name and
-    day."""
+    """Copy prices and volume of another name and day to these days, or places of them."""
     columns = [*PRICES, "volume"] if volume else PRICES
 
     def apply(market: Clean) -> Table:

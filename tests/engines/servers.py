@@ -1,5 +1,5 @@
-"""Fake Yahoo, Alpaca and Binance, which answer in the place of the network with the table of a test
-and can misbehave; by a library in the place of requests', or as a server on loopback."""
+"""Fake Yahoo, Alpaca and Binance, which answer with the table of a test and can misbehave: as a
+library in place of requests, or as a server on loopback."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def listen(fake: Fake, answer: Any) -> Iterator[str]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *_: Any) -> None:
-            """Say nothing of a client that was stopped."""
+            """Ignore a client that was stopped."""
 
     server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -112,7 +112,7 @@ def listen(fake: Fake, answer: Any) -> Iterator[str]:
 
 
 def leading_to(address: str, session: Any) -> Any:
-    """The session of a client (requests or curl_cffi) with every request sent to an address."""
+    """Redirect all requests of a client's session (requests or curl_cffi) to an address."""
     real = session.request
 
     def request(method: str, url: str, *args: Any, **values: Any) -> Any:

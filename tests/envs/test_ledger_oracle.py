@@ -163,7 +163,7 @@ def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, g
                 expected.reward, rel=1e-4, abs=1e-5 * config.reward_scale
             )
             traded = info["fill_shares"][i].tolist()
-            # A fraction is rounded as the equity that it is a part of, however little is traded.
+            # A fraction is rounded like the whole equity, however little is traded.
             rounding = max(1e-5, 1e-7 * slow.first / cheapest)
             if config.fractional:
                 assert traded == pytest.approx(expected.traded, rel=1e-5, abs=rounding)

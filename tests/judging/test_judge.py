@@ -1,4 +1,4 @@
-"""The verdict on returns from elsewhere: what it may say, its looks, the door and the command."""
+"""The verdict on external returns: its wording, its looks, `judge` and the command."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def read(frame, **options):
     return make_record(frame, benchmark="SPY", **options)
 
 
-def test_skill_is_likely_only_where_the_caller_says_how_the_strategy_was_chosen():
+def test_skill_is_likely_only_if_the_caller_states_how_the_strategy_was_selected():
     record = read(make_returns())
     unknown = judge_record(record)
     assert unknown.state == "not_told_from_luck"
@@ -61,7 +61,7 @@ def test_trials_on_the_same_returns_divide_the_level():
 
 
 def test_the_best_of_many_without_skill_passes_as_rarely_as_its_level():
-    """Told as one trial, the best of 20 passes more often than not."""
+    """Stated as one trial, the best of 20 passes more often than not."""
     rng = np.random.default_rng(0)
     dates = pd.bdate_range("2020-01-01", periods=260)
     passed = {1: 0, 20: 0}
@@ -94,7 +94,7 @@ def test_a_caller_adds_caveats_and_removes_none():
     assert not verdict.is_likely_skill
 
 
-def test_a_leak_a_ruin_and_nothing_at_all_are_called_so():
+def test_a_leak_a_ruin_and_an_idle_strategy_are_named():
     leak = judge_record(read(make_returns(edge=0.01)), trials=1)
     assert "a leak is the likelier reason" in leak.text
     frame = make_returns()
@@ -155,7 +155,7 @@ def test_the_door_prints_three_sentences_and_a_table(tmp_path):
         fintrader.judge(make_returns(), "SPY", trials=0)
 
 
-def test_a_page_leaves_out_what_returns_do_not_say(tmp_path):
+def test_a_page_omits_what_returns_do_not_show(tmp_path):
     page = tmp_path / "page.html"
     fintrader.judge(make_returns(), "SPY", trials=1, report=page)
     text = page.read_text()
@@ -205,7 +205,7 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
     main(["judge", *files, "--held-out", "--out", "page.html"])
     out = capsys.readouterr().out
     assert "ahead of equal weight" in out
-    assert "traded at the price of the next date, at 5 bps" in out
+    assert "traded at the next date's price, at 5 bps" in out
     page = (tmp_path / "page.html").read_text()
     assert "<h2>Positions</h2>" in page
     assert "Active share against" not in page, "the benchmark's positions are not known"

@@ -1,4 +1,4 @@
-"""Returns, equity, weights and results of other programs, in the shapes that they write."""
+"""Returns, equity, weights and results of other programs, in their formats."""
 
 import io
 import json
@@ -70,7 +70,7 @@ def test_stats_of_backtesting_py_hold_their_equity_curve():
 
 def test_a_vectorbt_portfolio_gives_its_returns_and_many_columns_ask_for_one():
     class Portfolio:
-        """What vectorbt's has for a grid of parameters."""
+        """vectorbt's returns for a grid of parameters."""
 
         def returns(self):
             return pd.DataFrame({10: RETURNS, 20: RETURNS * 2})
@@ -160,7 +160,7 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
         (RETURNS.set_axis(DAYS + pd.Timedelta(days=4000)), {"benchmark": INDEX}, "not those", None),
     ],
 )
-def test_what_cannot_be_read_says_why_and_the_remedy_works(values, options, message, remedy):
+def test_unreadable_values_are_explained_and_the_remedy_works(values, options, message, remedy):
     with pytest.raises(ReturnsError, match=message):
         make_record(values, **options)
     if remedy is not None:
@@ -246,7 +246,7 @@ def test_a_model_is_not_its_returns(tmp_path):
 
 
 def freqtrade_result(minutes=90, names=("Own",)):
-    """As freqtrade's `generate_backtest_stats` writes it, with the fields that a reader needs."""
+    """Make the fields of freqtrade's `generate_backtest_stats` that a reader needs."""
     days = pd.date_range("2023-03-01", periods=40)
     profits = np.random.default_rng(2).normal(2.0, 20.0, 30)
     trades = [
@@ -328,8 +328,8 @@ def test_freqtrades_zip_has_the_wallet_bar_by_bar_and_the_market(tmp_path):
 
 @pytest.mark.parametrize("version", ["objects", "candles"])
 def test_lean_results_of_both_versions(tmp_path, version):
-    """Points stand at midnight of New York, after the day; older versions write `{x, y}` under
-    capital names."""
+    """Points are stamped at the next midnight in New York; older versions write `{x, y}` under
+    capitalised names."""
     equity, index = to_equity(RETURNS), to_equity(INDEX)
 
     def points(series):
@@ -358,7 +358,7 @@ def test_lean_results_of_both_versions(tmp_path, version):
     assert record.sessions_a_year == 252
 
 
-def test_a_file_of_another_kind_says_what_it_holds(tmp_path):
+def test_the_error_lists_the_content_of_an_unknown_file(tmp_path):
     (tmp_path / "other.json").write_text('{"results": [1, 2]}')
     with pytest.raises(ReturnsError, match=r"it holds results.*save dates and returns as CSV"):
         read_record(tmp_path / "other.json")

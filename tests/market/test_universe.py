@@ -51,7 +51,7 @@ def market_with_ipo(folder, **values):
 @pytest.mark.parametrize(
     ("names", "first"),
     [
-        (["return_1"], "2016-01-22"),  # of its first day a part is over
+        (["return_1"], "2016-01-22"),  # part of its first day is over
         (["return_1", "sma_400"], "2016-01-25"),
         (["return_1", "beta_900"], "2016-01-26"),  # of the members' returns
         (["gap_3"], "2016-01-26"),  # days, not bars
@@ -66,7 +66,7 @@ def test_a_late_listing_is_bought_once_its_features_have_history(tmp_path, caplo
     assert (market.features[bought, 1] != 0).any(dim=-1).sum() >= 0.9 * bought.sum()
     assert market.member[:, [0, 2]].all()
     assert f"enough history: BBB {f'from {first}' if first else 'never'}" in caplog.text
-    # the prices are there, and who leaves is not changed by it
+    # prices stay, and leavers are unaffected
     assert torch.isfinite(market.close[dates >= "2016-01-22", 1]).all()
     assert market.provenance.survivorship.left_the_list == 0
 

@@ -32,7 +32,7 @@ SMALL = TINY["tournament"] | {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The folder of a finished run whose runs folder may not be changed; the ledger lies there."""
+    """The folder of a finished run, not to be changed; the ledger is in the same runs folder."""
     config = load_config(write_config(tmp_path_factory.mktemp("made"), tournament=SMALL))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME, str(config.runs_dir))
@@ -200,9 +200,9 @@ CHEATS = [
     (the_ledgers_end, "the ledger of looks does not have the hash of seal.json"),
     (
         lambda run: (run.parent / "looks.jsonl").unlink(),
-        "its look stands on a ledger, and there is none here",
+        "its look is on a ledger, and there is none here",
     ),
-    (the_whole_ledger, "its look stands on another ledger than this one"),
+    (the_whole_ledger, "its look is on another ledger"),
 ]
 
 
@@ -276,7 +276,7 @@ def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run, tmp_path, mon
     assert (line.look.result, line.look.bars.key) == (original.result, original.bars.key)
     assert line.look.bars == original.bars
     told = fintrader("looks", "--runs-dir", str(elsewhere))
-    assert (told.status, told.out.count("stands on another ledger")) == (0, 2)
+    assert (told.status, told.out.count("is on another ledger")) == (0, 2)
 
 
 def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run, tmp_path):

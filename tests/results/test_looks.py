@@ -239,7 +239,7 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path):
 
 
 def walk(sessions=60, series=9, seed=0):
-    """Closing prices `[S, N]` of a market with a common factor."""
+    """Make closing prices `[S, N]` of a market with a common factor."""
     rng = np.random.default_rng(seed)
     common = rng.standard_t(4, (sessions, 1)) * 0.008
     own = rng.standard_t(4, (sessions, series)) * 0.01
@@ -247,7 +247,7 @@ def walk(sessions=60, series=9, seed=0):
 
 
 def seen(close, names="ABCDEFGHI", first=0, a_day=1):
-    """The window of daily prices; `a_day` bars a session, of which the last closes there."""
+    """Make the window of daily prices, with `a_day` bars a session that end at its close."""
     names = tuple(names) + tuple(f"X{k}" for k in range(close.shape[1] - len(names)))
     session = np.repeat(np.arange(len(close)), a_day)
     bars = np.repeat(close, a_day, axis=0)
@@ -278,7 +278,7 @@ AGAIN = {
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_the_same_window_is_known_by_what_happened_in_it(name, tmp_path):
+def test_returns_identify_a_window(name, tmp_path):
     assert numbers(Ledger(tmp_path), look("a", seen(BARS)), look("b", AGAIN[name])) == [1, 2]
 
 
@@ -292,7 +292,7 @@ def test_other_windows_are_others(tmp_path):
     assert numbers(Ledger(tmp_path / "still"), *stills) == [1, 1]
 
 
-def test_another_question_is_counted_by_itself(tmp_path):
+def test_another_question_is_counted_apart(tmp_path):
     ledger = Ledger(tmp_path)
     shortfall = replace(look("b"), question="execution shortfall")
     assert numbers(ledger, look("a"), shortfall, look("c")) == [1, 1, 2]

@@ -36,15 +36,15 @@ class Recording(NamedTuple):
 
 
 class ReplayedStep:
-    """A gradient step of one agent on a GPU, repeated by graphs.
+    """A gradient step of one agent on a GPU, replayed from CUDA graphs.
 
-    For each form of its inputs the first call runs as it is, the second records a graph, and all
-    others replay it. The step must not wait for the device, and all that it changes must stay at
-    its place in memory: `forget` follows every replacement of an optimiser's state.
+    For each form of its inputs the first call runs eagerly, the second records a graph, and all
+    others replay it. The step must not wait for the device, and must write in place: call `forget`
+    after replacing an optimiser's state.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
-        """`generator`: the stream that the step draws from."""
+        """`generator`: the random numbers that the step draws."""
         self.generator = generator
         self.can_record = True
         self._open_stream()
@@ -62,8 +62,8 @@ class ReplayedStep:
         """The tensor that each place of an input was last copied from."""
 
     def __call__(self, step: StepFunction, branch: Hashable, *inputs: Any) -> dict[str, Tensor]:
-        """Take `step(*inputs)`; return its scalar results. `branch` tells apart the ways that the
-        step takes for inputs of one form."""
+        """Take `step(*inputs)`; return its scalar results. `branch` names the path that the step
+        takes for inputs of one form."""
         given = list(flatten(inputs))
         form = (branch, *((tensor.shape, tensor.dtype) for tensor in given))
         if form not in self.recordings or not self.can_record:
@@ -96,15 +96,14 @@ class ReplayedStep:
         return outputs
 
     def _try_to_record(self, step: StepFunction, inputs: tuple[Any, ...]) -> Recording | None:
-        """Record a graph; without one, None, and all later steps run as they are."""
+        """Record a graph; return None if that fails, and run later steps eagerly."""
         before = self.generator.clone_state()
         here = torch.cuda.current_stream(self.stream.device)
         try:
             return self._record(step, inputs)
         except RuntimeError as error:
-            logger.warning("training goes on without CUDA graphs, more slowly: %s", error)
-        # A capture that ends in an error leaves its stream the current one, and the generator as
-        # if it were still recorded.
+            logger.warning("training continues without CUDA graphs, more slowly: %s", error)
+        # A failed capture leaves its stream current, and the generator in recording state.
         torch.cuda.set_stream(here)
         self.generator.graphsafe_set_state(before)
         self._open_stream()
@@ -124,7 +123,7 @@ class ReplayedStep:
 def take_step(
     agent: Any, step: StepFunction, *inputs: Any, branch: Hashable = None
 ) -> dict[str, Tensor]:
-    """Take a gradient step of an agent, `step(*inputs)`; on a GPU by its graph."""
+    """Take a gradient step of an agent, `step(*inputs)`; on a GPU, replay its graph."""
     if agent.replayed is None:
         return step(*inputs)
     results: dict[str, Tensor] = agent.replayed(step, branch, *inputs)

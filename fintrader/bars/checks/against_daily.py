@@ -1,8 +1,8 @@
 """A symbol's days against daily bars of another source, on one scale.
 
 Daily bars may be adjusted for splits and dividends, so a day's ratio is compared with that of the
-days around it. The opening print tells the minute: in clean bars it is the open of the session's
-first one, which nearly all days show to the tick.
+days around it. The opening print fixes the minute: in clean bars it equals the open of the session's first bar,
+to the tick on nearly all days.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fintrader.bars.checks.kinds import runs
 from fintrader.results.market_description import Fault
 
 _TICK = 2e-4
-"""Log ratio of prices that are the same: of rounding, and of float32."""
+"""Log ratio of equal prices: rounding, and float32."""
 _AROUND = 21
 """Days whose median ratio is the scale."""
 _FEWEST = 3
-"""Opening prints in a row that stand elsewhere; in clean bars one day in a hundred has one by
-chance. As many different days, if they are more than the share _RARE, are no chance."""
+"""Misplaced opening prints in a row that count; in clean bars one day in a hundred has one by
+chance. As many different days count if their share exceeds _RARE."""
 _RARE = 0.01
 
 
 def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days, list[Fault]]:
-    """Find the days that show other prices than daily bars do; returns also the days that know
-    whether their first bar has the opening print.
+    """Find the days whose prices differ from those of daily bars; also return `days` with `unopened`
+    filled in.
 
-    daily: one symbol's, sorted, inside the sessions of `grid`, which `days` are of.
+    daily: one symbol's, sorted, inside the sessions of `grid`, like `days`.
     """
     import pandas as pd  # late: settings load this module, and no pandas
 
@@ -60,7 +60,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
         moved = (same[:, :3] < _TICK).all(axis=1) & (same[:, 3] < far)
         moved &= (in_place > 5 * _TICK).sum(axis=1) >= 2
         other &= ~moved
-        said = f"its prices are those of the daily bar a session {way}"
+        said = f"its prices are those of the daily bar one session {way}"
         found += [
             days.fault("misaligned", day, days.bars[day], said)
             for day in np.flatnonzero(moved).tolist()

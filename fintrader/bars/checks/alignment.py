@@ -40,7 +40,7 @@ _CHANCE = 1e-3
 _LEAST_SILENCE = 0.005
 """Minutes without a trade are not independent: their probability counts as no less."""
 _LEAST_SURPRISE = 0.02
-"""The least share of days whose opening print counts as another one by chance."""
+"""Least probability that an opening print differs by chance."""
 
 
 def find_misaligned(days: Sequence[Days]) -> Iterator[Fault]:
@@ -135,7 +135,7 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
             early |= _find_unopened(days, lost, expected, tests)
             for row, session in np.argwhere(early).tolist():
                 day = int(np.searchsorted(days[row].session, session))
-                said = "early: its last bar is missing, its first is not the opening's"
+                said = "early: its last bar is missing, its first bar is not the opening"
                 yield days[row].fault("misaligned", day, days[row].bars[day], said)
             suspect &= ~early
         for one, rate in zip(days, silence, strict=True):
@@ -149,8 +149,8 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
 
 def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
     """Find days whose bars begin late (end: 0) or stop early (1) by more silent bars than chance
-    allows, and whose volume says that they are moved: there the opening's or the closing's is at
-    the day's ends, and at the other end it is not. After a halt both are in place."""
+    allows, and whose volume is shifted with them: high at the silent end, low at the other. After a
+    halt both are in place."""
     ends = days.ends[[0, 2]]
     usual = np.median(ends, axis=1, keepdims=True)
     away = ends < usual / 2
@@ -163,8 +163,8 @@ def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
 
 
 def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: int) -> Array:
-    """`[N, S]` bool: days without a last bar whose first bar has not the opening print of daily
-    bars, of symbols with more of them than two independent events allow."""
+    """`[N, S]` bool: days without a last bar whose first bar lacks the opening print of daily bars,
+    in symbols with more of them than two independent events allow."""
     prints = np.full(lost.shape, np.nan)
     for row, one in enumerate(days):
         prints[row, one.session] = one.unopened
@@ -196,10 +196,9 @@ def _is_unlikely(lost: Array, expected: Array, axis: int, tests: int, share: flo
 
 
 def _measure_openings(days: Sequence[Days], suspect: Array) -> Array:
-    """`[N, S]` how far the volume of a suspect day's first bar lies from that of a usual opening
-    (0) to that of a usual second bar (1), of the symbol or else of all; NaN of the other days, and
-    where usual openings have not twice as much. Where daily bars know the opening print, it
-    decides."""
+    """`[N, S]` volume of a suspect day's first bar on a scale from a usual opening (0) to a usual
+    second bar (1), of the symbol or else of all; NaN on other days, and where usual openings have
+    less than twice as much. The opening print of daily bars, if known, decides."""
     away = np.full(suspect.shape, np.nan)
     usual = [one.ends[:2, ~suspect[row, one.session]] for row, one in enumerate(days)]
     every = np.concatenate(usual, axis=1)

@@ -22,18 +22,18 @@ from fintrader.results.market_description import Fault
 _FEW = 5
 """With fewer bars a day, equal closes may be chance: whole rows are compared."""
 _RUN = 3
-"""Days in a row that repeat as many others are no chance, however coarse prices are."""
+"""So many repeated days in a row are not chance, however coarse the prices."""
 _PAUSE_BARS = 4
-"""Missing bars in a row that part two phases of trading."""
+"""Missing bars in a row that separate two phases of trading."""
 SCALE = 70.0
 """No price changes by this factor in one bar."""
 _EXCURSION_BARS = 180
 HASHED = 15
-"""Places of a block that is compared with those of other symbols."""
+"""Places in a block, compared with the blocks of other symbols."""
 _BLOCK = 30
 """Bars that share one scale."""
 LAGS = (-2, -1, 0, 1, 2)
-"""Places around a session's begin at which an opening print is sought."""
+"""Offsets from a session's start at which to look for an opening print."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +60,7 @@ class Days:
     """`[D]` int64: a hash of the day's closes, equal for equal ones; 0 for a day too uniform to be
     recognised by it."""
     blocks: Array
-    """`[P // 15]` uint64: a hash of the closes on 15 places in a row, 0 where bars or moves are
-    missing."""
+    """`[P // 15]` uint64: a hash of 15 closes in a row, 0 where bars or moves are missing."""
     length: int
     """Minutes between most bars and the next one; 0 where there is one a day, and then the fields
     below are empty."""
@@ -76,10 +75,10 @@ class Days:
     """`[3, D]` float64: log of the first, the second and the last bar's volume over the day's
     mean."""
     openings: Array
-    """`[D, 5]` float64: opens of the bars at LAGS places from the session's begin, else NaN."""
+    """`[D, 5]` float64: opens of the bars LAGS places from the session's start, else NaN."""
     unopened: Array
-    """`[D]` float64: 1 where daily bars have another opening print than the first bar, 0 where
-    the same, NaN where that is unknown."""
+    """`[D]` float64: 1 if the opening print of daily bars differs from the first bar, 0 if equal, NaN if
+    unknown."""
 
     @cached_property
     def first(self) -> Array:
@@ -167,7 +166,7 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
 
 
 def _pick_openings(bars: Bars, begin: Array, length: int) -> Array:
-    """Pick `Days.openings`; begin: `[D]` int64, when each session opens."""
+    """Pick `Days.openings`; begin: `[D]` int64, start of each session."""
     wanted = begin[:, None] + np.array(LAGS) * length * MINUTE_NS
     row = np.minimum(np.searchsorted(bars.ts, wanted), len(bars) - 1)
     return np.where(bars.ts[row] == wanted, bars.open[row], np.nan)
@@ -252,11 +251,11 @@ def _hash_blocks(close: Array, place: Array, places: int) -> Array:
     """Hash the closes `[R]` by blocks of places, see `Days.blocks`."""
     number = place // HASHED
     first = np.flatnonzero(np.diff(number, prepend=-1))
-    # the sum of products wraps, so that unlike closes give unlike numbers
+    # the sum of products wraps, so that different closes give different hashes
     weights = np.random.default_rng(0).integers(1 << 62, size=HASHED, dtype=np.uint64)
     bits = np.ascontiguousarray(close, dtype=np.float64).view(np.uint64)
     found = np.add.reduceat(bits * weights[place % HASHED], first)
-    # prices that move by a tick or two are alike by chance
+    # prices that move by a tick or two coincide by chance
     reach = np.maximum.reduceat(close, first) - np.minimum.reduceat(close, first)
     steps = np.abs(np.diff(close))
     is_wide = reach > 5 * steps[steps > 0].min(initial=np.inf)
@@ -269,8 +268,7 @@ def _hash_blocks(close: Array, place: Array, places: int) -> Array:
 def _find_repeated(days: Days) -> Iterator[Fault]:
     """Find days with the content of an earlier one.
 
-    The bar of a whole day may be that of another day by chance, or that of the day before, where
-    a vendor fills holidays so.
+    A daily bar may equal another day's by chance, or the day before's, as in a filled holiday.
     """
     order = np.argsort(days.content, kind="stable")
     content = days.content[order]
@@ -302,9 +300,8 @@ def _find_repeated_runs(content: Array) -> Array:
 
 
 def _repeats_by_chance(days: Days) -> bool:
-    """True where days that agree in all but one of open, high, low, close and volume are at least
-    as many as those that agree in all, as where prices have few digits: then a copy is no sign of
-    an error."""
+    """True if pairs of days that agree in all but one of open, high, low, close and volume are at least
+    as many as those that agree in all, as with prices of few digits: a copy then proves nothing."""
     wide = days.high > days.low
     fields = [getattr(days, name)[wide] for name in (*PRICES, "volume")]
 
@@ -355,8 +352,8 @@ def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
 
 
 def _is_limit(bars: Bars, begin: int, length: int) -> bool:
-    """True where the price at a bar of a day is the highest or the lowest of the trading between
-    two pauses, and not the day's only one, as at a limit of the exchange."""
+    """True if a bar's price is the highest or lowest between two pauses in trading, and not the day's
+    only price, as at a price limit of the exchange."""
     pauses = np.flatnonzero(np.diff(bars.ts) > _PAUSE_BARS * length * MINUTE_NS) + 1
     edges = np.concatenate([[0], pauses, [len(bars)]])
     part = slice(*edges[np.searchsorted(edges, begin, side="right") + np.array([-1, 0])])
@@ -395,7 +392,7 @@ def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
 
 
 def _find_tick(bars: Bars) -> float:
-    """The smallest step between two highs; infinite where all are equal."""
+    """Find the smallest step between two highs; infinite if all are equal."""
     prices = np.unique(bars.high)
     steps = np.diff(prices)
     return float(steps[steps > 1e-6 * prices[1:]].min(initial=np.inf))

@@ -83,8 +83,8 @@ class Gate:
         self._faults: dict[str, list[Fault]] = {}
 
     def settle(self, raw: Bars) -> Bars:
-        """Note one symbol's broken ranges, and drop its rows that contradict an earlier row of the
-        same time, where that is waived."""
+        """Record one symbol's broken ranges; if waived, drop its rows that contradict an earlier row of
+        the same time."""
         if self.closed and len(raw):
             days = exchange_days(self.grid.calendar, raw.ts)
             self._faults.setdefault(raw.symbols[0], []).extend(find_broken_ranges(raw, days))
@@ -168,8 +168,8 @@ class Gate:
 def _compare_between(
     found: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
 ) -> Iterator[Fault]:
-    """Judge days whose bars begin between the places of others: they are shifted unless all
-    symbols' are."""
+    """Classify days whose bars begin between the usual places as shifted, unless all symbols'
+    do."""
     alike = Counter(fault.day for fault in found if fault.kind == "between_bars")
     for fault in found:
         if fault.kind == "between_bars":

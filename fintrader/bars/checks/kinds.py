@@ -24,12 +24,12 @@ KINDS: dict[str, str] = {
     "out_of_order": "rows are not in order of time: they are sorted",
     "off_minute": "a time lies inside a minute: it counts to the minute in which it lies",
     "crossed_range": (
-        "the high lies below the low, in more than 1 % of a symbol's rows as where columns have the"
-        " wrong names: stops the build; waived, or in fewer, the range is widened"
+        "the high lies below the low, in more than 1 % of a symbol's rows as with wrongly named"
+        " columns: stops the build; waived, or in fewer, the range is widened"
     ),
     "open_outside_range": (
-        "the open lies outside low and high: the range is widened; named in the log where more than"
-        " 1 % of a symbol's rows are so"
+        "the open lies outside low and high: the range is widened; named in the log above 1 % of a"
+        " symbol's rows"
     ),
     "close_outside_range": "the close lies outside low and high: as above",
     "closed_day": "bars on a day without a session: left out",
@@ -39,8 +39,8 @@ KINDS: dict[str, str] = {
         " build; waived, those outside are left out"
     ),
     "misaligned": (
-        "a symbol's bars are early or late against those of the others or against daily bars, or"
-        " all of them are early, so that one shows the next return of another: stops the build;"
+        "a symbol's bars are early or late against the others or against daily bars, or all of"
+        " them are early, so that one shows the next return of another: stops the build;"
         " waived, kept"
     ),
     "bar_length": (
@@ -57,7 +57,7 @@ KINDS: dict[str, str] = {
     ),
     "repeated_day": "a day's closes are those of another day: stops the build; waived, kept",
     "foreign_day": (
-        "a day's prices or a part are those of another symbol: stops the build; waived, kept"
+        "a day's prices, or some, are those of another symbol: stops the build; waived, kept"
     ),
     "excursion_day": (
         "a whole day's prices lie away from the days before and after by one factor, without the"
@@ -84,12 +84,12 @@ KINDS: dict[str, str] = {
         " log, declare it under data.actions"
     ),
     "quiet_jump": (
-        "a night's move of 8 % or more stands, or a smaller one returns the night after, without"
+        "an overnight move of 8 % or more persists, or a smaller one reverses overnight, without"
         " the trading that such news brings, as of a special dividend, a spin-off or another unit:"
         " kept and named in the log, declare it under data.actions"
     ),
     "filled_day": (
-        "a day's bar is that of the day before, as of a holiday that a vendor filled: kept and"
+        "a day's bar repeats the day before's, as in a holiday that a vendor filled: kept and"
         " named in the log"
     ),
     "volume_jump": (
@@ -98,15 +98,15 @@ KINDS: dict[str, str] = {
     ),
     "limit_price": (
         "the price stays the same to the tick for half an hour or more, at the highest or lowest of"
-        " its phase of trading, as at a limit of the exchange: kept and named in the log"
+        " its trading phase, as at a price limit of the exchange: kept and named in the log"
     ),
     "between_bars": (
-        "a day's bars begin between the places of the others, in all symbols alike, as after an"
+        "a day's bars begin between the usual times, in all symbols alike, as after an"
         " outage: each counts to the bar in which it begins, named in the log"
     ),
     "missing_edge": (
         "the first or the last bar of sessions is missing, in all symbols or in one, where others"
-        " hardly ever are, or a day's volume stands as many bars late or early as are missing: kept"
+        " hardly ever are, or a day's volume is as many bars late or early as are missing: kept"
         " and named in the log"
     ),
     "middle_close": (
@@ -118,12 +118,12 @@ KINDS: dict[str, str] = {
         " only one is adjusted for dividends: kept and named in the log"
     ),
     "paid_twice": (
-        "the declared dividends do not show in the prices, as where these are adjusted for them,"
-        " or one is declared twice: kept and named in the log; take them out of data.actions (there"
-        " dividend_usd 0 overrules a vendor's), or the adjustment out of the prices"
+        "prices do not fall by the declared dividends, as where they are adjusted for them,"
+        " or one is declared twice: kept and named in the log; remove them from data.actions (there"
+        " dividend_usd 0 overrides a vendor's), or the adjustment from the prices"
     ),
     "unlike_daily": (
-        "a day's open, high, low or close is not that of the daily bars of data.daily, by half of a"
+        "a day's open, high, low or close differs from the bars of data.daily by half of a"
         " usual day's range or more: kept and named in the log"
     ),
     "price_spike": (

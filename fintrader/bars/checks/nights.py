@@ -38,7 +38,7 @@ _AROUND = 20
 _FEWEST = 5
 """With fewer symbols the market's move is unknown, with fewer days a symbol's usual one."""
 _WEEK = 5
-"""Within so many sessions no company pays the same dividend again."""
+"""No company pays the same dividend twice within so many sessions."""
 
 
 def compare_days(
@@ -98,7 +98,7 @@ def _find_paid_twice(
 
     A night less the market's, with the dividend added, is noise e of deviation s; where prices are
     adjusted it is noise plus the yield y. z = sum(y e / s^2) / sqrt(sum(y^2 / s^2)) is normal.
-    A yield of many deviations tells alone.
+    A yield of many deviations is tested alone.
     """
     terms = []
     for one, night in zip(days, nights, strict=True):
@@ -162,8 +162,7 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
 
 
 def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exact: bool) -> Fault:
-    """Name a day away from those around it, which a split makes that is declared for the wrong
-    one."""
+    """Name a day away from those around it; a split declared for the wrong day makes one."""
     known, after = (_split_at(days, number, declared) for number in (day, day + 1))
     if known == after:
         if _is_beyond_market(days, day, move, is_exact):
@@ -175,8 +174,8 @@ def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exac
 
 
 def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool:
-    """True where no market leaves so far for a day: a market in turmoil opens far away on two
-    days, and moves as far within them."""
+    """True if no real market moves so far for one day: in turmoil both days' ranges are as wide as
+    the jumps between them."""
     reach = np.log(days.high / days.low)
     usual = float(np.median(reach[max(0, day - _AROUND) : day + _AROUND + 1]))
     if days.length > 0:
@@ -186,7 +185,7 @@ def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool
 
 
 def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None:
-    """Name the split that a night's move shows besides the `known` one; None without."""
+    """Name the split that an overnight move shows beyond the `known` one, if any."""
     split = _match_split(move)
     part = abs(float(np.log(known))) / 2
     if not split and part and abs(move) > min(part, 0.2):
@@ -201,7 +200,7 @@ def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None
 
 
 def _split_at(days: Days, day: int, declared: Events) -> float:
-    """The split declared for the day of this number, 1 for none."""
+    """Return the split declared for a day (by number), 1 for none."""
     return declared.get(int(days.session[day]), (1.0, 0.0))[0] if day < len(days.bars) else 1.0
 
 
@@ -226,7 +225,7 @@ def _match_split(move: float) -> float:
 
 def _find_volume_scales(days: Days) -> Iterator[Fault]:
     """Find days from which on volume is 30 times that of before, or a thirtieth, in shares and in
-    money alike; a `volume_jump` where news, a suspension or thin trading may have made it."""
+    money alike; a `volume_jump` if news, a suspension or thin trading may explain it."""
     levels = [
         np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)
     ]
@@ -247,9 +246,8 @@ def _find_volume_scales(days: Days) -> Iterator[Fault]:
 
 
 def _is_new_unit(days: Days, day: int) -> bool:
-    """True where the volumes of ten days before and from a day on lie far apart, each close
-    together, by a hundred, a thousand and so on, as those of another unit do, and prices move as
-    much as before, without a pause."""
+    """True if the volumes of ten days before and after differ by a factor of a hundred, a thousand and
+    so on, without overlap, as another unit makes them, and prices move as before, without a pause."""
     before = slice(max(0, day - 10), day)
     after = slice(day, day + 10)
     if days.gaps[day] > 3 or (days.length == 0 and day < 10):
@@ -297,7 +295,7 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
 
 
 def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Find the pairs of symbols, and the sessions, that have the same closes for a while."""
+    """Find pairs of symbols, and sessions, with the same closes for a while."""
     for length in {one.length for one in days if one.length > 0}:
         rows = np.array([row for row, one in enumerate(days) if one.length == length])
         table = np.stack([days[row].blocks for row in rows])

@@ -58,7 +58,7 @@ class Alpaca(Vendor):
 
     name = "alpaca"
     batch = 20
-    requests_a_minute = 190  # of the free plan's 200, whose minutes begin by another clock
+    requests_a_minute = 190  # below the free plan's 200, whose minutes start at other seconds
     settings: AlpacaSettings
 
     def __init__(
@@ -71,17 +71,17 @@ class Alpaca(Vendor):
 
     @property
     def page(self) -> int | None:
-        # pages of 10,000, with bars before the open and after the close
+        # pages of 10,000 include bars before the open and after the close
         return 10_000 if self.settings.bar_minutes > 60 else 7_000
 
     def list_traps(self) -> dict[str, str]:
         held = "as traded" if self.adjustment == "raw" else f"adjusted ({self.adjustment})"
         return {
-            "prices": f"{held}; splits and dividends come along (data.source.actions)",
+            "prices": f"{held}; splits and dividends are downloaded too (data.source.actions)",
             "feed": f"{self.settings.feed}; sip holds all exchanges, iex one with a few per cent of"
-            " the volume, most of whose minutes are silent",
-            "keys": "from APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment; they stand in"
-            " no file",
+            " the volume and few minutes with trades",
+            "keys": "from APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment; never"
+            " written to a file",
         }
 
     def earliest(self, today: dt.date) -> dt.date | None:
@@ -221,8 +221,7 @@ class RedirectError(OSError):
 
 
 def restrict(session: Any, endpoint: str, limit_s: float, pace: RateLimit | None = None) -> None:
-    """End each request of a session in time, and keep its keys at the endpoint that was checked and
-    its requests at a pace.
+    """Limit a session's requests in time and rate, and send its keys to the checked endpoint only.
 
     A third of the time is for the connection, the rest for the server to say something. A redirect
     raises RedirectError. Plain http, which only leads to this machine, passes by every proxy of the

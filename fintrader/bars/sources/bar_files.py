@@ -45,8 +45,8 @@ _FEW = 10
 
 @contextlib.contextmanager
 def fold_warnings() -> Iterator[None]:
-    """Log one of the warnings that many files, or several readings of one, cause at the end, and
-    how many others there are."""
+    """Log repeated warnings (of many files, or several readings of one) once, at the end, with the
+    number of the others."""
     seen: dict[str, dict[str, None]] = {}
 
     def keep_back(record: logging.LogRecord) -> bool:
@@ -71,7 +71,7 @@ def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()
 def read_rows(
     files: Sequence[BarFile], settings: FilesSettings, symbols: tuple[str, ...] = ()
 ) -> Bars:
-    """All rows of these files; else like `read_files`."""
+    """Read all rows of these files; else like `read_files`."""
     bars = concat(
         [batch for file in files for batch in iterate(file, settings, is_alone=len(files) == 1)]
     )
@@ -85,7 +85,7 @@ def own_files(
     settings: FilesSettings, path: str, is_known: Callable[[BarFile], bool] = lambda _: False
 ) -> list[BarFile]:
     """The files that `files_of` lists and that have the settings' columns; the log names the
-    others. Files that `is_known` accepts are not opened: they have them."""
+    others. Files that `is_known` accepts have them, and are not opened."""
     files, left_out = share_layout(files_of(settings, path), settings, is_known)
     if left_out:
         log.warning("%s: left out: %s", path, "; ".join(left_out))
@@ -108,7 +108,7 @@ def share_layout(
     lacking = {}
     errors = {}
     for file in files:
-        # to unpack a member takes long, and no name can differ
+        # unpacking a member takes long, and no name can differ
         if is_known(file) or (settings.header and file.member):
             lacking[file] = 0
             continue
@@ -140,7 +140,7 @@ def iterate(
     """The rows of one file in file order, in the long schema, some hundred thousand at a time.
 
     `after`: leave out so many bytes, of a CSV (`BarFile.appendable`); the next row's number is the
-    second. `is_alone`: there is no other file, so that one without a price is refused.
+    second. `is_alone`: there is no other file, so that a file without prices is refused.
     """
     if after is not None and _blank_from(file.path, after[0]):
         return
@@ -272,16 +272,18 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
     last = fields[-1] if fields else ""
     if not fields or not _may_be_whole(last, fields[:-1], settings.decimal):
         raise BarError(
-            f"{file.name}: the last line has no end, and its last number may be cut off; fetch the"
+            f"{file.name}: the last line has no newline, and its last number may be cut off; fetch the"
             " file again, or add a newline where the number is whole"
         )
     if re.fullmatch(r"\d+\D?\d*", last):
-        log.warning("%s: the last line has no end: is its last number %s whole?", file.name, last)
+        log.warning(
+            "%s: the last line has no newline: is its last number %s whole?", file.name, last
+        )
 
 
 def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
-    """True where a field is as long as others: its quotes are closed, it has as many decimals as
-    others, or it is a text that begins no longer one of theirs."""
+    """True if a field is as long as others: its quotes are closed, it has as many decimals, or it is a
+    text that is no prefix of another."""
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):
@@ -327,7 +329,7 @@ def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
 
 
 def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
-    """The names of a file's columns, whatever they are; of a CSV's first line, unless `header`
+    """The names of a file's columns, unchecked; of a CSV's first line, unless `header`
     names as many. Raises BarError when it cannot be read."""
     if file.kind != "csv":
         with readable(file), _open_typed(file, settings.header) as (names, _):
@@ -401,16 +403,16 @@ def readable(file: BarFile) -> Iterator[None]:
 
 
 _Read = Callable[[list[str], list[str]], Iterator[tuple[Array, pa.Table]]]
-"""Reads columns of text and of numbers as tables of at most some hundred thousand rows, after the
-rows' numbers `[R]`."""
+"""Reads columns of text and of numbers as row numbers `[R]` and tables, of at most some hundred
+thousand rows."""
 
 
 @contextlib.contextmanager
 def _open_table(
     file: BarFile, settings: FilesSettings, after: tuple[int, int] | None
 ) -> Iterator[tuple[list[str], _Read]]:
-    """The names of a file's columns, and what reads them; of a CSV perhaps only what stands `after`
-    so many bytes, whose first row has that number."""
+    """Open a file: the names of its columns, and their reader. `after`: bytes of a CSV to skip, and the
+    number of its next row."""
     if file.kind == "csv":
         present = present_columns(file, settings)
         yield present, partial(_read_csv, file, settings, present if after else [], after)
@@ -439,7 +441,7 @@ def _read_csv(
     texts: list[str],
     numeric: list[str],
 ) -> Iterator[tuple[Array, pa.Table]]:
-    """Rows of a CSV, without lines of prose and of names again, which the log names."""
+    """Read the rows of a CSV, without remarks and repeated headers, which the log names."""
     offset, first = after or (0, settings.skip_rows + (1 if settings.header else 2))
     left_out: dict[int, str] = {}
     again: dict[int, str] = {}
@@ -456,7 +458,7 @@ def _read_csv(
 
     def number(table: pa.Table) -> Array:
         rows = np.arange(first + done, first + done + len(table))
-        for line in sorted(left_out):  # the reader passes over them
+        for line in sorted(left_out):  # the reader skips them
             rows[rows >= line] += 1
         return rows
 
@@ -477,7 +479,7 @@ def _read_csv(
                 is_header = np.ones(len(fresh), dtype=bool)
                 for name in types:
                     is_header &= pc.fill_null(pc.equal(fresh[name], name), False).to_numpy()
-                again |= dict.fromkeys(rows[is_header].tolist(), "the names of the columns again")
+                again |= dict.fromkeys(rows[is_header].tolist(), "the header again")
                 yield rows[~is_header], fresh.filter(pa.array(~is_header))
                 done += len(fresh)
     left_out |= again
@@ -487,8 +489,8 @@ def _read_csv(
 
 
 def _is_prose(line: str, delimiter: str) -> bool:
-    """Report whether a line without the fields of the others is a remark: words, and no field that
-    is a number or a date."""
+    """Report whether a line with another number of fields is a remark: words, and no number or
+    date."""
     fields = [field.strip(' "') for field in line.split(delimiter)]
     has_numbers = any(re.fullmatch(r"[-+.:/\d]+", field) for field in fields)
     return not has_numbers and re.match(r'["#\s]*[^\W\d]+[ :]', line) is not None
@@ -527,7 +529,7 @@ def _encoding(head: bytes) -> str | None:
 
 
 def _old_encoding(head: bytes) -> str:
-    """The encoding in which the names of columns are usual ones, cp1252 by default."""
+    """Find the encoding in which the column names are known ones, cp1252 by default."""
     known = {word for words in SPELLINGS.values() for word in words if not word.isascii()}
     lines = b",".join(head.splitlines()[:3])  # a line of symbols may stand above
     for encoding in _FOREIGN:
@@ -563,9 +565,8 @@ def _open_csv(
     leave_out: Callable[[Any], str] | None = None,
     block_bytes: int = 32 << 20,
 ) -> Any:
-    """The reader of a CSV's columns in `types`, of all where that is empty; of its `tail` (bytes to
-    leave out, and the names of the columns) only those. `leave_out` judges lines with other
-    fields."""
+    """Open a reader of a CSV's columns in `types`, or of all if that is empty. `tail`: bytes to skip,
+    and the names of the columns. `leave_out` judges lines with another number of fields."""
     # NA, TRUE and nan are tickers; only an empty cell is none
     options = pa_csv.ConvertOptions(
         column_types=types,

@@ -33,7 +33,7 @@ _WRITTEN = re.compile(
     rf"\s?(?P<unit>[KMBT]?){_MONEY}?",
     re.IGNORECASE,
 )
-"""A number as people write it: its digits parted, in a currency, in thousands or millions."""
+"""A formatted number: thousands separators, a currency sign, K or M."""
 _EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"}
 ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+((?![AaPp][Mm]$)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
 """A time, and the name of its zone."""
@@ -48,11 +48,11 @@ _OFFSETS = {
     for name in names.split()
 }
 CLOCK_DIGITS = {"%H%M": 4, "%H%M%S": 6, "%H%M%S%f": 9}
-"""Formats of times of day without marks, and their digits; the zero before 9:30 may be missing."""
+"""Formats of times of day without separators, and their digits; 9:30 may lack its leading zero."""
 EXCEL = "excel"
 """Time format of days since 1899-12-30."""
 _MOST_CLOSES = 0.05
-"""Share of rows with a close alone from which on they are no days without trade."""
+"""Largest share of rows with a close alone that counts as days without trade."""
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
 _SECOND = _UNITS["s"]
@@ -201,7 +201,7 @@ def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     codes = encoded.indices.to_numpy()
     named = encoded.dictionary.to_pylist()
     used = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist()
-    tickers = {code: named[code].lstrip("'") for code in used}  # by which Excel marks text
+    tickers = {code: named[code].lstrip("'") for code in used}  # Excel's mark of text
     tickers = {code: name.upper() if uppercase else name for code, name in tickers.items()}
     for code, ticker in tickers.items():
         if not ticker.strip():
@@ -246,10 +246,10 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
 
 
 def _count_days(column: Column, settings: FilesSettings) -> Array:
-    """Times as Excel stores them, days since 1899-12-30 by the clock of the settings' zone."""
+    """Read Excel times, days since 1899-12-30 in the settings' zone."""
     days = _numbers(column, settings)
-    column.refuse(pd.Series(~(np.abs(days) < 100_000)), "no day as Excel counts them")
-    seconds = np.round(days * 86_400).astype("timedelta64[s]")  # no fraction of a day is exact
+    column.refuse(pd.Series(~(np.abs(days) < 100_000)), "not an Excel day number")
+    seconds = np.round(days * 86_400).astype("timedelta64[s]")  # fractions of a day are inexact
     stamps = (np.datetime64("1899-12-30", "s") + seconds).astype("datetime64[ns]")
     return _epoch(replace(column, cells=pa.chunked_array([pa.array(stamps)])), settings)
 
@@ -265,7 +265,7 @@ def _count_times(
     column: Column, unit: int | None, days: pa.ChunkedArray | str | None, settings: FilesSettings
 ) -> Array:
     """Times that count units: since 1970 in UTC, or since midnight of their day in the settings'
-    zone. Without a unit, each row's size tells it: from May 1970 to 2286 all units differ."""
+    zone. Without a unit, each row's size reveals it: from May 1970 to 2286 all units differ."""
     kind = column.cells.type
     is_exact = column.is_text or pa.types.is_integer(kind)
     if unit == 1 and not is_exact:
@@ -284,7 +284,7 @@ def _count_times(
     if unit is None:
         scale = np.array(list(_UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
         far = np.abs(counts) > 2**62 // scale
-        column.refuse(pd.Series(far, dtype=bool), "no time since 1970")
+        column.refuse(pd.Series(far, dtype=bool), "not a time since 1970")
         return np.asarray(counts * scale)
     if days is None:
         if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
@@ -312,10 +312,10 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
 
 
 def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
-    """Times of which each ends with the name of its zone."""
+    """Read times that each end with the name of their zone."""
     text = column.cells.to_pandas().str.strip()
     parts = text.str.extract(ZONE_NAME)
-    column.refuse(parts[1].isna(), "no time with the name of a zone at its end")
+    column.refuse(parts[1].isna(), "not a time that ends with the name of its zone")
     written = str(settings.time_format).removesuffix(" %Z")
     ns = np.zeros(len(text), dtype=np.int64)
     for name, rows in parts.groupby(1).indices.items():
@@ -333,8 +333,8 @@ def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
 
 
 def find_zone(name: str) -> str | None:
-    """The time zone or offset of a name at the end of a time, such as EST, US/Eastern or GMT+2;
-    None for an unknown one."""
+    """Find the zone or offset of a name such as EST, US/Eastern or GMT+2; None for an unknown
+    one."""
     offset = re.fullmatch(r"(?:GMT|UTC)([+-])(\d{1,2}):?(\d\d)?", name)
     if offset:
         return f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}"
@@ -380,7 +380,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
         else:
             first = columns["close"]
             log.warning(
-                "%s: row %d and %d others hold a close alone, as of days without trade; left out",
+                "%s: row %d and %d others hold only a close, like days without trade; left out",
                 *(first.origin, first.rows[closes][0], closes.sum() - 1),
             )
     # some write a day without trade as zeros, and the last close
@@ -419,8 +419,8 @@ def _numbers(column: Column, settings: FilesSettings) -> Array:
 
 
 def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
-    """Numbers of cells without spaces around them, as programs or people write them (1,234.50,
-    $131.96, 32.48M); NaN for anything else."""
+    """Parse stripped cells as plain or formatted numbers (1,234.50, $131.96, 32.48M); NaN for anything
+    else."""
     if decimal == ",":
         text = text.str.translate(str.maketrans(",.", ".,"))
     numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)

@@ -67,7 +67,7 @@ class Ccxt(Vendor):
         return {
             "reach": f"the choice of {self.settings.exchange} for bars of this length: years, or"
             " the last 720 bars of kraken",
-            "prices": "in the quote currency, which stands for USD; all pairs should have one",
+            "prices": "in the quote currency, counted as USD; all pairs should share one",
         }
 
     def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:

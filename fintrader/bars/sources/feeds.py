@@ -214,8 +214,8 @@ class _Content:
 def _read_contents(
     settings: FilesSettings, path: str, store: ObjectStore
 ) -> tuple[list[BarFile], list[_Content]]:
-    """The files that have the settings' columns, and the hashes of their content. The store
-    remembers both of unchanged files."""
+    """List the files that have the settings' columns, and their content hashes. The store remembers
+    both for unchanged files."""
     layout = hash_bytes(settings.model_dump_json().encode())[:16]
     with store.lock():
         store.remove_temporaries(deep=False)

@@ -47,8 +47,8 @@ class FilesSettings(Settings):
     name_pattern: str | None = None
     """Pattern of the files' names, without endings, like `{symbol}_{date}_*` (folders may stand
     before, `{symbol}/{date}`); others are passed over. With `{symbol}` a file holds one symbol and
-    its name says which, else a column does; `*{symbol=AAPL}` says it of any name. Files that end
-    with .txt are read where this is set and no other file is called like it."""
+    its name says which, else a column does; `*{symbol=AAPL}` sets it for any name. A .txt file is
+    read if this is set and no other file matches."""
     uppercase: bool = False
     """Write symbols in capitals."""
     header: tuple[str, ...] = ()
@@ -78,8 +78,8 @@ class FilesSettings(Settings):
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
     label: Literal["start", "end", "day", "eve"] = "start"
-    """Whether a bar's time is its start or its end, or any time of the day that it is the bar of
-    (daily bars stamped at the close), or of the evening before (where a day opens then). With `end`, a bar stamped at the open becomes
+    """Whether a bar's time is its start, its end, any time of its day (daily bars stamped at the
+    close), or of the evening before (where a day opens then). With `end`, a bar stamped at the open becomes
     part of the first bar where most days have one, of a single price: it is the opening's print."""
     bar_minutes: int = Field(1, ge=1)
     """Length of the bars in the files; used to move end labels to the start."""
@@ -158,7 +158,7 @@ def column_names(settings: FilesSettings) -> dict[str, str]:
 
 
 def split_sum(name: str | None, present: Sequence[str]) -> list[str]:
-    """The columns of which a volume is the sum: itself, or those of a name like `Up + Down`."""
+    """Split the name of a volume into the columns that it sums, like `Up + Down`."""
     if name is None:
         return []
     return [name] if name in present else name.split(" + ")

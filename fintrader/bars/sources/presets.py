@@ -91,9 +91,9 @@ CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "mdentrytim
 ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends")
 """Names of columns of splits and dividends."""
 WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last")
-"""Of these names, those that say little beside another one."""
+"""Names that yield to any other of these."""
 IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")
-"""Names of columns that say the zone."""
+"""Names of columns that imply UTC."""
 
 
 def plain(column: object) -> str:

@@ -44,7 +44,7 @@ from fintrader.storage.objects import ObjectStore
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
 _SAVE_SECONDS = 20.0
-"""A killed download loses at most so much; the manifest of an index takes a second to write."""
+"""A killed download loses at most so much; writing the manifest of an index takes a second."""
 TIMEOUT_SECONDS = 20.0
 """Wait for an answer, after which a request is made again: pages take a second or two."""
 
@@ -53,7 +53,7 @@ _SHARE_CLASS = re.compile(r"(?<=[A-Z])[.-](?=[ABC]$)")
 
 
 def spell_share_class(symbol: str, sign: str) -> str:
-    """Write a share class as a vendor does: BRK.B with a point, or BRK-B with a dash."""
+    """Write a share class in a vendor's style: BRK.B or BRK-B."""
     return _SHARE_CLASS.sub(sign, symbol)
 
 
@@ -83,7 +83,7 @@ class Busy(Exception):
 
 
 class RateLimit:
-    """A limit of so many requests in any minute."""
+    """A limit on the requests in any minute."""
 
     def __init__(self, limit: int) -> None:
         self._begun: deque[float] = deque(maxlen=limit)
@@ -109,20 +109,20 @@ class Vendor:
     """Actions that the prices hold, as of the day of the request."""
     settings: VendorSettings
     requests_a_minute = 60
-    """Pace that an estimate assumes."""
+    """Rate that an estimate assumes."""
 
     @property
     def months(self) -> int:
-        """Months per request, at most: all of daily bars, a year of hours, else one."""
+        """Months per request, at most: all for daily bars, a year for hours, else one."""
         return {"1d": 10_000, "1h": 12}.get(self.settings.interval, 1)
 
     @property
     def page(self) -> int | None:
-        """Bars a request, about; None: all of a ticker."""
+        """Bars per request, about; None: all of a ticker."""
         return None
 
     def list_traps(self) -> dict[str, str]:
-        """List the vendor's peculiarities: a word or two -> a sentence."""
+        """List the vendor's peculiarities: title -> sentence."""
         return {}
 
     @property
@@ -201,7 +201,7 @@ class VendorFeed(Feed):
         self._is_reached = False
         self._silent: dict[str, list[dt.date]] = {}
         self.num_outside = 0
-        """Rows that came in this process and lie in no session, nor right before or after one."""
+        """Rows received by this process outside of all sessions and the minutes around them."""
         yesterday = self.today - dt.timedelta(days=1)
         self.start = days.first
         self.end = min(days.last or yesterday, yesterday)
@@ -296,8 +296,8 @@ class VendorFeed(Feed):
         return self._plan()
 
     def describe_size(self) -> str:
-        """Describe the bars, room and time of a download of what the store lacks, as two lines for
-        a terminal; empty where nothing lacks."""
+        """Describe the bars, space and time of the missing download in two lines for a terminal; empty if
+        nothing is missing."""
         requests = self.list_requests()
         if not requests:
             return ""
@@ -314,13 +314,11 @@ class VendorFeed(Feed):
         return (
             f"to be downloaded: {len(set(tickers))} tickers, {len(self._grid.dates):,} sessions, at"
             f" most {rows:,} bars;\nestimated: {megabytes:,.0f} MB in {self._store}, {count:,}"
-            f" requests, {format_duration(seconds)} or more. When stopped, the same command goes on"
-            " from there."
+            f" requests, {format_duration(seconds)} or more. If stopped, the same command resumes."
         )
 
     def list_sessions(self, first: dt.date, last: dt.date) -> list[dt.date]:
-        """List the calendar's sessions from a first to a last day, within those that are asked
-        for."""
+        """List the requested sessions from a first to a last day."""
         dates = self._grid.dates
         inside = (dates >= np.datetime64(first)) & (dates <= np.datetime64(last))
         return [*dates[inside].tolist()]
@@ -331,7 +329,7 @@ class VendorFeed(Feed):
         return int(self._grid.session_minutes.max())
 
     def list_chunks(self, symbol: str) -> list[Chunk]:
-        """List the stored chunks of the months that are asked for."""
+        """List the stored chunks of the requested months."""
         return self._collection.list_chunks(symbol, self._months)
 
     def stored(self) -> list[Collection]:
@@ -340,7 +338,7 @@ class VendorFeed(Feed):
     def _open_stored(self) -> Collection:
         identity = {"vendor": self.vendor.name, **self.vendor.identity}
         if timezone_of(self.calendar) != "America/New_York":
-            # only its sessions are kept, and bars of days stand at their opens
+            # only its sessions are kept, and daily bars are stamped at their opens
             identity["calendar"] = self.calendar
         return Collection.open(self._store, self.vendor.name, identity)
 
@@ -418,7 +416,7 @@ class VendorFeed(Feed):
         ]
 
     def _list_lacking(self, name: str) -> list[tuple[dt.date, dt.date]]:
-        """List the first and last days of the requests that a ticker needs."""
+        """List the first and last days of a ticker's missing requests."""
         earliest = self.vendor.earliest(self.today) or dt.date.min
         spans: list[tuple[dt.date, dt.date]] = []
         number = 0  # months of the last span
@@ -427,7 +425,7 @@ class VendorFeed(Feed):
             known = self._collection.through.get(name, {}).get(month)
             if known is not None and known[0] <= str(first):
                 begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1)
-                begin = max(begin, earliest)  # an old silence can be asked about no more
+                begin = max(begin, earliest)  # the vendor no longer keeps older bars
             if begin > last or self._was_asked_twice(name, month, last):
                 number = self.vendor.months
             elif number < self.vendor.months and spans and begin == first:
@@ -439,7 +437,7 @@ class VendorFeed(Feed):
         return spans
 
     def _was_asked_twice(self, name: str, month: str, last: dt.date) -> bool:
-        """True where two answers of today had no bars of some sessions up to `last`."""
+        """True if two answers of today lacked bars of some sessions up to `last`."""
         _, until = self._collection.unconfirmed.get(name, {}).get(month, ("", ""))
         day = self._collection.twice.get(name, {}).get(month)
         return day == str(self.today) and until >= str(last)
@@ -484,7 +482,7 @@ class VendorFeed(Feed):
         for attempt in range(self.retries + 1):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of the clients, on the packages below them
+                    warnings.simplefilter("ignore")  # from the clients, about their dependencies
                     found = ask(*request)
             except Busy as busy:
                 reason = busy
@@ -504,7 +502,7 @@ class VendorFeed(Feed):
         )
 
     def sample(self, symbol: str) -> Bars | None:
-        """Request bars of a ticker, and store nothing. Raises DataError."""
+        """Request bars of a ticker without storing them. Raises DataError."""
         request = Request([symbol], self.start, self.end)
         return self._request(self.vendor.fetch, request).get(symbol)
 
@@ -558,7 +556,7 @@ class VendorFeed(Feed):
 
 
 def shorten_list(names: Sequence[str]) -> str:
-    """Write the first of some names, and the number of the others."""
+    """List the first of some names, and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 

@@ -63,21 +63,20 @@ class CcxtSettings(VendorSettings):
 
 
 class DownloadOptions(Settings):
-    """Tickers to download, from where and of which days."""
+    """Tickers to download, their vendor and days."""
 
     vendor: str | None = None
-    """Where tickers are downloaded from: yahoo (the default), alpaca, or an exchange of ccxt's
-    (binance, coinbase, kraken)."""
+    """Vendor of the tickers: yahoo (the default), alpaca, or a ccxt exchange (binance, coinbase,
+    kraken)."""
     index: Literal["nasdaq100", "sp500", "dow30"] | None = None
     """Download the members of an index by date, instead of tickers."""
     days: int | None = Field(None, ge=1)
-    """Days to download, up to yesterday or --end; 400 by default, 29 of minutes."""
+    """Days to download, up to yesterday or --end; 400 by default, 29 for minutes."""
     start: dt.date | None = None
     """First day to download, instead of --days."""
     end: dt.date | None = None
     """Last day to download; yesterday by default."""
     bar_minutes: int | None = Field(None, ge=1)
-    """Length of the bars. Of tickers, 1, 5, 60 or 1440, a day and the default."""
+    """Length of the bars; for tickers 1, 5, 60 or 1440 (a day, the default)."""
     calendar: str | None = None
-    """The exchange's calendar, as exchange_calendars calls it, or FX; found from the times or the
-    tickers by default."""
+    """The exchange's calendar, by its name in exchange_calendars, or FX; detected by default."""

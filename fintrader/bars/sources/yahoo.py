@@ -62,10 +62,10 @@ class Yahoo(Vendor):
         if days is not None:
             found["reach"] = (
                 f"yahoo keeps bars of {self.settings.bar_minutes} minutes for {days} days; older"
-                " ones live in the store alone"
+                " ones are only in the store"
             )
             found["volume"] = "of the first and the last bar of a session lacks the auctions"
-        return {**found, "terms": "Yahoo promises nothing and may refuse; for research"}
+        return {**found, "terms": "Yahoo gives no guarantee and may refuse; for research"}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         days = _DAYS_KEPT.get(self.settings.interval)

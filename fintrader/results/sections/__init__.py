@@ -124,4 +124,4 @@ _OF_RETURNS: tuple[Callable[[BacktestView], Section | None], ...] = (
     present_metrics,
     present_origin,
 )
-"""What returns alone allow."""
+"""Sections that need only returns."""

@@ -156,7 +156,7 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
     own = stored.metrics_of(main)
     trading = stored.context.trading
     if own.cost_usd is None or own.cost_share is None or own.trades is None:
-        return "not known; the returns are as they were given."
+        return "unknown; returns as given."
     parts = (
         []
         if trading is None

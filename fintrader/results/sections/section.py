@@ -48,7 +48,7 @@ class BacktestView:
 
     @property
     def is_foreign(self) -> bool:
-        """The returns came from elsewhere: no market, search or settings are known."""
+        """External returns: market, search and settings are unknown."""
         verdict = self.stored.verdict
         return verdict is not None and verdict.window == FOREIGN
 

@@ -26,7 +26,7 @@ _WINDOWS = {
     "train": "training window",
     "validation": "validation window",
     "whole": "a window that was never split off",
-    "foreign": "returns as they were given",
+    "foreign": "returns as given",
 }
 _COLUMNS = ("Question", "Answer", "Meaning")
 _NO_OVERFITTING = (
@@ -134,7 +134,7 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
         late = ""
         if alpha.past_sessions:
-            late = f" and its {alpha.past_sessions} past sessions, which the returns follow late"
+            late = f" and its {alpha.past_sessions} past sessions, which the returns lag"
         rows += [
             (
                 "Alpha over the benchmark portfolio",
@@ -149,7 +149,7 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
             (
                 "Power",
                 f"{ratio(alpha.visible)} or more",
-                f"information ratio that {sessions} show four times in five; measured"
+                f"information ratio that {sessions} detect four times in five; measured"
                 f" {ratio(alpha.ratio)}",
             ),
             (
@@ -189,7 +189,7 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
 
 
 def _list_tail(verdict: Verdict) -> list[tuple[str, str, str]]:
-    """List the worst loss, and the one that the window could have missed."""
+    """List the worst loss, and the loss that the window could have missed."""
     tail = verdict.tail
     if tail is None or verdict.sharpe is None:
         return []
@@ -197,10 +197,10 @@ def _list_tail(verdict: Verdict) -> list[tuple[str, str, str]]:
     skew = f"skewness of the returns {ratio(verdict.sharpe.skew)}"
     share = percent(tail.unseen_share)
     unseen = (
-        f"a loss in none of {count(verdict.sessions)} {unit}s may still come in {share} of them"
+        f"a loss absent from {count(verdict.sessions)} {unit}s may still occur in {share} of them"
     )
     if tail.undoing is not None:
-        unseen += "; one of this size, so often, would undo the alpha"
+        unseen += "; at that rate, one of this size would undo the alpha"
     return [
         (f"Worst {unit}", percent(tail.worst), skew),
         ("Losses that it could miss", percent(tail.undoing and -tail.undoing), unseen),

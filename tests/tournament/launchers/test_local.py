@@ -96,7 +96,7 @@ def test_devices_are_those_that_torch_counts(monkeypatch, count, visible, found)
     [("print(1)", ["0"]), ("print(0)", []), ("print(3)", ["0", "1"]), ("exit(3)", ["0", "1"])],
 )
 def test_a_card_that_a_new_process_does_not_find_is_lost(monkeypatch, answer, found):
-    """torch counts once; the driver is asked again, and only a count is believed."""
+    """torch counts once; the driver counts again, and only a number is accepted."""
     now = [1000.0]
     monkeypatch.setattr(f"{LOCAL}.time.monotonic", lambda: now[0])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
