@@ -116,7 +116,8 @@ class FinishedRuns:
     def get(
         self, key: str, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Return the run of `key` if it had equal `settings`; else measure and keep it. Print its end."""
+        """Return the run of `key` if it had equal `settings`; else measure and keep it. Print its
+        end."""
         path = self.folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', key)}.json"
         wanted = json.loads(json.dumps(settings))
         stored = json.loads(path.read_text()) if path.is_file() and not self.fresh else {}

@@ -299,8 +299,8 @@ def simulate(
     agent: Any = None,
     stop: Callable[[Orchestrator, float], bool] | None = None,
 ) -> Simulated:
-    """Run the tournament. The orchestrator dies, with its pods, after each number of applied results
-    in `kill_after`, and comes back. `stop` ends the simulation early."""
+    """Run the tournament. The orchestrator dies, with its pods, after each number of applied
+    results in `kill_after`, and comes back. `stop` ends the simulation early."""
     run = RunFolder(folder)
     clock = SimulatedClock(charge)
     cluster = SimulatedCluster(run, clock, world, score)
@@ -362,8 +362,8 @@ def make_settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
 
 
 def check(outcome: Simulated, settings: TournamentSettings) -> None:
-    """Assert that nothing is lost or doubled, that capacity was honoured, and that the board follows
-    from its pods' results."""
+    """Assert that nothing is lost or doubled, that capacity was honoured, and that the board
+    follows from its pods' results."""
     cluster = outcome.cluster
     run = outcome.run
     assert not cluster.problems, cluster.problems[:5]

@@ -89,7 +89,8 @@ WHO = {
 
 
 def real(records: Records) -> str:
-    """Active figures of every set that was walked forward, over its seeds, and a summary of them."""
+    """Active figures of every set that was walked forward, over its seeds, and a summary of
+    them."""
     sets = _read_sets(records)
     rows = []
     for title, seeds in sets.items():

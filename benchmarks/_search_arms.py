@@ -105,8 +105,8 @@ class Market:
         return cls(home, build_market(config.data, cache=config.cache), ic, config)
 
     def measure(self, policy: Path) -> dict[str, float]:
-        """A year's figures of the daily returns beyond the benchmark's: on the test window, and on the
-        validation window."""
+        """A year's figures of the daily returns beyond the benchmark's: on the test window, and on
+        the validation window."""
         split = MarketTensors.load(self.path).split()
         tested, chosen = (
             evaluate([(load_policy(policy), window)], self.config.trading, EvaluationTerms(METRIC))

@@ -144,7 +144,8 @@ OURS = {
 
 
 class Referee:
-    """Judges policies on ten fixed episodes, and keeps the clock of the training that it interrupts."""
+    """Judges policies on ten fixed episodes, and keeps the clock of the training that it
+    interrupts."""
 
     def __init__(self, env_id: str, budget: int) -> None:
         import gymnasium

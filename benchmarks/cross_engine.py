@@ -1,5 +1,5 @@
-"""Differences between fintrader's account and those of backtesting.py and zipline-reloaded after the
-same orders.
+"""Differences between fintrader's account and those of backtesting.py and zipline-reloaded after
+the same orders.
 
     python benchmarks/cross_engine.py [--save]
 

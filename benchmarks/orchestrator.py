@@ -46,8 +46,8 @@ SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True)}
 
 
 class FarmLauncher(ThreadLauncher):
-    """Stub pods as sleeping threads of a few farm processes, so that the orchestrator's process does
-    no pod's work."""
+    """Stub pods as sleeping threads of a few farm processes, so that the orchestrator's process
+    does no pod's work."""
 
     def __init__(self, run: RunFolder, workers: int, seconds: float, farms: int = 2) -> None:
         super().__init__(run, run.root, stubs.body, workers=workers)

@@ -1,12 +1,12 @@
-"""The quickstart as a newcomer runs it: figures of its test window, its share of an oracle's growth,
-its time.
+"""The quickstart as a newcomer runs it: figures of its test window, its share of an oracle's
+growth, its time.
 
     python benchmarks/quickstart.py [--seeds 7 1 2] [--runs FOLDER] [--save]
 
-Every seed is a run of `configs/quickstart.yaml` in its own process, folder and data cache; the first
-is that of `make run` on this machine. Shares are of the log growth that the oracle
-made of the same window (`share_of_oracle`). The seconds are of the whole command, `load` says how
-busy the machine was when it began. `--runs` keeps the folders; finished ones are not run again.
+Every seed is a run of `configs/quickstart.yaml` in its own process, folder and data cache; the
+first is that of `make run` on this machine. Shares are of the log growth that the oracle made of
+the same window (`share_of_oracle`). The seconds are of the whole command, `load` says how busy the
+machine was when it began. `--runs` keeps the folders; finished ones are not run again.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def make_settings(pods: int, size: int, keep: Any) -> TournamentSettings:
 
 
 def fill(run: RunFolder, settings: TournamentSettings) -> dict[str, float]:
-    """Write a tournament that has ended after `settings.pods` pods; what the last proposals took."""
+    """Write a tournament that has ended after `settings.pods` pods; what the last proposals
+    took."""
     store = RunStore(run)
     log = EventLog(run.events)
     board = Leaderboard(settings.leaderboard_size)

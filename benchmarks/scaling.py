@@ -1,5 +1,5 @@
-"""Scaling to a cluster: constants measured here, a curve predicted from them, the orchestrator tried
-at its size.
+"""Scaling to a cluster: constants measured here, a curve predicted from them, the orchestrator
+tried at its size.
 
     python benchmarks/scaling.py [--pods 4800] [--quick] [--save]
 

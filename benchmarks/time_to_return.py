@@ -11,15 +11,15 @@ judged and starts after one throw-away update, which loads compiled code.
 Everyone trains in `TradingEnv` on one thread, process CPU time, five seeds. Ours are the default
 PPO and APG. Theirs have our adapter, our actions (target weights by a softmax) and settings tuned
 on seeds from 100 on, which are not reported: Stable-Baselines3's PPO without (`sb3`) and with
-state-dependent exploration (`sb3_gsde`), a CleanRL-style loop (`clean`), TorchTrade's PPO example as
-published (`torchtrade`): _train_peers.py. The figure that counts is
-against the better of the two of Stable-Baselines3.
+state-dependent exploration (`sb3_gsde`), a CleanRL-style loop (`clean`), TorchTrade's PPO example
+as published (`torchtrade`): _train_peers.py. The figure that counts is against the better of the
+two of Stable-Baselines3.
 
 `thirty_assets` is what the default PPO has learned on 30 planted assets after 14 CPU-seconds.
 
 A seed that never passed a threshold counts as never: a median without a number means that most did
-not. Finished trainings are in `runs/benchmarks`; `--fresh` measures them again. `--quick`: one seed,
-0.3 seconds each. `--one SIDE,SEED,SECONDS`: the curve of one training.
+not. Finished trainings are in `runs/benchmarks`; `--fresh` measures them again. `--quick`: one
+seed, 0.3 seconds each. `--one SIDE,SEED,SECONDS`: the curve of one training.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ market; `tournament` against each other arm by Wilcoxon's signed-rank test, two-
 correction over the five that are not ours (seeds, random, asha, tpe, ray_pbt). Beside it utility on
 the validation window per CPU second, and the information ratio.
 
-Settings were chosen on markets 100 to 105. Figures are kept in `--home`, runs/tournament by default,
-and not measured again.
+Settings were chosen on markets 100 to 105. Figures are kept in `--home`, runs/tournament by
+default, and not measured again.
 """
 
 from __future__ import annotations

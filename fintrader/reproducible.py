@@ -60,8 +60,8 @@ def fix_environment(base: Mapping[str, str]) -> dict[str, str]:
 def require(setting: Reproducible) -> None:
     """Check that this process computes as `setting` promises.
 
-    Raises ConfigError where the system cannot keep the promise, RestartNeeded when the process began
-    without `VARIABLES`.
+    Raises ConfigError where the system cannot keep the promise, RestartNeeded when the process
+    began without `VARIABLES`.
     """
     if setting == "same_machine":
         return

@@ -187,7 +187,8 @@ def _is_folder(path: Path) -> bool:
 
 
 def _list_irregular(folder: Path, *, deep: bool = False) -> list[Path]:
-    """List the links, pipes and devices in a folder (`deep`: and below), but for those set aside."""
+    """List the links, pipes and devices in a folder (`deep`: and below), but for those set
+    aside."""
     found: list[Path] = []
     if not _is_folder(folder):
         return found

@@ -50,7 +50,8 @@ KERNELS = {"triton": Part("fintrader.envs.fast.triton_step:TritonStep", "triton"
 
 
 def load_part(parts: Mapping[str, Part], name: str) -> Any:
-    """Import the part called `name`. Raises ConfigError when it, or a package it needs, is absent."""
+    """Import the part called `name`. Raises ConfigError when it, or a package it needs, is
+    absent."""
     part = parts[name]
     module, _, attribute = part.reference.partition(":")
     try:

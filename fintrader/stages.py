@@ -240,8 +240,8 @@ class _ProgressWriter:
 def track_stage(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None]:
     """Inside the block, write this thread's tasks down as progress of the stage `name`.
 
-    The run lies in `folder`, and `values` are those of its manifest. A stage may lie inside another.
-    When the outermost one ends well, nothing is at work any more.
+    The run lies in `folder`, and `values` are those of its manifest. A stage may lie inside
+    another. When the outermost one ends well, nothing is at work any more.
     """
     with observe_tasks(_ProgressWriter(folder, values, name)) as outer:
         yield

@@ -1,8 +1,8 @@
 """Calls that only some operating systems have, each with a fallback for the others.
 
-Locks work everywhere (filelock). All else was written for Linux; the fallbacks for macOS and Windows
-keep results right: no signal to a process that cannot be identified, no parallel steps without a
-fork, no memory limit where the system has no figure.
+Locks work everywhere (filelock). All else was written for Linux; the fallbacks for macOS and
+Windows keep results right: no signal to a process that cannot be identified, no parallel steps
+without a fork, no memory limit where the system has no figure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ SENT_BY_OTHERS = tuple(
     for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
     if hasattr(signal, name)
 )
-"""Signals that come from outside; a process of ours that fails ends by SIGSEGV, SIGABRT and such."""
+"""Signals that come from outside; a process of ours that fails ends by SIGSEGV, SIGABRT and
+such."""
 BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag of `os.open`, without which Windows changes line ends."""
 HAS_FORK = hasattr(os, "fork")
@@ -357,8 +358,8 @@ def count_oom_kills() -> int:
 def keep_freed_memory() -> None:
     """Make this process reuse large freed blocks (GNU C library; elsewhere this does nothing).
 
-    Otherwise the kernel maps each tensor of a few MiB anew, page by page, at every step, which takes
-    a third of a training's time with thousands of accounts.
+    Otherwise the kernel maps each tensor of a few MiB anew, page by page, at every step, which
+    takes a third of a training's time with thousands of accounts.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         library = ctypes.CDLL(None)

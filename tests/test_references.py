@@ -53,7 +53,8 @@ def names_in(path):
 
 
 def has_file(reference, source):
-    """True where `reference` names a file, seen from the repository or from the module's folders."""
+    """True where `reference` names a file, seen from the repository or from the module's
+    folders."""
     homes = [ROOT, *HOMES, *(home for home in source.parents if home.is_relative_to(ROOT))]
     return any((home / reference).is_file() for home in homes)
 
@@ -61,8 +62,8 @@ def has_file(reference, source):
 def has_name(reference, source):
     """True where a dotted name leads to a module, to something in one, or to a variable.
 
-    It may begin at fintrader, or with the name of any module. What begins with no module's name must
-    begin with a name of the source itself: a variable, a field, an imported package.
+    It may begin at fintrader, or with the name of any module. What begins with no module's name
+    must begin with a name of the source itself: a variable, a field, an imported package.
     """
     first, *rest = reference.split(".")
     modules = MODULES.get(first, [])

@@ -1,4 +1,5 @@
-"""What only some systems have stands in one module, and every part of it has an answer elsewhere."""
+"""What only some systems have stands in one module, and every part of it has an answer
+elsewhere."""
 
 import os
 import re

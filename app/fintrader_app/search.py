@@ -151,8 +151,8 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
 
 
 def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) -> go.Figure:
-    """Draw a line for each pod, across its settings to its score. Of many pods, some between the best
-    and the worst are drawn."""
+    """Draw a line for each pod, across its settings to its score. Of many pods, some between the
+    best and the worst are drawn."""
     ordered = select_scored(pods).sort_values("score", kind="stable")
     shown = ordered.iloc[
         np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))

@@ -47,7 +47,8 @@ def _make(
 
 
 def draw(section: Section, state: Hashable, key: str = "") -> None:
-    """Draw a section. `state` changes when its figures do; `key` distinguishes sections of a kind."""
+    """Draw a section. `state` changes when its figures do; `key` distinguishes sections of a
+    kind."""
     if section.warning:
         st.error(plain(section.warning, LONGEST), icon=":material/warning:")
     shown = section.tables
@@ -125,8 +126,8 @@ def _show_cells(table: Table, row: Row) -> list[str]:
 
 
 def read_numbers(cells: Sequence[str]) -> list[float] | None:
-    """Read the numbers of a column, NaN for a dash, so that it sorts by number; None where its cells
-    are no numbers of one unit.
+    """Read the numbers of a column, NaN for a dash, so that it sorts by number; None where its
+    cells are no numbers of one unit.
 
     Different cells get different numbers, so that each leads back to its cell: of -0.00 and 0.00
     one is moved to the next float.

@@ -72,8 +72,8 @@ def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[
 
 
 class RunningStatistics(nn.Module):
-    """Mean and variance of all that was merged, by the parallel algorithm of Chan, Golub and LeVeque
-    (1979), in float64."""
+    """Mean and variance of all that was merged, by the parallel algorithm of Chan, Golub and
+    LeVeque (1979), in float64."""
 
     mean: Tensor
     var: Tensor

@@ -3,10 +3,9 @@
 `agent.learners`, for on-policy agents: K learners on one device, in one batch. Each learns from the
 experience of its own share of the accounts, and after every update networks and optimiser moments
 are averaged. The K copies of each weight are one tensor, and every gradient step is taken for all
-of them at once (`torch.func`, batched matmuls), so K learners cost hardly more on one device than one
-learner on K times the data. Between updates the learners are one, so one network
-acts for all accounts, and the statistics of observations and rewards are those of all accounts
-together.
+of them at once (`torch.func`, batched matmuls), so K learners cost hardly more on one device than
+one learner on K times the data. Between updates the learners are one, so one network acts for all
+accounts, and the statistics of observations and rewards are those of all accounts together.
 
 `agent.pipeline`, for agents with a replay buffer: the accounts trade on while the agent learns.
 Updates that fall due after a step run in a thread; the training loop goes on with a copy of the

@@ -173,8 +173,8 @@ class BacktestAccount:
         return int(self._log.size[0])
 
     def list_trades(self, first: int = 0) -> list[NDArray[Any]]:
-        """List the trades from number `first` on, as columns: kind (a number of `KINDS`), bar of the
-        decision, bar of the fill, asset, shares, price and cost in USD."""
+        """List the trades from number `first` on, as columns: kind (a number of `KINDS`), bar of
+        the decision, bar of the fill, asset, shares, price and cost in USD."""
         return [column[first : self.num_trades] for column in self._columns()]
 
     def holdings(self, action: Action, *, exact: bool = False) -> Array:

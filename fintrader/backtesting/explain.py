@@ -1,9 +1,10 @@
 """Influence of each input on a policy's decisions, by occlusion: remove one input and ask again.
 
-A removed feature or context column shows its mean over the window, for all symbols and bars; removed
-cash and holdings are those of a new account. The influence is the change of the target weights
-(occlusion: Zeiler and Fergus, 2014, arXiv 1311.2901; the family: Covert, Lundberg and Lee, 2021,
-arXiv 2011.14878). It is no cause: redundant inputs share their influence or hide each other's.
+A removed feature or context column shows its mean over the window, for all symbols and bars;
+removed cash and holdings are those of a new account. The influence is the change of the target
+weights (occlusion: Zeiler and Fergus, 2014, arXiv 1311.2901; the family: Covert, Lundberg and Lee,
+2021, arXiv 2011.14878). It is no cause: redundant inputs share their influence or hide each
+other's.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ def concat(parts: Sequence[Bars]) -> Bars:
 
 
 def bar_length(bars: Bars, default: int = 1) -> int:
-    """Most frequent step between a symbol's bars (sorted), in minutes, if most steps are multiples of
-    it, else 1; `default` where no symbol has two bars within a day."""
+    """Most frequent step between a symbol's bars (sorted), in minutes, if most steps are multiples
+    of it, else 1; `default` where no symbol has two bars within a day."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
     if len(steps) == 0:

@@ -126,9 +126,10 @@ def detect(
 ) -> Detection:
     """Detect the settings of the files at a path or URL; with a `preset` only those it leaves open.
 
-    `calendar`, and `known` settings of the source, are not guessed; a known `symbol` may also name a column, and `columns` of files without a header
-    are numbers, from 1 on. Raises DataError when there is no file, BarError when settings cannot be
-    detected or contradict the files, or many rows lie outside of the calendar's sessions.
+    `calendar`, and `known` settings of the source, are not guessed; a known `symbol` may also name
+    a column, and `columns` of files without a header are numbers, from 1 on. Raises DataError when
+    there is no file, BarError when settings cannot be detected or contradict the files, or many
+    rows lie outside of the calendar's sessions.
     """
     known = known or {}
     found = Detection(path, calendar or "", known)
@@ -181,8 +182,8 @@ def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
 
 
 def _drop_stale(bars: Bars) -> Bars:
-    """Drop daily bars without volume at the last close: some vendors fill holidays so, and these fit no
-    calendar."""
+    """Drop daily bars without volume at the last close: some vendors fill holidays so, and these
+    fit no calendar."""
     is_flat = (bars.volume == 0) & (bars.high == bars.low) & (bars.open == bars.close)
     same = np.zeros(len(bars), dtype=bool)
     same[1:] = (np.diff(bars.symbol) == 0) & (np.diff(bars.close) == 0)

@@ -41,8 +41,8 @@ def choose_prices(files: Sequence[BarFile]) -> list[BarFile]:
 def choose_layout(
     files: Sequence[BarFile], known: Known
 ) -> tuple[Layout, list[BarFile], list[str]]:
-    """Choose the layout of bars that most files have; return it, those files, and why each other one is
-    left out. `known`: settings that the user gave.
+    """Choose the layout of bars that most files have; return it, those files, and why each other
+    one is left out. `known`: settings that the user gave.
 
     Raises BarError when no file has the layout of bars.
     """

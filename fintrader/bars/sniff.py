@@ -112,8 +112,8 @@ class Layout:
 def sniff(
     file: BarFile, date_in_name: bool, known: Known | None = None, *, is_alone: bool = True
 ) -> Layout:
-    """Detect the layout of one file. `date_in_name`: its name has a date; `known`: settings that the
-    user gave; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
+    """Detect the layout of one file. `date_in_name`: its name has a date; `known`: settings that
+    the user gave; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
     layout = Layout(file.name, is_alone, known or {})
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if file.kind != "csv" and isinstance(table.columns, pd.RangeIndex) and len(table):
@@ -155,8 +155,8 @@ def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> Non
 
 
 def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
-    """Our name -> column that the user gave. A given `symbol` that is no column is set as the symbol of
-    all bars."""
+    """Our name -> column that the user gave. A given `symbol` that is no column is set as the
+    symbol of all bars."""
     is_nameless = layout.values.get("header") == []
     there = {
         str(number if is_nameless else column): column
@@ -179,8 +179,8 @@ def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
 
 
 def _refuse_shared(columns: Roles, layout: Layout) -> None:
-    """Raise BarError for a column of two roles (unless closes fill all prices), and for a given symbol
-    if the file has symbols."""
+    """Raise BarError for a column of two roles (unless closes fill all prices), and for a given
+    symbol if the file has symbols."""
     is_nameless = layout.values.get("header") == []
     has_header = "header" in layout.values
     prices = [columns.get(role) for role in PRICES]
@@ -466,8 +466,8 @@ def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool
 
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
-    """Find the column of volumes: by its name, in the first currency, or of ticks if the volume is 0;
-    None without one."""
+    """Find the column of volumes: by its name, in the first currency, or of ticks if the volume is
+    0; None without one."""
     found: Any = roles.get("volume")
     if found is not None and "close" in roles:  # as `quoteVolume` and its value, `volume`
         price: Any = roles["close"]

@@ -36,8 +36,8 @@ _OF_TICKERS = {*DownloadOptions.model_fields} - {"calendar", "bar_minutes"}
 
 
 class InitOptions(DownloadOptions):
-    """Bar files to read or tickers to download, and the configuration to write. `init` detects every
-    setting for which no option is given."""
+    """Bar files to read or tickers to download, and the configuration to write. `init` detects
+    every setting for which no option is given."""
 
     preset: Preset | None = None
     """The vendor that they come from; found from the files by default."""

@@ -271,7 +271,8 @@ def _parse_file(
 def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
     """Take out the options that choose a settings model; return the other words and the choices.
 
-    The chosen model decides which further options exist. Raises ConfigError for one without a value.
+    The chosen model decides which further options exist. Raises ConfigError for one without a
+    value.
     """
     rest: list[str] = []
     chosen: dict[str, str] = {}

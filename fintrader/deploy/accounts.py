@@ -131,7 +131,8 @@ class Accounts:
     def agreed(self, now: int, *, start: bool = False) -> tuple[float, Mapping[str, float]]:
         """Return the cash and shares on which broker and journal agree.
 
-        Dividends reach an account weeks after they are announced, so cash may be off by as much. At the `start` a difference raises DeployError.
+        Dividends reach an account weeks after they are announced, so cash may be off by as much. At
+        the `start` a difference raises DeployError.
         """
         held = expect_holdings(self.journal).shares
         newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
@@ -171,8 +172,8 @@ class Accounts:
         self._peak_usd = decision.peak
 
     def restore(self, simulated: SimulatedBroker) -> None:
-        """Put the embedded account to its first decision with orders whose end is not in the journal,
-        and give it all orders since."""
+        """Put the embedded account to its first decision with orders whose end is not in the
+        journal, and give it all orders since."""
         decisions = [entry.body for entry in self.journal.entries(BarDecision)]
         if not decisions:
             return

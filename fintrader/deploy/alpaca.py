@@ -78,10 +78,10 @@ class _Answer:
 class AlpacaBroker:
     """An account at Alpaca; `Broker` describes the calls.
 
-    `endpoint` is the paper account's, or a server on this machine; `real_money` is refused. Purchases
-    are of whole shares unless `fractional`; sales may be of fractions, which a split leaves.
-    `variables` name the environment's key and secret. Raises DeployError for real money, an endpoint
-    that is not allowed, a missing package or missing keys.
+    `endpoint` is the paper account's, or a server on this machine; `real_money` is refused.
+    Purchases are of whole shares unless `fractional`; sales may be of fractions, which a split
+    leaves. `variables` name the environment's key and secret. Raises DeployError for real money, an
+    endpoint that is not allowed, a missing package or missing keys.
     """
 
     kind = "alpaca"
@@ -182,8 +182,8 @@ class AlpacaBroker:
         return self._read(lambda: _parse_time(clock["timestamp"]))
 
     def _read_pages(self, status: Any, since: int) -> dict[str, tuple[int, OrderReport]]:
-        """Read the orders of a kind with the times they were sent at. The last millisecond of a page
-        is asked for twice: `after` leaves out its moment, which two orders may have."""
+        """Read the orders of a kind with the times they were sent at. The last millisecond of a
+        page is asked for twice: `after` leaves out its moment, which two orders may have."""
         from alpaca.common.enums import Sort
         from alpaca.trading.requests import GetOrdersRequest
 
@@ -210,9 +210,9 @@ class AlpacaBroker:
         return answer.body
 
     def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> _Answer:
-        """Return the answer of a server that took the request or refused it. A request that the server
-        put off is sent again; one that may have arrived, only if it `repeats`.
-        Raises BrokerUnsureError when patience ends."""
+        """Return the answer of a server that took the request or refused it. A request that the
+        server put off is sent again; one that may have arrived, only if it `repeats`. Raises
+        BrokerUnsureError when patience ends."""
         patient_until = self._monotonic() + self._patience_s
         wait_s = 0.25
         for tried in range(1, _TRIES + 1):
@@ -233,7 +233,8 @@ class AlpacaBroker:
         )
 
     def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> _Answer:
-        """Send one request. Errors end here with their contents: a request has the keys in its head."""
+        """Send one request. Errors end here with their contents: a request has the keys in its
+        head."""
         from alpaca.common.exceptions import APIError
 
         try:

@@ -19,8 +19,8 @@ State = Literal[
     "rejected",
     "expired",
 ]
-"""An order's life. `intended` stands in the journal only; `sent` was about to leave; `unknown` left,
-and the broker's answer is missing."""
+"""An order's life. `intended` stands in the journal only; `sent` was about to leave; `unknown`
+left, and the broker's answer is missing."""
 TERMINAL: frozenset[State] = frozenset({"filled", "cancelled", "rejected", "expired"})
 """Last states of an order."""
 
@@ -90,12 +90,12 @@ class Broker(Protocol):
     real_money: bool
     """True where orders spend real money; a runner refuses such a broker."""
     takes_baskets: bool
-    """True where the orders of a decision fill together, and the broker itself fits purchases to the
-    cash; otherwise sales go first, and purchases wait for them."""
+    """True where the orders of a decision fill together, and the broker itself fits purchases to
+    the cash; otherwise sales go first, and purchases wait for them."""
 
     def submit(self, order: Order) -> OrderReport:
-        """Send one order. Raises BrokerUnsureError when its arrival is uncertain (then ask `order`),
-        OrderTakenError where one of its id stands already."""
+        """Send one order. Raises BrokerUnsureError when its arrival is uncertain (then ask
+        `order`), OrderTakenError where one of its id stands already."""
 
     def cancel(self, report: OrderReport) -> None:
         """Ask for an order's end; shares that filled before stay filled."""

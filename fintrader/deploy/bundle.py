@@ -69,8 +69,8 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Open a bundle. Raises DeployError for a folder that holds none, or one of which a byte was
-        changed."""
+        """Open a bundle. Raises DeployError for a folder that holds none, or one of which a byte
+        was changed."""
         record = read_record(Path(folder))
         check_files(Path(folder), record)
         return cls(Path(folder), record)

@@ -54,8 +54,8 @@ def list_aliases(deployments: Path) -> dict[str, str]:
 
 
 def promote(folder: Path) -> str:
-    """Make the deployment in `folder` the champion; return the name of the challenger, which was the
-    champion before."""
+    """Make the deployment in `folder` the champion; return the name of the challenger, which was
+    the champion before."""
     named = list_aliases(folder.parent)
     if named.get("champion") != folder.name:
         before = {"challenger": named["champion"]} if "champion" in named else {}

@@ -201,7 +201,8 @@ def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
 def _describe_run(
     run: Run, config: RunConfig, manifest: Manifest, policy: str, companies: Mapping[str, str]
 ) -> BundleOrigin:
-    """Describe the origin of a bundle, with its verdict and daily returns where it has a backtest."""
+    """Describe the origin of a bundle, with its verdict and daily returns where it has a
+    backtest."""
     verdict = None
     returns: tuple[float, ...] = ()
     if (run.folder.backtest / "metrics.json").is_file():

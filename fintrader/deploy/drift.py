@@ -145,8 +145,8 @@ def measure_surprise(ours: Array, expected: Array) -> Surprise | None:
 
 
 def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> Shortfall:
-    """Measure the cost of orders against the prices they were decided at (Perold, 1988), USD and bps
-    of the ordered amount.
+    """Measure the cost of orders against the prices they were decided at (Perold, 1988), USD and
+    bps of the ordered amount.
 
     Delay is the market's move until the next bar's open, spread and impact the difference between
     that open and the fill. Unfilled is the gain that the rest of the orders would have made by the

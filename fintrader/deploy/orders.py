@@ -4,8 +4,8 @@ nothing sent unwritten.
 An order's life stands in the journal alone. It is written as `sent`, and is on the disk, before it
 leaves; after a kill at any moment the journal therefore names every order that may stand at the
 broker, which is asked by the order's id. An id is the same however often an order is sent, and the
-broker takes each id once: an order of unknown fate is asked for, and sent again only where the broker
-says that it never had it.
+broker takes each id once: an order of unknown fate is asked for, and sent again only where the
+broker says that it never had it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def order_id(bundle8: str, decision_ns: int, symbol: str) -> str:
 
 
 def format_decision_stamp(bundle8: str, name: str) -> str:
-    """Return the decision's time in an order's id, the journal's key for the terms of a decision."""
+    """Return the decision's time in an order's id, the journal's key for the terms of a
+    decision."""
     return name.removeprefix(order_prefix(bundle8)).split("-", 1)[0]
 
 
@@ -145,8 +146,8 @@ class Execution:
 
     @property
     def reports(self) -> Mapping[str, OrderReport]:
-        """Reports by id of the last decision's orders, and of earlier ones that were not over when it
-        began."""
+        """Reports by id of the last decision's orders, and of earlier ones that were not over when
+        it began."""
         return {name: slot.report for name, slot in self._slots.items()}
 
     def begin(

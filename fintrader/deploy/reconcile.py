@@ -1,8 +1,8 @@
 """Compare the broker's orders, positions and cash with the journal's, at the start and ever after.
 
 The expected account is the last one on which both agreed, with the fills since and the announced
-adjustments (splits, deposits). Fills are never added up as they come in: the last report of an order
-counts, so a fill that is reported ten times counts once.
+adjustments (splits, deposits). Fills are never added up as they come in: the last report of an
+order counts, so a fill that is reported ten times counts once.
 """
 
 from __future__ import annotations
@@ -114,13 +114,14 @@ def reconcile(
     An own order that stands though its time is over is cancelled. Nothing else at the broker is
     ever touched. Orders whose ids begin with the bundle's and that the journal does not know, open
     or recent, were sent by another deployment of the bundle: they are a difference. Cash may be off
-    by a tolerance for fees that come later, and interest. A difference counts once it has outlived three looks, a second (`pause`) apart, between
-    which no order moved: orders and positions are asked for one after the other.
+    by a tolerance for fees that come later, and interest. A difference counts once it has outlived
+    three looks, a second (`pause`) apart, between which no order moved: orders and positions are
+    asked for one after the other.
 
-    At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state is
-    taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. Later the
-    findings are returned and journalled as a `Mismatch`. Raises BrokerUnsureError when the broker
-    does not answer.
+    At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
+    is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. Later
+    the findings are returned and journalled as a `Mismatch`. Raises BrokerUnsureError when the
+    broker does not answer.
     """
     found: tuple[Finding, ...] = ()
     unmoved = 0
@@ -220,7 +221,8 @@ def _is_news(known: OrderReport, report: OrderReport) -> bool:
 
 
 def _is_late(journal: Journal, bundle: str, report: OrderReport, at: int) -> bool:
-    """Check that an order of ours is beyond its time, or has none (its decision is in no journal)."""
+    """Check that an order of ours is beyond its time, or has none (its decision is in no
+    journal)."""
     terms = journal.last(OrderTerms, format_decision_stamp(bundle, report.id))
     return terms is None or at >= terms.body.until
 

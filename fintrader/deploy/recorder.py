@@ -1,5 +1,5 @@
-"""The bars that a deployment has received, on the exchange's grid, with splits and dividends, all in
-the journal."""
+"""The bars that a deployment has received, on the exchange's grid, with splits and dividends, all
+in the journal."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Recorder:
         self.keep(feed.history(int(self.grid.minutes[0]), first), at)
 
     def receive(self, feed: LiveFeed, at: int) -> None:
-        """Take in the bars that have come. Bars that come too late, or again with other numbers, are
-        journalled and change nothing."""
+        """Take in the bars that have come. Bars that come too late, or again with other numbers,
+        are journalled and change nothing."""
         newest = self.since
         late = self.keep(feed.poll(newest, at), at)
         odd = late.take(late.ts > newest)

@@ -157,8 +157,8 @@ class RecentMarket:
         warm_up_sessions: int | None,
         lookback: int,
     ) -> None:
-        """settings, symbols, normalisation: of the market that was trained on, the last a file of its
-        statistics. warm_up_sessions: in place of the features' reach.
+        """settings, symbols, normalisation: of the market that was trained on, the last a file of
+        its statistics. warm_up_sessions: in place of the features' reach.
 
         Raises DeployError where the features do not know their reach.
         """
@@ -264,8 +264,8 @@ class RecentMarket:
     def _with_turbulence(
         self, market: MarketTensors, grid: SessionGrid, bar: int, row: int
     ) -> MarketTensors:
-        """Add turbulence, which looks back on months of daily closes, once a session: it is the same
-        all day."""
+        """Add turbulence, which looks back on months of daily closes, once a session: it is the
+        same all day."""
         columns = [
             column
             for column, name in enumerate(market.context_names)

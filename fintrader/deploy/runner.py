@@ -1,5 +1,5 @@
-"""The loop of a deployment: receive, decide and order, bar after bar. One loop for replays, paper and
-money.
+"""The loop of a deployment: receive, decide and order, bar after bar. One loop for replays, paper
+and money.
 
 A process may end at any moment. All its knowledge stands in the journal, so the same command goes
 on; decisions missed meanwhile are skipped, never made up for.
@@ -92,8 +92,8 @@ class Runner:
         daily: Callable[[], object] = lambda: None,
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
-        without end, or to the last bar that closes by `until`. cap_usd: most that is traded with, of
-        a larger account. daily: called after each session that is traded live.
+        without end, or to the last bar that closes by `until`. cap_usd: most that is traded with,
+        of a larger account. daily: called after each session that is traded live.
 
         Raises DeployError for real money; a cap means real money, too.
         """
@@ -140,7 +140,8 @@ class Runner:
         self._left: dict[str, float] | None = None
         """Shares by symbol that a flatten has to sell; None before the broker's answer."""
         self._obstacles: dict[str, str] = {}
-        """Reasons for which they are not sold yet, by symbol, or for all of them by an empty name."""
+        """Reasons for which they are not sold yet, by symbol, or for all of them by an empty
+        name."""
         self._sell_at = 0
         """Time of a flatten's next question to the broker."""
         self._again_at: dict[str, int] = {}
@@ -160,9 +161,9 @@ class Runner:
     # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run until the window is over or a person stops it. Raises DeployError when it cannot begin,
-        ConfigError for a port that cannot be used. An error that ends the loop is sent to people
-        first."""
+        """Run until the window is over or a person stops it. Raises DeployError when it cannot
+        begin, ConfigError for a port that cannot be used. An error that ends the loop is sent to
+        people first."""
         port = self.settings.metrics_port
         with contextlib.ExitStack() as stack:
             stack.callback(self.alerts.finish)
@@ -617,8 +618,8 @@ class Runner:
         )
 
     def _pursue(self) -> None:
-        """Go on with orders and flatten. Raises RunError where another process has taken the account
-        over while this one slept."""
+        """Go on with orders and flatten. Raises RunError where another process has taken the
+        account over while this one slept."""
         if self._lease is not None:
             with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
                 self._lease.check()
@@ -654,7 +655,8 @@ class Runner:
             )
 
     def _record_news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
-        """Journal each new text once; send it to people once a minute, old ones if `is_repeated`."""
+        """Journal each new text once; send it to people once a minute, old ones if
+        `is_repeated`."""
         alert = Alert(kind, text)
         last = self.journal.last(Alert, kind)
         is_new = last is None or last.body != alert

@@ -26,8 +26,8 @@ class PaperSettings(Settings):
     """Settings of a run that trades on."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    """Name of the deployment and its folder: letters, digits and _.-; the run's name unless set, with
-    -shadow or -paper behind it for live bars."""
+    """Name of the deployment and its folder: letters, digits and _.-; the run's name unless set,
+    with -shadow or -paper behind it for live bars."""
     policy: str = "ensemble"
     """`ensemble`, `best`, or a pod's name."""
     deployments_dir: str = "deployments"
@@ -38,8 +38,8 @@ class PaperSettings(Settings):
     broker: Literal["simulated", "alpaca"] = "simulated"
     """`simulated`: the environment's own ledger; `alpaca`: its paper account."""
     role: Literal["champion", "challenger"] = "champion"
-    """A `challenger` trades the embedded broker next to a champion, whatever `broker` says: it never
-    sends an order."""
+    """A `challenger` trades the embedded broker next to a champion, whatever `broker` says: it
+    never sends an order."""
     speed: Annotated[float, Field(ge=0.0)] = 0.0
     """Speed of a replay as a multiple of time; 0: as fast as it can."""
     other_feed: bool = False
@@ -61,8 +61,8 @@ class PaperSettings(Settings):
 
     @property
     def suffix(self) -> str:
-        """End of the deployment's name after the run's: its replay, its shadow and its paper account
-        lie apart."""
+        """End of the deployment's name after the run's: its replay, its shadow and its paper
+        account lie apart."""
         if self.feed == "replay":
             return ""
         return "-shadow" if self.ordered_at == "simulated" else "-paper"

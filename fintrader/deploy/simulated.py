@@ -44,8 +44,8 @@ class SimulatedBroker:
     """A broker whose orders of a decision fill together at the next bar, with costs, as in a
     backtest.
 
-    It knows the window's later bars, as a market does, and reports of an order only the events up to
-    `now()`.
+    It knows the window's later bars, as a market does, and reports of an order only the events up
+    to `now()`.
     """
 
     kind = "simulated"
@@ -106,8 +106,8 @@ class SimulatedBroker:
     def restore(
         self, minute: int, state: AccountState, shares: Array, orders: Sequence[Order]
     ) -> None:
-        """Restore the account of a decision at the bar that began at `minute`, and the orders of that
-        decision and of later ones."""
+        """Restore the account of a decision at the bar that began at `minute`, and the orders of
+        that decision and of later ones."""
         self._minutes = self.market.minutes.numpy()
         self._begun = True
         bar = int(np.searchsorted(self._minutes, minute))

@@ -1,4 +1,5 @@
-"""A market as accounts read it: prices made safe for arithmetic, limits of orders, events by bar."""
+"""A market as accounts read it: prices made safe for arithmetic, limits of orders, events by
+bar."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class MarketView(NamedTuple):
     """Most bars of one decision interval at which holdings change without an order (see
     `count_changes`)."""
     clock: Tensor
-    """`[T]` float64: `time_left` at a bar's close; negative where the episode's own share counts."""
+    """`[T]` float64: `time_left` at a bar's close; negative where the episode's own share
+    counts."""
 
     def quote(self, bar: Tensor) -> Quote:
         """Look up prices and limits for orders that fill in the bars `[B]`."""

@@ -63,8 +63,8 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
 
 
 def open_daily(settings: DataSettings) -> Feed | None:
-    """Open the bars of `data.daily` in memory, with the layout that `fintrader init` detects, if set.
-    Raises DataError for bars that are not daily or cannot be read."""
+    """Open the bars of `data.daily` in memory, with the layout that `fintrader init` detects, if
+    set. Raises DataError for bars that are not daily or cannot be read."""
     if settings.daily is None:
         return None
     from fintrader.bars.detect import detect
@@ -112,8 +112,8 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
 
 
 def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryFeed, list[dt.date]]:
-    """Open the first bars of files, of a few symbols and days; return also those days in order. Raises
-    DataError."""
+    """Open the first bars of files, of a few symbols and days; return also those days in order.
+    Raises DataError."""
     parts: list[Bars] = []
     names: list[str] = []
     days = np.array([], dtype="datetime64[D]")

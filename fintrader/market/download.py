@@ -249,8 +249,8 @@ def _explain_missing(found: Download, missing: Sequence[str]) -> str:
 
 
 def open_last(found: Download, settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.date]]:
-    """Open the last sessions of a few tickers as a market's settings and feed; return those sessions
-    too."""
+    """Open the last sessions of a few tickers as a market's settings and feed; return those
+    sessions too."""
     days = [*found.sessions[-_SLICE_SESSIONS:]]
     feed = found.open()
     (collection,) = feed.stored()

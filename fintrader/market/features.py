@@ -426,8 +426,8 @@ def count_undefined(
 ) -> int:
     """Count the first bars of a symbol before the windows of its features `[L, F]` are full.
 
-    Features, users' own too, are NaN until then; columns of the file (`extras`) and a planted signal
-    have no window.
+    Features, users' own too, are NaN until then; columns of the file (`extras`) and a planted
+    signal have no window.
     """
     wide = market_wide(names)
     counts = [_parse(name)[1] for name in wide]

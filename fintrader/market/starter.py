@@ -138,8 +138,8 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
-    """Write the configuration after building a market of the first bars through it. Raises ConfigError
-    for an existing file, unless forced, and DataError for bars that make no market."""
+    """Write the configuration after building a market of the first bars through it. Raises
+    ConfigError for an existing file, unless forced, and DataError for bars that make no market."""
     refuse_existing(path, force=force)
     text = render_yaml(found, path)
     settings = validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
@@ -159,8 +159,8 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Silence the log of bars: the detection has named their faults, and those of a part may not hold
-    for the whole."""
+    """Silence the log of bars: the detection has named their faults, and those of a part may not
+    hold for the whole."""
     logs = [logging.getLogger(name) for name in ("fintrader.bars", "fintrader.market")]
     before = [one.disabled for one in logs]
     for one in logs:

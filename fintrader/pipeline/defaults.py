@@ -21,9 +21,9 @@ from fintrader.tournament.generator import select_values
 
 
 def table() -> dict[str, Any]:
-    """List `settings`: dotted name -> default; `choices`: place of a union -> member -> the defaults
-    of that member; `mappings`: settings whose keys are a user's own (`tournament.search`) -> their
-    entries."""
+    """List `settings`: dotted name -> default; `choices`: place of a union -> member -> the
+    defaults of that member; `mappings`: settings whose keys are a user's own (`tournament.search`)
+    -> their entries."""
     settings = flatten_values(whole := RunConfig().model_dump(mode="json"))
     choices = {
         place: {

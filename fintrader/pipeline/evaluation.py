@@ -192,8 +192,8 @@ def _within_limits(
 
 
 def _own_windows(search: RunFolder, path: Path) -> Split:
-    """Load the windows of a search's market: from `path`, or from the run's store where that file is
-    not on this machine."""
+    """Load the windows of a search's market: from `path`, or from the run's store where that file
+    is not on this machine."""
     return MarketTensors.load(run_store(search).fetch_own_market(path)).split()
 
 
@@ -292,8 +292,8 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
-    """Check that a window's backtest lies there whole, sealed with its report, and as these settings
-    make it."""
+    """Check that a window's backtest lies there whole, sealed with its report, and as these
+    settings make it."""
     home = config.folder.backtest_of(window)
     if not all((home / name).is_file() for name in ("metrics.json", "report.html")):
         return False
@@ -320,8 +320,8 @@ def _simulate_chosen(
     progress: Progress,
     share: float = 1.0,
 ) -> tuple[dict[str, BacktestResult], Baselines, Explainer]:
-    """Backtest a finished tournament's ensemble and best pod, and every baseline, over the same bars
-    of one of its `windows`; explain a `share` of the examined decisions of the ensemble.
+    """Backtest a finished tournament's ensemble and best pod, and every baseline, over the same
+    bars of one of its `windows`; explain a `share` of the examined decisions of the ensemble.
 
     `null_model` among the results is the same search on the features of `shuffled()`, where there
     was one.
@@ -378,8 +378,8 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
 
 
 def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray[np.float64]]:
-    """List `[S, M]` for each folder that has any: `returns` or `active_returns` of every scored pod,
-    in the order of the pods."""
+    """List `[S, M]` for each folder that has any: `returns` or `active_returns` of every scored
+    pod, in the order of the pods."""
     found = []
     for folder in folders:
         columns = [

@@ -369,8 +369,8 @@ def _earlier_trials(manifest: Manifest) -> int:
 
 
 def _without_information(start: Start | None, folder: RunFolder) -> Start | None:
-    """Find the earlier run's null model, from which the null model in `folder` may start. Without one
-    it starts from new weights: weights that learned from information would spoil it."""
+    """Find the earlier run's null model, from which the null model in `folder` may start. Without
+    one it starts from new weights: weights that learned from information would spoil it."""
     if start is None:
         return None
 

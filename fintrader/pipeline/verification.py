@@ -97,7 +97,8 @@ def repair_run(home: RunFolder) -> Iterator[str]:
 
 
 def check_replay(folder: Path, name: str | None = None) -> Check:
-    """Race a finished run again, each pod seeing the same results as then, and compare byte by byte.
+    """Race a finished run again, each pod seeing the same results as then, and compare byte by
+    byte.
 
     The new run is `name`, or the old name with `-replay`. Raises TournamentError when the run is
     unfinished or lost a pod for good, RunError when the market has changed.

@@ -1,1 +1,2 @@
-"""Readers of stored runs, without torch: for the app, the report, notebooks and the command line."""
+"""Readers of stored runs, without torch: for the app, the report, notebooks and the command
+line."""

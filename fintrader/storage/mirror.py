@@ -8,7 +8,7 @@
       events/<token>-<number>.json          pieces of the event log
       index/<token>-<number>.json           all other files of the run: name -> hash
       null_model/…, folds/<nn>/…               the pods and events of tournaments inside the run
-    <store>/.markets/<hash>.json, objects/<sha256>   built markets, by their content and by their inputs
+    <store>/.markets/<hash>.json, objects/<sha256>   built markets, by content and by inputs
 
 Each object is named by its hash or carries it, so that truncation and changes are detected. The
 newest index describes all files of the run together: after a kill midway, the previous index
@@ -361,7 +361,8 @@ def locate_cache(kind: str) -> Path:
 
 
 def locate_working_copy(url: str, below: Path) -> Path:
-    """Locate the working copy of the run at `url` below a folder; runs of one store are siblings."""
+    """Locate the working copy of the run at `url` below a folder; runs of one store are
+    siblings."""
     store, _, name = check_url(url).rpartition("/")
     return below / hash_bytes(store.encode())[:16] / name
 
@@ -374,8 +375,8 @@ def open_working_copy(url: str, below: Path) -> Path:
 
 
 def find_mirror(folder: Path) -> Mirror | None:
-    """Find the mirror of a run's folder, or of a tournament inside it, by its marker; None for a run
-    without a store."""
+    """Find the mirror of a run's folder, or of a tournament inside it, by its marker; None for a
+    run without a store."""
     folder = folder.absolute()
     for above in (folder, *folder.parents[:4]):
         if (above / MARKER).is_file():
@@ -412,8 +413,8 @@ class Markets:
     """Built markets of one store, shared by its runs: `<key>.json`, sealed, names the hashes of a
     market's files.
 
-    A market has two keys: its content hash, which the pods' specs name, and the hash of its settings
-    and inputs, under which a later build finds it.
+    A market has two keys: its content hash, which the pods' specs name, and the hash of its
+    settings and inputs, under which a later build finds it.
     """
 
     def __init__(self, store: str) -> None:

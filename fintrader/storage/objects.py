@@ -126,7 +126,8 @@ class ObjectStore:
         return ObjectStore(f"{self.url}/{name}", patience=self.patience)
 
     def get(self, name: str) -> bytes | None:
-        """Read an object; None when it does not exist. `""` is the object that the URL itself names.
+        """Read an object; None when it does not exist. `""` is the object that the URL itself
+        names.
 
         Raises StorageError.
         """
@@ -236,8 +237,8 @@ class ObjectStore:
         self._call(name, copy)
 
     def get_file(self, name: str, path: Path, sha256: str) -> bool:
-        """Copy an object of any size to `path`, atomically, and check its hash; False if it does not
-        exist.
+        """Copy an object of any size to `path`, atomically, and check its hash; False if it does
+        not exist.
 
         Raises StorageDamagedError when the content has another hash than `sha256`, StorageError.
         """

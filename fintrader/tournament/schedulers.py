@@ -12,8 +12,8 @@ from fintrader.tournament.spec import PodResult, PodSpec
 
 
 class Scheduler:
-    """Order of specs and results in a tournament; by itself arrival order, in which each pod is made
-    from the leaderboard at the moment when there is room for it."""
+    """Order of specs and results in a tournament; by itself arrival order, in which each pod is
+    made from the leaderboard at the moment when there is room for it."""
 
     def count_needed(self, index: int) -> int | None:
         """Count the results that pod `index` must have seen, exactly; None: those that are there

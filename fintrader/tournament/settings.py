@@ -62,12 +62,13 @@ class OperationsSettings(Settings):
     them."""
 
     patience_seconds: float = Field(300.0, gt=0)
-    """Seconds to wait for a process that is silent. A pod that gives no sign of life for this long is
-    killed and started again. Pods whose orchestrator was killed train on for this long (`takeover`)."""
+    """Seconds to wait for a process that is silent. A pod that gives no sign of life for this long
+    is killed and started again. Pods whose orchestrator was killed train on for this long
+    (`takeover`)."""
     takeover: bool = True
-    """When the orchestrator is killed, its pods train on, and the same command, run again, takes them
-    over. Those that are not taken over within `patience_seconds` end at their next checkpoint. False:
-    pods end with their orchestrator."""
+    """When the orchestrator is killed, its pods train on, and the same command, run again, takes
+    them over. Those that are not taken over within `patience_seconds` end at their next checkpoint.
+    False: pods end with their orchestrator."""
     retries: int = Field(2, ge=0)
     """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as
     failed. A pod whose process or node was ended from outside is always started again."""
@@ -78,8 +79,8 @@ class OperationsSettings(Settings):
     """Only with `store`: seconds to wait for a store that does not answer. Pods train on meanwhile
     and keep their results on their disk."""
     metrics: str | None = None
-    """Address at which Prometheus metrics of the tournament are served: `PORT` (on 127.0.0.1; 0: any
-    free port) or `HOST:PORT`. `0.0.0.0:PORT` lets other machines read them, without a password.
+    """Address at which Prometheus metrics of the tournament are served: `PORT` (on 127.0.0.1; 0:
+    any free port) or `HOST:PORT`. `0.0.0.0:PORT` lets other machines read them, without a password.
     None: not served."""
 
     @property
@@ -114,8 +115,8 @@ class TournamentSettings(Settings):
     budget: Budget = Budget(env_steps=100_000)
     """Training of each pod."""
     workers: int | None = Field(None, ge=1)
-    """Pods at work at once; None: one a core, or one for each device named. `fintrader status --workers`
-    changes it."""
+    """Pods at work at once; None: one a core, or one for each device named. `fintrader status
+    --workers` changes it."""
     devices: tuple[str, ...] = ("auto",)
     """`auto` (CUDA if there is any, else cpu), `cpu` (a pod a core), `cuda`, `cuda:0`, `cuda:0+1`
     (both at once, as threads of one process), `cuda:0/1` (a process each, fused by NCCL), `cpu/cpu`
@@ -165,8 +166,8 @@ class TournamentSettings(Settings):
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     search: dict[str, Space] = Field(default_factory=dict)
-    """Dotted field of the agent's settings -> its range (low, high, log), or a list of the values to
-    choose from, in their natural order. Algorithms without the field pass it over. Fields of
+    """Dotted field of the agent's settings -> its range (low, high, log), or a list of the values
+    to choose from, in their natural order. Algorithms without the field pass it over. Fields of
     `network` shape the weights: they are drawn for fresh pods, and children keep them."""
 
     metric: Metric = "sharpe"

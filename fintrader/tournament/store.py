@@ -295,7 +295,8 @@ class RunStore:
         return digest
 
     def get(self, digest: str) -> bytes:
-        """Read stored data. Raises CheckpointError when it is missing or its hash is not its name."""
+        """Read stored data. Raises CheckpointError when it is missing or its hash is not its
+        name."""
         path = self.locate_snapshot(digest)
         try:
             data = read_bytes(path)
@@ -310,7 +311,8 @@ class RunStore:
         return data
 
     def has_snapshot(self, digest: str) -> bool:
-        """Tell whether the snapshot is there and whole; of an object store's, whether it is there."""
+        """Tell whether the snapshot is there and whole; of an object store's, whether it is
+        there."""
         return self._is_stored(digest, self.locate_snapshot(digest))
 
     def has_policy(self, result: PodResult) -> bool:

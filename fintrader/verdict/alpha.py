@@ -10,11 +10,12 @@ search did not choose by the held-out window.
 
 Sources: Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice" (2018)
 [cosine series, fixed-b critical values]; Dimson, "Risk Measurement When Shares Are Subject to
-Infrequent Trading" (1979) [past sessions of the benchmark]; Götze and Künsch, "Second-Order Correctness of the
-Blockwise Bootstrap" (1996) [studentised blocks]; Harvey and Liu, "False (and Missed) Discoveries in
-Financial Economics" (2020) [the power of a test on given data]; Shafer, "Testing by Betting"
-(2021), and Waudby-Smith and Ramdas, "Estimating Means of Bounded Random Variables by Betting"
-(2024) [e-processes]; Foster and Stine, "Alpha-Investing" (2008) [a level that is spent].
+Infrequent Trading" (1979) [past sessions of the benchmark]; Götze and Künsch, "Second-Order
+Correctness of the Blockwise Bootstrap" (1996) [studentised blocks]; Harvey and Liu, "False (and
+Missed) Discoveries in Financial Economics" (2020) [the power of a test on given data]; Shafer,
+"Testing by Betting" (2021), and Waudby-Smith and Ramdas, "Estimating Means of Bounded Random
+Variables by Betting" (2024) [e-processes]; Foster and Stine, "Alpha-Investing" (2008) [a level that
+is spent].
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Hedged(NamedTuple):
 
 
 def hedge(ours: ArrayLike, theirs: ArrayLike, past: int = 0) -> Hedged:
-    """Regress returns `[S]` on the benchmark's, and on those of `past` sessions before; against cash,
-    which does not vary, beta is 0."""
+    """Regress returns `[S]` on the benchmark's, and on those of `past` sessions before; against
+    cash, which does not vary, beta is 0."""
     r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
     size = b.size
     centred = b - b.mean()
@@ -129,8 +130,8 @@ def alpha_test(
     `SHORTEST` sessions, and if the hedged returns do not vary.
 
     The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
-    frequencies, which holds for returns that depend on each other in time. Returns that lag the benchmark (stale prices, smoothed valuations) are hedged against its past
-    sessions too. The
+    frequencies, which holds for returns that depend on each other in time. Returns that lag the
+    benchmark (stale prices, smoothed valuations) are hedged against its past sessions too. The
     p-value comes from a paired circular block bootstrap of the same statistic; below `FEW` sessions
     from Student's t with as many degrees of freedom as frequencies.
     """
@@ -170,8 +171,8 @@ def alpha_test(
 
 
 def _share_above(drawn: Array, reached: float, student: Any) -> float:
-    """Share of the drawn statistics at or above this one; beyond the `TAIL` largest, extrapolated by
-    the tail of Student's t, so that p-values below 1/(1 + R) are possible."""
+    """Share of the drawn statistics at or above this one; beyond the `TAIL` largest, extrapolated
+    by the tail of Student's t, so that p-values below 1/(1 + R) are possible."""
     above = int((drawn >= reached).sum())
     if above >= TAIL or drawn.size <= TAIL:
         return (1 + above) / (1 + drawn.size)

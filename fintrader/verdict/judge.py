@@ -1,8 +1,8 @@
 """Judge a track record: the verdict on external returns.
 
-Such a window is `foreign`: its returns do not show whether they selected the strategy. So the caller
-states either that it was held out (the level is that of the look), or how many strategies were tried
-on it (they divide the level, after Bonferroni). Without either there is no likely skill.
+Such a window is `foreign`: its returns do not show whether they selected the strategy. So the
+caller states either that it was held out (the level is that of the look), or how many strategies
+were tried on it (they divide the level, after Bonferroni). Without either there is no likely skill.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def judge_record(
 ) -> Verdict:
     """Judge a strategy by its returns in excess of its benchmark.
 
-    `trials`: number of strategies tried; None if unknown. `is_held_out`: the caller states that these
-    returns selected none. `look`: number of the look of `look_of`; None if not counted. `caveats`:
-    further reasons why the result could not have been traded as well.
+    `trials`: number of strategies tried; None if unknown. `is_held_out`: the caller states that
+    these returns selected none. `look`: number of the look of `look_of`; None if not counted.
+    `caveats`: further reasons why the result could not have been traded as well.
     """
     ours = record.returns
     year = record.sessions_a_year
@@ -99,8 +99,8 @@ def judge_record(
 
 
 def look_of(record: TrackRecord, command: str | None = None) -> Look:
-    """Describe the look at a track record for the ledger. The benchmark's returns identify the window;
-    against cash, the strategy's."""
+    """Describe the look at a track record for the ledger. The benchmark's returns identify the
+    window; against cash, the strategy's."""
     seen = record.returns if record.benchmark is None else record.benchmark
     level = np.cumprod(np.append(1.0, 1 + seen))[:, None]
     days = record.dates.astype("datetime64[ns]").astype(np.int64)

@@ -102,8 +102,9 @@ class Window:
         return cls(digest.hexdigest(), names, first, last, made_up, sketch)
 
     def overlaps(self, other: Window) -> bool:
-        """Report whether a look at one window counts for the other: their sketches match, or their dates
-        overlap and they share at least half of all symbols (for short windows and other adjustments)."""
+        """Report whether a look at one window counts for the other: their sketches match, or their
+        dates overlap and they share at least half of all symbols (for short windows and other
+        adjustments)."""
         if self.key == other.key or self.sketch.overlaps(other.sketch):
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
@@ -193,8 +194,8 @@ def _select_like(lines: Iterable[Line], window: Window, question: str) -> Iterat
 
 
 def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
-    """Record a look on the user's ledger, as `Ledger.record`; if it cannot be written, warn and return
-    two Nones. Raises LedgerError for a changed ledger."""
+    """Record a look on the user's ledger, as `Ledger.record`; if it cannot be written, warn and
+    return two Nones. Raises LedgerError for a changed ledger."""
     try:
         return Ledger().record(look)
     except UnwritableLedgerError as error:

@@ -212,8 +212,8 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
 
 
 def _read_zip(path: Path, column: str | None) -> ReturnsFile:
-    """Read freqtrade's archive: the result, and the wallet and market bar by bar of newer versions. Its
-    pickles and its strategy's code are not opened."""
+    """Read freqtrade's archive: the result, and the wallet and market bar by bar of newer versions.
+    Its pickles and its strategy's code are not opened."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         results = [

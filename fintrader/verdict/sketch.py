@@ -2,9 +2,9 @@
 
 Each run of `RUN` sessions of a series is divided by its root mean square, rounded and hashed. No
 name, date, price level, bar length or leverage enters, and the runs of a subset of the series are a
-subset of the runs. Only hashes below a limit are kept, the same limit for all windows of a size (Irber et al.,
-"Lightweight compositional analysis of metagenomes with FracMinHash", 2022), so that the kept hashes
-estimate the share of common runs, also between windows of very different sizes.
+subset of the runs. Only hashes below a limit are kept, the same limit for all windows of a size
+(Irber et al., "Lightweight compositional analysis of metagenomes with FracMinHash", 2022), so that
+the kept hashes estimate the share of common runs, also between windows of very different sizes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 RUN = 10
-"""Sessions hashed together. Ten rounded returns have some 10^9 forms, so few runs of 500 series over four years coincide by
-chance."""
+"""Sessions hashed together. Ten rounded returns have some 10^9 forms, so few runs of 500 series
+over four years coincide by chance."""
 STEPS = 4.0
 """Rounding steps per root mean square of a run: a change of a stock's prices by a tenth of a basis
 point alters one run in a hundred."""

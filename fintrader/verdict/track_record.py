@@ -95,7 +95,8 @@ def make_record(
 
     `values`: a pandas or polars Series or DataFrame, a pair of arrays (dates, values), the stats of
     Backtesting.py, or a vectorbt portfolio. `benchmark`: the same, or the name of a column of
-    `values`; None or "cash" for cash. `kind`, `column`, `sessions_a_year`: detected from the values if None.
+    `values`; None or "cash" for cash. `kind`, `column`, `sessions_a_year`: detected from the values
+    if None.
 
     Raises ReturnsError, which names the argument that helps.
     """

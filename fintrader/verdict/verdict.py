@@ -94,8 +94,8 @@ class AlphaTest:
     unless it is above 0."""
     method: str
     past_sessions: int = 0
-    """Past sessions of the benchmark that are hedged too, because the returns follow it late; `beta`
-    is the sum over them."""
+    """Past sessions of the benchmark that are hedged too, because the returns follow it late;
+    `beta` is the sum over them."""
 
 
 @dataclass(frozen=True)

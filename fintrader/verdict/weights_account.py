@@ -42,7 +42,8 @@ def hold_weights(
     """Trade target weights at prices; both have one column per symbol and one row per date.
 
     The weights of a date are known at its close and traded at the next date's price, at `cost_bps`
-    of turnover; between dates positions drift, and cash earns nothing. Raises ReturnsError for a symbol without prices, or a weight where there is no price.
+    of turnover; between dates positions drift, and cash earns nothing. Raises ReturnsError for a
+    symbol without prices, or a weight where there is no price.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:

@@ -22,8 +22,8 @@ ALGORITHMS = {
 
 
 def learn(algo, tmp_path=None, *, replays=True, shares=(1.0,), device="cuda", change=None):
-    """Train an agent briefly on the GPU; return its weights before and after, and its steps. `change`
-    modifies the agent first."""
+    """Train an agent briefly on the GPU; return its weights before and after, and its steps.
+    `change` modifies the agent first."""
     for share in shares:
         env = TradingEnv(
             make_market(200, 6), EnvSettings(episode_bars=9), num_envs=64, seed=0, device=device

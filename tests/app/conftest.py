@@ -56,7 +56,8 @@ def crowd(template, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def long(template, tmp_path_factory):
-    """`demo` with a backtest of a hundred thousand rows, and a race of 2,000 pods. Nobody may change it."""
+    """`demo` with a backtest of a hundred thousand rows, and a race of 2,000 pods. Nobody may
+    change it."""
     root = tmp_path_factory.mktemp("long") / "site"
     shutil.copytree(template, root)
     demo = RunFolder.named("demo", root / "runs")

@@ -1,5 +1,5 @@
-"""`fintrader init` from tickers and from an index: the newest clients of the vendors, against servers
-on loopback, through the command line."""
+"""`fintrader init` from tickers and from an index: the newest clients of the vendors, against
+servers on loopback, through the command line."""
 
 import datetime as dt
 import os
@@ -512,8 +512,8 @@ SPAN = ["--start", "2016-03-07", "--end", "2016-04-01"]
 
 
 def test_the_members_of_an_index_come_by_date_and_the_papers_configuration_runs_on_them(alpaca_of):
-    """SNDK leaves the index, and later the exchange; the bars of BKNG and META have today's tickers;
-    most members have no bars."""
+    """SNDK leaves the index, and later the exchange; the bars of BKNG and META have today's
+    tickers; most members have no bars."""
     tickers = {
         "AAPL": None,
         "MSFT": None,

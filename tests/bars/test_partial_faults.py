@@ -1,4 +1,5 @@
-"""Faults in a part of the bars: refused or named as docs/data.md says, and none in clean markets."""
+"""Faults in a part of the bars: refused or named as docs/data.md says, and none in clean
+markets."""
 
 import re
 

@@ -17,8 +17,8 @@ WINDOWS = {"windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
 
 
 def make_days(seed, *, tick=0.01, volatility=0.015, nights=0.5, names=1, price=60.0, lot=1):
-    """Make daily bars `[D]` of each name: fat tails, clustered volatility, `nights` of it overnight,
-    prices in ticks, volumes in lots."""
+    """Make daily bars `[D]` of each name: fat tails, clustered volatility, `nights` of it
+    overnight, prices in ticks, volumes in lots."""
     rng = np.random.default_rng(seed)
     calm = np.exp(0.5 * np.convolve(rng.standard_normal(len(DATES) + 19), np.ones(20) / 4, "valid"))
     tables = []

@@ -1,5 +1,6 @@
-"""Files of bars in the layouts that people have, of five markets: each is read as `init` reads it and
-built from the configuration it renders, and no cell may differ from the frame it was written from."""
+"""Files of bars in the layouts that people have, of five markets: each is read as `init` reads it
+and built from the configuration it renders, and no cell may differ from the frame it was written
+from."""
 
 import json
 import zipfile
@@ -40,7 +41,8 @@ def walk(stamps, price, seed):
 
 
 def stamps_of(market, daily):
-    """Starts of the market's bars in UTC; of daily ones midnight of each session, without a zone."""
+    """Starts of the market's bars in UTC; of daily ones midnight of each session, without a
+    zone."""
     import exchange_calendars as xc
 
     name, first, sessions, minutes, _ = MARKETS[market]

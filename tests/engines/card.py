@@ -1,5 +1,5 @@
-"""A device with the GPU's code paths: its tensors are on the CPU, and it records every operation for
-which the host would wait.
+"""A device with the GPU's code paths: its tensors are on the CPU, and it records every operation
+for which the host would wait.
 
 torch calls it `card`. Code that asks whether a tensor is on the CPU gets the GPU's answer.
 """

@@ -1,5 +1,5 @@
-"""Marking a whole interval at once; bar by bar the fused kernel does it, which must agree to the last
-bit."""
+"""Marking a whole interval at once; bar by bar the fused kernel does it, which must agree to the
+last bit."""
 
 import torch
 

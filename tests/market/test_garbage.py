@@ -1,5 +1,5 @@
-"""`fintrader data build --prune`: what neither a configuration nor a run refers to, listed first and removed
-when asked."""
+"""`fintrader data build --prune`: what neither a configuration nor a run refers to, listed first
+and removed when asked."""
 
 import pytest
 

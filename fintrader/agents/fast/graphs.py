@@ -1,5 +1,5 @@
-"""Training on a GPU: gradient steps by CUDA graphs, which repeat all launches of a step by one call,
-and acting from the latents of all bars.
+"""Training on a GPU: gradient steps by CUDA graphs, which repeat all launches of a step by one
+call, and acting from the latents of all bars.
 
 Networks of this size keep a GPU busy for less time than Python takes to launch their operations one
 by one.

@@ -1,8 +1,8 @@
 """A symbol's days against daily bars of another source, on one scale.
 
 Daily bars may be adjusted for splits and dividends, so a day's ratio is compared with that of the
-days around it. The opening print fixes the minute: in clean bars it equals the open of the session's first bar,
-to the tick on nearly all days.
+days around it. The opening print fixes the minute: in clean bars it equals the open of the
+session's first bar, to the tick on nearly all days.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _RARE = 0.01
 
 
 def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days, list[Fault]]:
-    """Find the days whose prices differ from those of daily bars; also return `days` with `unopened`
-    filled in.
+    """Find the days whose prices differ from those of daily bars; also return `days` with
+    `unopened` filled in.
 
     daily: one symbol's, sorted, inside the sessions of `grid`, like `days`.
     """

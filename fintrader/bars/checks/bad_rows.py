@@ -55,8 +55,8 @@ def mask_crossed(bars: Bars) -> Array:
 
 
 def find_broken_ranges(bars: Bars, days: Array) -> Iterator[Fault]:
-    """Find one symbol's lows above highs, and opens and closes outside of both by more than rounding,
-    each if in more than 1 % of the rows. days: `[R]` the exchange's dates."""
+    """Find one symbol's lows above highs, and opens and closes outside of both by more than
+    rounding, each if in more than 1 % of the rows. days: `[R]` the exchange's dates."""
     crossed = mask_crossed(bars)
     if crossed.mean() > 0.01:
         yield from group_by_day("crossed_range", bars, crossed, days)

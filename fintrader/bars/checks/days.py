@@ -77,8 +77,8 @@ class Days:
     openings: Array
     """`[D, 5]` float64: opens of the bars LAGS places from the session's start, else NaN."""
     unopened: Array
-    """`[D]` float64: 1 if the opening print of daily bars differs from the first bar, 0 if equal, NaN if
-    unknown."""
+    """`[D]` float64: 1 if the opening print of daily bars differs from the first bar, 0 if equal,
+    NaN if unknown."""
 
     @cached_property
     def first(self) -> Array:
@@ -300,8 +300,9 @@ def _find_repeated_runs(content: Array) -> Array:
 
 
 def _repeats_by_chance(days: Days) -> bool:
-    """True if pairs of days that agree in all but one of open, high, low, close and volume are at least
-    as many as those that agree in all, as with prices of few digits: a copy then proves nothing."""
+    """True if pairs of days that agree in all but one of open, high, low, close and volume are at
+    least as many as those that agree in all, as with prices of few digits: a copy then proves
+    nothing."""
     wide = days.high > days.low
     fields = [getattr(days, name)[wide] for name in (*PRICES, "volume")]
 
@@ -352,8 +353,8 @@ def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
 
 
 def _is_limit(bars: Bars, begin: int, length: int) -> bool:
-    """True if a bar's price is the highest or lowest between two pauses in trading, and not the day's
-    only price, as at a price limit of the exchange."""
+    """True if a bar's price is the highest or lowest between two pauses in trading, and not the
+    day's only price, as at a price limit of the exchange."""
     pauses = np.flatnonzero(np.diff(bars.ts) > _PAUSE_BARS * length * MINUTE_NS) + 1
     edges = np.concatenate([[0], pauses, [len(bars)]])
     part = slice(*edges[np.searchsorted(edges, begin, side="right") + np.array([-1, 0])])

@@ -83,8 +83,8 @@ class Gate:
         self._faults: dict[str, list[Fault]] = {}
 
     def settle(self, raw: Bars) -> Bars:
-        """Record one symbol's broken ranges; if waived, drop its rows that contradict an earlier row of
-        the same time."""
+        """Record one symbol's broken ranges; if waived, drop its rows that contradict an earlier
+        row of the same time."""
         if self.closed and len(raw):
             days = exchange_days(self.grid.calendar, raw.ts)
             self._faults.setdefault(raw.symbols[0], []).extend(find_broken_ranges(raw, days))

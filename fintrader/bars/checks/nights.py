@@ -246,8 +246,9 @@ def _find_volume_scales(days: Days) -> Iterator[Fault]:
 
 
 def _is_new_unit(days: Days, day: int) -> bool:
-    """True if the volumes of ten days before and after differ by a factor of a hundred, a thousand and
-    so on, without overlap, as another unit makes them, and prices move as before, without a pause."""
+    """True if the volumes of ten days before and after differ by a factor of a hundred, a thousand
+    and so on, without overlap, as another unit makes them, and prices move as before, without a
+    pause."""
     before = slice(max(0, day - 10), day)
     after = slice(day, day + 10)
     if days.gaps[day] > 3 or (days.length == 0 and day < 10):

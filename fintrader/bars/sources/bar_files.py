@@ -282,8 +282,8 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
 
 
 def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
-    """True if a field is as long as others: its quotes are closed, it has as many decimals, or it is a
-    text that is no prefix of another."""
+    """True if a field is as long as others: its quotes are closed, it has as many decimals, or it
+    is a text that is no prefix of another."""
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):
@@ -411,8 +411,8 @@ thousand rows."""
 def _open_table(
     file: BarFile, settings: FilesSettings, after: tuple[int, int] | None
 ) -> Iterator[tuple[list[str], _Read]]:
-    """Open a file: the names of its columns, and their reader. `after`: bytes of a CSV to skip, and the
-    number of its next row."""
+    """Open a file: the names of its columns, and their reader. `after`: bytes of a CSV to skip, and
+    the number of its next row."""
     if file.kind == "csv":
         present = present_columns(file, settings)
         yield present, partial(_read_csv, file, settings, present if after else [], after)
@@ -565,8 +565,8 @@ def _open_csv(
     leave_out: Callable[[Any], str] | None = None,
     block_bytes: int = 32 << 20,
 ) -> Any:
-    """Open a reader of a CSV's columns in `types`, or of all if that is empty. `tail`: bytes to skip,
-    and the names of the columns. `leave_out` judges lines with another number of fields."""
+    """Open a reader of a CSV's columns in `types`, or of all if that is empty. `tail`: bytes to
+    skip, and the names of the columns. `leave_out` judges lines with another number of fields."""
     # NA, TRUE and nan are tickers; only an empty cell is none
     options = pa_csv.ConvertOptions(
         column_types=types,

@@ -97,8 +97,8 @@ class CompanyFeed(Feed):
         return self.feed.index(grid)
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol that traded under a ticker on a day; if there was none, the symbol of a company
-        that bore the ticker on another day."""
+        """The symbol that traded under a ticker on a day; if there was none, the symbol of a
+        company that bore the ticker on another day."""
         for symbol, spans in self._by_symbol.items():
             if any(span.ticker == ticker and span.start <= day < span.stop for span in spans):
                 return symbol

@@ -419,8 +419,8 @@ def _numbers(column: Column, settings: FilesSettings) -> Array:
 
 
 def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
-    """Parse stripped cells as plain or formatted numbers (1,234.50, $131.96, 32.48M); NaN for anything
-    else."""
+    """Parse stripped cells as plain or formatted numbers (1,234.50, $131.96, 32.48M); NaN for
+    anything else."""
     if decimal == ",":
         text = text.str.translate(str.maketrans(",.", ".,"))
     numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)

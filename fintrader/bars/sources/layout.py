@@ -67,8 +67,9 @@ class FilesSettings(Settings):
     columns: Annotated[Mapping[Column, str | None], fill_mapping(COLUMN_NAMES)] = COLUMN_NAMES
     """Names of the file's columns. `ts`: the time, or the time of day where `date` names another
     column, or the file's name holds the date. `volume`: null where there is none (it is 0 then; set
-    `env.participation: none`); `Up + Down` for the sum of two columns. `factor` (optional): factors that turn prices into those that were
-    traded; prices are multiplied by it first, volumes divided."""
+    `env.participation: none`); `Up + Down` for the sum of two columns. `factor` (optional): factors
+    that turn prices into those that were traded; prices are multiplied by it first, volumes
+    divided."""
     time_format: str | None = None
     """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size;
     `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands elsewhere); `excel` for
@@ -79,8 +80,9 @@ class FilesSettings(Settings):
     are)."""
     label: Literal["start", "end", "day", "eve"] = "start"
     """Whether a bar's time is its start, its end, any time of its day (daily bars stamped at the
-    close), or of the evening before (where a day opens then). With `end`, a bar stamped at the open becomes
-    part of the first bar where most days have one, of a single price: it is the opening's print."""
+    close), or of the evening before (where a day opens then). With `end`, a bar stamped at the open
+    becomes part of the first bar where most days have one, of a single price: it is the opening's
+    print."""
     bar_minutes: int = Field(1, ge=1)
     """Length of the bars in the files; used to move end labels to the start."""
     price_divisor: int = Field(1, ge=1)

@@ -43,8 +43,8 @@ def open_typed(
     stream: Any,
     header: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], Callable[[list[str], int], Iterator[pa.Table]]]]:
-    """Open a file: the names of its columns, and a reader of tables of some columns and at most so many
-    rows. Unnamed columns take the names of `header`, or numbers.
+    """Open a file: the names of its columns, and a reader of tables of some columns and at most so
+    many rows. Unnamed columns take the names of `header`, or numbers.
 
     Closes the `stream`. Raises ValueError (TableError) or OSError for what is no such
     file.

@@ -296,8 +296,8 @@ class VendorFeed(Feed):
         return self._plan()
 
     def describe_size(self) -> str:
-        """Describe the bars, space and time of the missing download in two lines for a terminal; empty if
-        nothing is missing."""
+        """Describe the bars, space and time of the missing download in two lines for a terminal;
+        empty if nothing is missing."""
         requests = self.list_requests()
         if not requests:
             return ""

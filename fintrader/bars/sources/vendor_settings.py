@@ -46,8 +46,8 @@ class AlpacaSettings(VendorSettings):
 
     kind: Literal["alpaca"] = "alpaca"
     bar_minutes: Literal[1, 5, 1440] = 1
-    """Length of the bars in minutes; 1440 is a day. Alpaca's hours begin on the hour and not with the session, so they are
-    not on offer."""
+    """Length of the bars in minutes; 1440 is a day. Alpaca's hours begin on the hour and not with
+    the session, so they are not on offer."""
     feed: Literal["sip", "iex", "otc", "boats", "delayed_sip"] = "sip"
     adjustment: Literal["raw", "split", "dividend", "all"] = "raw"
 
@@ -59,7 +59,8 @@ class CcxtSettings(VendorSettings):
     exchange: str = "binance"
     """The exchange's name in ccxt: binance, bitstamp, coinbase, kraken, okx, ..."""
     bar_minutes: Literal[1, 5, 15, 60, 1440] = 1
-    """Length of the bars in minutes; 1440 is a day. Symbols are pairs as ccxt writes them: BTC/USDT."""
+    """Length of the bars in minutes; 1440 is a day. Symbols are pairs as ccxt writes them:
+    BTC/USDT."""
 
 
 class DownloadOptions(Settings):

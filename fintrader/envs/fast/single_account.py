@@ -1,4 +1,5 @@
-"""The account of a backtest, compiled: a batch of one, whose every bar and trade is written down."""
+"""The account of a backtest, compiled: a batch of one, whose every bar and trade is written
+down."""
 
 from __future__ import annotations
 

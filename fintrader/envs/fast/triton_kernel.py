@@ -87,7 +87,8 @@ def _worth(shares, mark):
 
 @triton.jit
 def _variable_cost(shares, x, thin, spread, rules):
-    """USD of orders of notional x USD, without a least commission (`envs.account.variable_cost`)."""
+    """USD of orders of notional x USD, without a least commission
+    (`envs.account.variable_cost`)."""
     cost = (tl.load(rules + _FEE) + spread) * x
     impact = tl.load(rules + _IMPACT)
     root = tl.minimum(tl.sqrt(tl.abs(shares)) * thin, 1.0)

@@ -307,7 +307,8 @@ def list_cuda_devices() -> list[str]:
     """List the CUDA devices that a new process would find, by their names in
     `CUDA_VISIBLE_DEVICES`, without it `["0", "1"]`.
 
-    torch asks the driver's library, so a container counts its own cards only, and no context begins.
+    torch asks the driver's library, so a container counts its own cards only, and no context
+    begins.
     """
     import torch
 
