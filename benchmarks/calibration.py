@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import finish, read_arguments
+from fintrader.backtesting.data_caveats import EXITS, bound_absence
 from fintrader.verdict import alpha as ev
 
 Array = NDArray[np.float64]
@@ -108,25 +110,37 @@ def draw(case: Case, seed: int) -> Drawn:
     return Drawn(ours[held, chosen], theirs[held], tilts[held, chosen], returns[held])
 
 
-def judge(drawn: Drawn, seed: int) -> tuple[float, float, float, float]:
+def test_newey_west(ours: Array, theirs: Array) -> float:
+    """One-sided p-value of alpha, the best known test for one look: Newey and West (1987), with
+    their lags of 1994 and the normal distribution."""
+    u = ev.hedge(ours, theirs).influence
+    lags = int(4 * (u.size / 100) ** (2 / 9))
+    products = [(1 - k / (lags + 1)) * float(u[k:] @ u[: u.size - k]) for k in range(lags + 1)]
+    error = np.sqrt(max(2 * sum(products) - products[0], 1e-30)) / u.size
+    return float(stats.norm.sf(ev.hedge(ours, theirs).alpha / error))
+
+
+def judge(drawn: Drawn, seed: int) -> tuple[float, ...]:
     """p-value, visible ratio, p-value of shifts in time and e-value of one draw, by the functions
-    that `assessment.assess` calls."""
+    that `assessment.assess` calls, and the p-value after Newey and West."""
     tested = ev.alpha_test(drawn.ours, drawn.theirs, seed=seed, repeats=DRAWS)
     shifted = ev.shift_test(zip(drawn.active.T, drawn.returns.T, strict=True), seed=seed)
     assert tested is not None
     assert shifted is not None
     bets = float(ev.e_process(drawn.ours, drawn.theirs).max())
-    return tested.p_value, tested.visible, shifted.p_value, bets
+    rival = test_newey_west(drawn.ours, drawn.theirs)
+    return tested.p_value, tested.visible, shifted.p_value, bets, rival
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
     """Shares of the draws that each test calls skill."""
     judged = np.array([judge(draw(case, seed), seed) for seed in range(repeats)])
-    p_values, visible, shifts, bets = judged.T
+    p_values, visible, shifts, bets, rivals = judged.T
     return {
         **case._asdict(),
         "alpha": float((p_values <= LEVEL).mean()),
         "shift": float((shifts <= LEVEL).mean()),
+        "newey_west": float((rivals <= LEVEL).mean()),
         "betting": float((bets >= 1 / LEVEL).mean()),
         "sees": float(np.median(visible)),
     }
@@ -169,6 +183,68 @@ def measure_null(name: str, sessions: int, repeats: int) -> dict[str, Any]:
     return {"null": name, "sessions": sessions, "level": level, "passed": passed / repeats}
 
 
+def measure_choice(
+    trials: int, skilled: float, common: float, repeats: int, sessions: int = 500
+) -> dict[str, Any]:
+    """Choose the best of some trials by the returns that judge it, as `judge --trials` does.
+
+    `skilled`: share of them with an information ratio of 2; `common`: correlation of all, as of
+    variants of one strategy, or of a search inside of a search.
+    """
+    level = ev.level_of_look(1) / trials
+    passed = lucky = 0
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, trials, sessions])
+        noise = rng.standard_t(5, (sessions, trials + 1)) / np.sqrt(5 / 3)
+        returns = np.sqrt(common) * noise[:, :1] + np.sqrt(1 - common) * noise[:, 1:]
+        number = round(skilled * trials)
+        returns[:, :number] += 2 / np.sqrt(252)
+        best = int((returns.mean(axis=0) / returns.std(axis=0)).argmax())
+        tested = ev.alpha_test(
+            0.01 * returns[:, best], np.zeros(sessions), level=level, seed=seed, repeats=2_999
+        )
+        is_called = tested is not None and tested.p_value <= level
+        passed += is_called
+        lucky += is_called and best >= number
+    shares = {"passed": passed / repeats, "lucky": lucky / repeats}
+    case = {"trials": trials, "skilled": skilled, "common": common, "sessions": sessions}
+    return {**case, "level": level, **shares}
+
+
+def measure_survivors(years: float, repeats: int) -> dict[str, Any]:
+    """Shares without skill that pass on a universe of survivors, as it is and less the bound.
+
+    A seller of winners, who buys back what fell, on the names that are left after those with the
+    worst growth have gone, as many as leave the NASDAQ-100. The gone held their part of its
+    losses.
+    """
+    level = ev.level_of_look(1)
+    sessions = round(252 * years)
+    passed = cleared = 0
+    bounds = []
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, sessions])
+        own = 0.02 * rng.standard_t(5, (sessions, 100)) / np.sqrt(5 / 3)
+        returns = own + 0.0004 + 0.01 * rng.standard_normal((sessions, 1))
+        growth = np.log1p(np.maximum(returns, -0.9)).sum(axis=0)
+        left = growth >= np.quantile(growth, 1 - (1 - EXITS) ** years)
+        past = np.cumsum(own[:, left], axis=0)
+        tilt = np.vstack(
+            [np.zeros(past.shape[1]), past[:-1].mean(axis=1, keepdims=True) - past[:-1]]
+        )
+        tilt /= np.maximum(np.abs(tilt).sum(axis=1, keepdims=True), 1e-12)
+        theirs = returns[:, left].mean(axis=1)
+        ours = theirs + 0.5 * (tilt * returns[:, left]).sum(axis=1)
+        bounds.append(bound_absence(growth[left], years))
+        for k, lost in enumerate((0.0, bounds[-1] / 252)):
+            tested = ev.alpha_test(ours - lost, theirs, level=level, seed=seed, repeats=DRAWS)
+            found = tested is not None and tested.p_value <= level
+            passed += found and k == 0
+            cleared += found and k == 1
+    shares = {"passed": passed / repeats, "cleared": cleared / repeats}
+    return {"years": years, **shares, "bound": float(np.median(bounds)), "level": level}
+
+
 NULLS = ("tails", "tails beside beta", "smoothed 0.3", "smoothed 0.6", "smoothed 0.8")
 
 
@@ -191,6 +267,13 @@ def main() -> None:
         for name in NULLS
         for sessions in (63, 250, 1000)
     ]
+    figures["chosen"] = [
+        measure_choice(trials, skilled, common, options.repeats)
+        for trials in (8, 80)
+        for skilled in (0.0, 0.25)
+        for common in (0.0, 0.8)
+    ]
+    figures["survivors"] = [measure_survivors(years, options.repeats) for years in (0.25, 1, 4)]
     finish("calibration", figures, options)
 
 

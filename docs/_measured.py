@@ -132,35 +132,76 @@ def engines_table(which: str, *_: Any) -> str:
 
 
 def calibration_table(which: str, *_: Any) -> str:
-    """How often the verdict's tests call luck skill (`size`), and skill skill (`power`,
-    `at_it`)."""
+    """Shares that the verdict's tests call skilled: without skill (`size`, `nulls`, `survivors`),
+    with it (`power`, `at_it`), and of both (`chosen`)."""
     path = RESULTS / "calibration.json"
     if not path.is_file():
         return "No measurement is stored: run `python benchmarks/calibration.py --save`."
     stored = json.loads(path.read_text())
-    rows = []
-    if which == "nulls":
-        shares = {(row["null"], row["sessions"]): f"{row['passed']:.1%}" for row in stored[which]}
-        sizes = sorted({sessions for _, sessions in shares})
-        rows = [
-            [name, *(shares[name, size] for size in sizes)]
-            for name in dict.fromkeys(n for n, _ in shares)
-        ]
-        level = f"at {stored[which][0]['level']:.2%}"
-        found = table(["without skill", *(f"{size:,} sessions" for size in sizes)], rows)
-        return f"{found}\n\nLevel of a first look, {level}; {stored['repeats']} repeats each, {commit_of(stored)}."
-    for row in stored[which]:
+    found = table(*_CALIBRATIONS[which](stored[which]))
+    level = f"Level of a first look, {stored['nulls'][0]['level']:.2%}; "
+    at = "" if "alpha" in stored[which][0] else level
+    return f"{found}\n\n{at}{stored['repeats']} repeats each, {commit_of(stored)}."
+
+
+def _tabulate_tests(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    is_power = any(row["ratio"] for row in rows)
+    skilled = ["true ratio"] if is_power else []
+    head = ["sessions", "trials", *skilled, "the verdict's test", "Newey–West"]
+    cells = []
+    for row in rows:
         against = "cash" if row["cash"] else "equal weight"
-        skill = [] if which == "size" else [f"{row['ratio']:.2f} over {against}"]
-        shares = [f"{row[test]:.1%}" for test in ("alpha", "shift", "betting")]
-        rows.append(
-            [f"{row['sessions']:,}", str(row["trials"]), *skill, f"**{shares[0]}**", *shares[1:]]
-        )
-    skilled = [] if which == "size" else ["true ratio"]
-    found = table(
-        ["sessions", "trials", *skilled, "the verdict's test", "shifts in time", "betting"], rows
-    )
-    return f"{found}\n\n{stored['repeats']} repeats each, {commit_of(stored)}."
+        skill = [f"{row['ratio']:.2f} over {against}"] if is_power else []
+        tests = ("alpha", "newey_west", "shift", "betting")
+        shares = [f"{row[test]:.1%}" for test in tests]
+        trials = str(row["trials"])
+        cells.append([f"{row['sessions']:,}", trials, *skill, f"**{shares[0]}**", *shares[1:]])
+    return [*head, "shifts in time", "betting"], cells
+
+
+def _tabulate_nulls(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    shares = {(row["null"], row["sessions"]): f"{row['passed']:.1%}" for row in rows}
+    sizes = sorted({sessions for _, sessions in shares})
+    names = dict.fromkeys(name for name, _ in shares)
+    head = ["without skill", *(f"{size:,} sessions" for size in sizes)]
+    return head, [[name, *(shares[name, size] for size in sizes)] for name in names]
+
+
+def _tabulate_choices(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    head = ["trials", "skilled", "correlation", "best called skilled", "of them lucky"]
+    return head, [
+        [
+            str(row["trials"]),
+            f"{row['skilled']:.0%}",
+            f"{row['common']:.1f}",
+            f"{row['passed']:.1%}",
+            f"{row['lucky']:.1%}",
+        ]
+        for row in rows
+    ]
+
+
+def _tabulate_survivors(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    head = ["years", "called skilled", "less the bound", "bound, a year"]
+    return head, [
+        [
+            f"{row['years']:g}",
+            f"{row['passed']:.1%}",
+            f"{row['cleared']:.1%}",
+            f"{row['bound']:.1%}",
+        ]
+        for row in rows
+    ]
+
+
+_CALIBRATIONS = {
+    "size": _tabulate_tests,
+    "power": _tabulate_tests,
+    "at_it": _tabulate_tests,
+    "nulls": _tabulate_nulls,
+    "chosen": _tabulate_choices,
+    "survivors": _tabulate_survivors,
+}
 
 
 def _scaling_constants(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:

@@ -16,12 +16,13 @@ import numpy as np
 
 from fintrader import metrics as m
 from fintrader.backtesting.attribution import symbol_returns
-from fintrader.backtesting.data_caveats import list_data_caveats
+from fintrader.backtesting.data_caveats import bound_survivorship, list_data_caveats
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
+from fintrader.numerals import percent, span
 from fintrader.results.formatting import is_baseline, main_strategy
 from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import intervals, paired_excess
@@ -71,10 +72,14 @@ def assess(
     window = result.cut_from[0] if result.cut_from else WHOLE
     evidence = _test_window(results, name, windows, look, seed)
     taken = [*caveats, *([] if settings is None else _list_optimism(settings))]
+    bound = None
     if windows is not None:
         taken += list_data_caveats(
             windows, results, None if settings is None else settings.participation
         )
+        bound = bound_survivorship(windows)
+        if bound is not None:
+            taken += _flag_survivors(result, evidence, bound, seed)
     if not _has_planted(windows or ()):
         taken += flag_implausible(evidence.alpha)
     if window == WHOLE:
@@ -99,6 +104,7 @@ def assess(
         random_portfolios=_draw_portfolios(result, windows, settings, seed),
         selection=selection,
         tail=measure_tail(daily, evidence.alpha, year),
+        survivors_bound=bound,
     )
     return conclude(judged)
 
@@ -115,9 +121,8 @@ def _test_window(
 ) -> Evidence:
     """Test the window against the benchmark portfolio, or against the index without one."""
     result = results[name]
-    benchmark = result.benchmark if result.portfolio is None else result.portfolio
-    theirs = m.daily_returns(benchmark, result.session)
     against = INDEX if result.portfolio is None else result.portfolio_name
+    theirs = _benchmark_returns(result)
     year = result.sessions_a_year
     evidence = make_evidence(result.daily_returns, theirs, against, look, seed, year)
     if evidence.alpha is None or windows is None:
@@ -125,6 +130,24 @@ def _test_window(
     rival = results.get(result.portfolio_name)
     pairs = _pair_active_weights(result, rival, evidence.alpha.beta, windows)
     return replace(evidence, shift=None if pairs is None else ev.shift_test(pairs, seed=seed))
+
+
+def _benchmark_returns(result: BacktestResult) -> Array:
+    benchmark = result.benchmark if result.portfolio is None else result.portfolio
+    return m.daily_returns(benchmark, result.session)
+
+
+def _flag_survivors(
+    result: BacktestResult, evidence: Evidence, bound: float, seed: int
+) -> list[str]:
+    """Flag a universe of survivors, unless alpha passes without the `bound` on their effect."""
+    year = result.sessions_a_year
+    cut = result.daily_returns - bound / year
+    tested = ev.alpha_test(cut, _benchmark_returns(result), level=evidence.level, seed=seed)
+    if tested is not None and tested.p_value <= evidence.level:
+        return []
+    scale, over = span(len(cut), year)
+    return [f"a universe of survivors, which may add {percent(scale * bound)} {over}"]
 
 
 def _pair_active_weights(

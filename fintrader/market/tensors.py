@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -272,8 +273,19 @@ class MarketTensors:
             )
         rows: Any = {name: tensor[start:stop] for name, tensor in self.arrays()}
         events = self.events.within(start, stop)
-        cut_from = self._windows_within(start, stop)
-        return replace(self, **rows, events=events, windows=None, cut_from=cut_from, trusted=True)
+        known = self.provenance
+        if self.windows is not None:
+            is_adjacent = any(one[1] == after[0] for one, after in pairwise(self.windows))
+            known = replace(known, is_adjacent=is_adjacent)
+        return replace(
+            self,
+            **rows,
+            events=events,
+            windows=None,
+            cut_from=self._windows_within(start, stop),
+            provenance=known,
+            trusted=True,
+        )
 
     def _windows_within(self, start: int, stop: int) -> tuple[str, ...]:
         """Windows that bars `[start, stop)` lie in: those the market was cut from, else its own."""

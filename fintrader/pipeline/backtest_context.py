@@ -146,10 +146,3 @@ def add_data(
         market=market,
         quality=read_json(quality)["kinds"] if quality.is_file() else {},
     )
-
-
-def caveats(config: RunConfig) -> list[str]:
-    """List the assumptions of a run's windows, in words that complete "with ..."; those of its data
-    are the market's own (`backtesting.data_caveats`)."""
-    is_adjacent = config.data.windows.embargo_sessions == 0
-    return ["no embargo between the windows"] if is_adjacent else []

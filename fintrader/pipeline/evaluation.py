@@ -34,7 +34,6 @@ from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
     Repeat,
     add_data,
-    caveats,
     provenance,
     settings_hash,
     shrinkage_of,
@@ -265,7 +264,6 @@ def _write(
         search=search,
         market=markets,
         settings=env,
-        caveats=caveats(config),
         sensitivity=rows,
         explanation=explain("ensemble", traded.moved),
         seed=config.seed,

@@ -167,7 +167,12 @@ class Backtests(Mapping[str, BacktestResult]):
         """All equity curves, USD."""
         return figures.equity_figure(self.tables.curve(), main=self.name)
 
-    def honesty(self, trials: int | None = None) -> PrintedVerdict:
+    @property
+    def verdict(self) -> PrintedVerdict:
+        """The verdict on a strategy chosen from an unknown number of trials; see `judge`."""
+        return self.judge()
+
+    def judge(self, trials: int | None = None) -> PrintedVerdict:
         """Judge the result, which was chosen from `trials` strategies (None: unknown).
 
         Training and validation windows (as marked in the market) get no verdict, nor do bars that
@@ -185,7 +190,7 @@ class Backtests(Mapping[str, BacktestResult]):
         return PrintedVerdict(**vars(found))
 
     def report(self, path: Path | str, *, trials: int | None = None) -> Path:
-        """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its
+        """Write one self-contained page, the verdict first; `trials` as for `judge`. Returns its
         path."""
         context = replace(
             self.tables.context,
@@ -196,7 +201,7 @@ class Backtests(Mapping[str, BacktestResult]):
         )
         found = analyse(self._results, self.market)
         return write_report(
-            Path(path), tabulate(self._results, context, self.honesty(trials), analysis=found)
+            Path(path), tabulate(self._results, context, self.judge(trials), analysis=found)
         )
 
     def __repr__(self) -> str:

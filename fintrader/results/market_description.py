@@ -194,6 +194,8 @@ class Provenance:
     """Lines on splits and dividends that the source announces otherwise than declared."""
     changes: tuple[str, ...] = ()
     """Changes to the market since its build."""
+    is_adjacent: bool = False
+    """A window of a split without an embargo."""
 
     @property
     def is_synthetic(self) -> bool:

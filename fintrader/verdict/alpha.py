@@ -50,10 +50,14 @@ SHIFTS = 999
 """Shifts in time: p-values down to 0.001."""
 BETS = (0.5, 1.0, 2.0, 3.0)
 """Annual information ratios that the e-process bets on, an equal share of its stake each."""
-PAST = 10
-"""Past sessions of the benchmark in the regression of stale returns."""
+PAST = (10, 20)
+"""Past sessions of the benchmark in the regression of stale returns: up to 250 sessions, and from
+500 on."""
 STALE = 0.1
 """Level of the test for stale returns: hedging fresh ones against past sessions costs little."""
+SMOOTH = 0.4
+"""Part of the frequencies for stale returns, whose noise is smoothed too: its spectrum is flat only
+near 0 (the rule of Lazarus et al.)."""
 FIRST_BET = 20
 """Sessions that beta and volatility are learnt from before the first bet."""
 
@@ -103,13 +107,13 @@ def hedge(ours: ArrayLike, theirs: ArrayLike, past: int = 0) -> Hedged:
 
 
 def count_past_sessions(ours: ArrayLike, theirs: ArrayLike) -> int:
-    """Count the past sessions of the benchmark to hedge against: none, or `PAST` if the residual of
+    """Count the past sessions of the benchmark to hedge against: none, or up to 20 if the residual of
     returns `[S]` correlates with earlier benchmark returns, as stale prices make it."""
     u = hedge(ours, theirs).residual
     b = np.asarray(theirs, dtype=np.float64)
     z = b - b.mean()
     scale = float(u @ u) * float(z @ z)
-    past = min(PAST, u.size // 6)
+    past = max(min(PAST[0], u.size // 6), min(PAST[1], u.size // 25))
     if not scale > 1e-30 or past < 1:
         return 0
     products = np.array([u[k:] @ z[: u.size - k] for k in range(1, past + 1)])
@@ -131,7 +135,8 @@ def alpha_test(
 
     The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
     frequencies, which holds for returns that depend on each other in time. Returns that lag the
-    benchmark (stale prices, smoothed valuations) are hedged against its past sessions too. The
+    benchmark (stale prices, smoothed valuations) are hedged against its past sessions too, with
+    `SMOOTH` of the frequencies. The
     p-value comes from a paired circular block bootstrap of the same statistic; below `FEW` sessions
     from Student's t with as many degrees of freedom as frequencies.
     """
@@ -141,7 +146,7 @@ def alpha_test(
     deviation = float(np.sqrt((found.residual**2).sum() / max(size - 1, 1)))
     if size < SHORTEST or not deviation > 1e-9:
         return None
-    waves = _make_cosines(size)
+    waves = _make_cosines(size, SMOOTH if past else 1.0)
     error = float(_estimate_error(found.influence[None], waves)[0])
     freedom = waves.shape[1]
     student = stats.t(freedom)
@@ -181,9 +186,9 @@ def _share_above(drawn: Array, reached: float, student: Any) -> float:
     return (1 + TAIL) / (1 + drawn.size) * decline
 
 
-def _make_cosines(size: int) -> Array:
-    """Make the lowest K cosines `[S, K]`, each of mean 0 and length 1."""
-    count = max(4, int(size ** (2 / 3)))
+def _make_cosines(size: int, part: float) -> Array:
+    """Make the lowest K cosines `[S, K]`, each of mean 0 and length 1, K = part · S^(2/3)."""
+    count = max(4, int(part * size ** (2 / 3)))
     steps = (np.arange(size) + 0.5) / size
     return math.sqrt(2 / size) * np.cos(np.pi * np.outer(steps, np.arange(1, count + 1)))
 

@@ -15,6 +15,7 @@ from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.verdict import (
+    FOREIGN,
     AlphaTest,
     Evidence,
     Selection,
@@ -24,9 +25,6 @@ from fintrader.verdict.verdict import (
     Verdict,
 )
 
-HELD_OUT = "test"
-FOREIGN = "foreign"
-"""Window of external returns; `verdict.judge` has its rules."""
 NO_VERDICT = {"train": ("training", "learn from"), "validation": ("validation", "are chosen by")}
 """Windows that allow no conclusion: name, and the policies' use of its bars."""
 NEVER_SPLIT = "bars that were never split off as a test window"
@@ -138,10 +136,8 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
         elif abs(evidence.active_return) > UNVARIED:
             said = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
         return "no_verdict", [said]
-    is_ahead = alpha.p_value <= evidence.level and evidence.active_return > 0
-    is_skill = is_ahead and judged.window in (HELD_OUT, FOREIGN) and not judged.caveats
     sessions = f"{count(alpha.sessions)} {period_name(judged.sessions_a_year)}s"
-    return "likely_skill" if is_skill else "not_told_from_luck", [
+    return "likely_skill" if judged.shows_skill else "not_told_from_luck", [
         _describe_finding(judged, alpha, rival),
         f"With {sessions} the test has {percent(ev.POWER, 0)} power only"
         f" above an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"

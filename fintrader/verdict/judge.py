@@ -18,7 +18,6 @@ from fintrader.numerals import count, period_name
 from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import intervals
 from fintrader.verdict.conclusion import (
-    FOREIGN,
     NOT_JUDGED,
     UNKNOWN_TRIALS,
     conclude,
@@ -29,7 +28,7 @@ from fintrader.verdict.conclusion import (
 )
 from fintrader.verdict.looks import Look, Window, result_hash
 from fintrader.verdict.track_record import TrackRecord
-from fintrader.verdict.verdict import Evidence, Selection, Verdict
+from fintrader.verdict.verdict import FOREIGN, Evidence, Selection, Verdict
 
 FEWEST_ALONE = 250
 """Fewest daily returns without positions: with fewer, a seller of tail risk passes too often. Of

@@ -12,6 +12,9 @@ State: TypeAlias = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
 """`likely_skill`: ahead of the benchmark portfolio beyond its beta, at the level of this look, and
 without a caveat. `no_verdict`: the window allows no conclusion, or there was nothing to test.
 `not_told_from_luck`: everything else, a bankrupt account included."""
+HELD_OUT = "test"
+FOREIGN = "foreign"
+"""Window of external returns; `verdict.judge` has its rules."""
 
 
 @dataclass(frozen=True)
@@ -297,10 +300,23 @@ class Verdict:
     tail: Tail | None = None
     is_stated_held_out: bool = False
     """The caller states that the strategy was chosen without these returns."""
+    survivors_bound: float | None = None
+    """Alpha a year that a universe of survivors may have added; None for other universes."""
 
     def __post_init__(self) -> None:
         if not self.sentences:
             raise ValueError("has no sentence")
+        if self.is_likely_skill and not self.shows_skill:
+            raise ValueError("calls likely skill what its tests or caveats do not allow")
+
+    @property
+    def shows_skill(self) -> bool:
+        """True if the tests are passed and nothing rules skill out."""
+        alpha = self.evidence.alpha
+        is_ahead = alpha is not None and alpha.p_value <= self.evidence.level
+        is_excluded = self.is_seen or self.is_ruined or not self.has_traded or bool(self.caveats)
+        is_held_out = self.window in (HELD_OUT, FOREIGN)
+        return is_ahead and self.evidence.active_return > 0 and is_held_out and not is_excluded
 
     @property
     def text(self) -> str:

@@ -46,7 +46,7 @@ def follow(obs):
 
 
 def verdict_on(market, policy=follow):
-    return fintrader.backtest(policy, market, RULES).honesty(trials=1)
+    return fintrader.backtest(policy, market, RULES).judge(trials=1)
 
 
 def test_the_held_out_window_has_a_certificate_and_the_others_have_none():
@@ -127,8 +127,8 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
         assess({"policy": result}, window="test")
     for found in (
         assess({"policy": result}, market=test, look=1),
-        looks.honesty(1),
-        (looks | {"other": simulate(follow, train, RULES, name="other")}).honesty(1),
+        looks.judge(1),
+        (looks | {"other": simulate(follow, train, RULES, name="other")}).judge(1),
         write_backtest(tmp_path / "backtest", {"policy": result}, context=counted).verdict,
         assess({"policy": stitch(folds)}),
     ):
@@ -153,7 +153,7 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
     tests = fintrader.backtest(follow, market, RULES)
     context = BacktestContext(trials=1, look=1)
     stored = write_backtest(tmp_path, dict(tests), context=context, market=market, settings=RULES)
-    for verdict in (tests.honesty(1), stored.verdict):
+    for verdict in (tests.judge(1), stored.verdict):
         assert {
             "a universe of survivors",
             "1.5% of the rows left out, outside of the sessions of XNAS",
@@ -185,7 +185,7 @@ def test_looks_are_stated_only_if_counted(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv(HOME, str(tmp_path / "file"))
     uncounted = fintrader.backtest(follow, test, RULES)
-    said = uncounted.honesty(trials=8)
+    said = uncounted.judge(trials=8)
     assert "looks not counted, the choice of 8 trials" in said.text
     assert "look at this window" not in said.text
     assert said.text.endswith("any earlier look at these bars would have lowered its level.")
@@ -209,9 +209,9 @@ def test_looks_are_stated_only_if_counted(tmp_path, monkeypatch, caplog):
 
     first = counted(1.0)
     second = counted(0.9)
-    assert "first look at this window" in first.honesty(1).text
-    assert "second look at this window" in second.honesty(1).text
-    assert second.honesty(1).evidence.level == pytest.approx(0.05 * 6 / math.pi**2 / 4)
+    assert "first look at this window" in first.judge(1).text
+    assert "second look at this window" in second.judge(1).text
+    assert second.judge(1).evidence.level == pytest.approx(0.05 * 6 / math.pi**2 / 4)
 
 
 # --- what a policy has seen ---------------------------------------------------------------

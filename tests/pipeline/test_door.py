@@ -118,7 +118,7 @@ def test_backtests_draw_and_list_everything(tests):
 def test_the_report_is_the_page_with_the_verdict(tests, tmp_path):
     path = tests.report(tmp_path / "deep" / "x.html", trials=8)
     text = path.read_text()
-    told = opening_of(tests.honesty(trials=8))
+    told = opening_of(tests.judge(trials=8))
     assert told.headline == "Too short to tell"
     assert 0 < text.index(told.headline) < text.index(told.why)
     assert "8 trials" in text
@@ -126,15 +126,15 @@ def test_the_report_is_the_page_with_the_verdict(tests, tmp_path):
 
 
 def test_honesty_says_the_verdict_first_and_counts_the_trials(tests):
-    many = tests.honesty(trials=800)
+    many = tests.judge(trials=800)
     assert repr(many).splitlines()[0] == many.text
     assert many.selection.sentence == "Chosen from 800 trials."
     assert "Trials this result was selected from" in repr(many)
-    assert many.evidence == tests.honesty(trials=1).evidence
-    assert "unknown number of trials" in tests.honesty().selection.sentence
+    assert many.evidence == tests.judge(trials=1).evidence
+    assert "unknown number of trials" in tests.judge().selection.sentence
     for wrong in (0, -3, 1.5, True, "8"):
         with pytest.raises(BacktestError, match="at least 1"):
-            tests.honesty(trials=wrong)
+            tests.judge(trials=wrong)
 
 
 def _learner(market):

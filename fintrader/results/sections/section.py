@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import in_order, main_strategy, title_of
 from fintrader.results.table import Table
-from fintrader.verdict.conclusion import FOREIGN
+from fintrader.verdict.verdict import FOREIGN
 
 Tone: TypeAlias = Literal["good", "doubt", "alarm"]
 
