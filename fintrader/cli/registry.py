@@ -34,7 +34,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "init": Command(
             "detect_bars:init",
             "FILE|FOLDER|TICKER ... [--from VENDOR] [--days N] [--index I] [--out CONFIG]",
-            "read files of bars, or download them, and write a configuration ready for `run`",
+            "read or download bars, and write a configuration ready for `run`",
             ("fintrader.cli.detect_bars:InitOptions",),
         ),
         "run": Command(

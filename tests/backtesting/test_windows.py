@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 import fintrader
@@ -11,6 +12,7 @@ from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.agents import EnsemblePolicy, load_policy, save_policy
 from fintrader.backtesting import information_free, simulate, write_backtest
 from fintrader.backtesting.assessment import assess
+from fintrader.backtesting.data_caveats import EXITS, bound_absence
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
@@ -22,7 +24,7 @@ from tests.factories import planted_market
 
 SESSIONS = 240
 BARS = 5
-NARROW = Windows((0, 10), (10, 20), (20, 400))
+NARROW = Windows((0, 10), (10, 20), (20, 390))
 RULES = EnvSettings(benchmark="equal_weight", cost_bps=1.0)
 
 
@@ -31,7 +33,7 @@ def split_market():
     drawn = {"drift": 7e-4, "volatility": 5e-3, "regime_bars": 60}
     market = planted_market(SESSIONS * BARS, 4, session_bars=BARS, **drawn)
     third = SESSIONS // 3 * BARS
-    windows = Windows((0, third), (third, 2 * third), (2 * third, 3 * third))
+    windows = Windows((0, third - BARS), (third, 2 * third - BARS), (2 * third, 3 * third))
     return replace(market, windows=windows)
 
 
@@ -140,7 +142,7 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
 
 def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
     """Survivors, rows left out and a planted feature: in Python, as in a run."""
-    survivors = Survivorship(True, 250, 0, 0, (), 0.0, None, None, None, None)
+    survivors = Survivorship(True, 250, 0, 0, ("GONE",), 0.9, None, None, None, None)
     signal = PlantedSignal("signal", 0.5, {}, 1, 1.0, 0)
     known = replace(
         MARKET.provenance,
@@ -149,17 +151,54 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
         outside=0.015,
         planted_signal=signal,
     )
-    market = replace(MARKET, provenance=known).split().test
+    third = SESSIONS // 3 * BARS
+    adjacent = Windows((0, third), (third, 2 * third), (2 * third, 3 * third))
+    market = replace(MARKET, provenance=known, windows=adjacent).split().test
     tests = fintrader.backtest(follow, market, RULES)
     context = BacktestContext(trials=1, look=1)
     stored = write_backtest(tmp_path, dict(tests), context=context, market=market, settings=RULES)
     for verdict in (tests.judge(1), stored.verdict):
+        assert any(one.startswith("a universe of survivors, which may") for one in verdict.caveats)
         assert {
-            "a universe of survivors",
+            "no embargo between the windows",
             "1.5% of the rows left out, outside of the sessions of XNAS",
             "a planted feature that knows the future",
         } <= {*verdict.caveats}
         assert not verdict.is_likely_skill
+
+
+def test_an_alpha_beyond_the_effect_of_survivors_may_be_skill():
+    """The growth that names must have to be missing is bounded by that of the names that are left."""
+    known = replace(
+        MARKET.provenance,
+        survivorship=Survivorship(True, 250, 0, 0, (), 0.0, None, None, None, None),
+    )
+    found = verdict_on(replace(MARKET, provenance=known).split().test)
+    assert found.is_likely_skill
+    assert 0 < found.survivors_bound < found.evidence.alpha.low
+    assert verdict_on(MARKET.split().test).survivors_bound is None
+
+
+@pytest.mark.parametrize("years", [0.25, 4])
+def test_the_bound_is_the_growth_that_the_missing_take_from_the_universe(years):
+    """Ten thousand names of known growth, of which the worst leave."""
+    growth = np.random.default_rng(0).normal(0.3, 0.5, 10_000)
+    left = growth[growth > np.quantile(growth, 1 - (1 - EXITS) ** years)]
+    assert years * bound_absence(left, years) == pytest.approx(left.mean() - 0.3, abs=0.02)
+    half = growth[growth > np.quantile(growth, 0.5)]
+    assert years * bound_absence(half, years, 0.5) == pytest.approx(half.mean() - 0.3, abs=0.02)
+
+
+def test_a_verdict_refuses_to_be_skill_against_its_tests():
+    verdict = verdict_on(MARKET.split().test)
+    for changes in (
+        {"caveats": ("a leak",)},
+        {"window": "train"},
+        {"is_seen": True},
+        {"evidence": replace(verdict.evidence, level=1e-9)},
+    ):
+        with pytest.raises(ValueError, match="calls likely skill"):
+            replace(verdict, **changes)
 
 
 def test_the_ledger_names_the_window(tmp_path, monkeypatch):

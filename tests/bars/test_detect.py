@@ -257,7 +257,7 @@ def test_a_configuration_is_not_written_over(bars, tmp_path):
         write_config(found, path)
     write_config(found, path, force=True)
     assert str(config_path("x/my.bars.csv.gz")) == "my.bars.yaml"
-    with pytest.raises(BarError, match="reach over 2 sessions"):
+    with pytest.raises(BarError, match="the bars span 2 sessions"):
         render_yaml(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
 
 
@@ -587,7 +587,10 @@ def test_symbols_with_their_own_times_are_refused(bars, tmp_path):
     rows += [[day, "5", "7", "4", "6", ""] * 2 for day in days]
     text = "\n".join(map(",".join, rows)) + "\n"
     (tmp_path / "pairs.csv").write_bytes(text.encode("shift_jis"))
-    with pytest.raises(BarError, match="each with its own times, as in column '日付_EURJPY'"):
+    with pytest.raises(
+        BarError,
+        match="each symbol has its own column of times next to the others, such as '日付_EURJPY'",
+    ):
         detect(str(tmp_path / "pairs.csv"))
 
 
