@@ -195,7 +195,9 @@ def looks(argv: list[str]) -> None:
     """Show the ledger of looks, and each window's next level."""
     from fintrader.results.stored_looks import find_missing_looks
     from fintrader.verdict.alpha import level_of_look
-    from fintrader.verdict.looks import ACTIVE_RETURN, Ledger, LedgerError, by_window
+    from fintrader.verdict.claims import list_registrations
+    from fintrader.verdict.looks import Ledger, LedgerError, by_window
+    from fintrader.verdict.verdict import ACTIVE_RETURN
 
     options = parse(LooksOptions(), argv, "looks")
     home = Path(options.runs_dir)
@@ -204,6 +206,7 @@ def looks(argv: list[str]) -> None:
     ledger = Ledger()
     try:
         lines = ledger.looks()
+        claims = list_registrations()
         deleted, foreign = find_missing_looks(home) if home.is_dir() else ([], [])
     except LedgerError as error:
         print(f"{error}")
@@ -224,6 +227,8 @@ def looks(argv: list[str]) -> None:
     ]
     if rows:
         print(tabulate(rows, *max(rows, key=len)))
+    for claim in claims:
+        print(f"Claim {claim.digest[:12]} of {claim.time[:10]}: {claim.claim.describe()}")
     for sentence in (*deleted, *foreign):
         print(sentence)
     print(f"{ledger.path}: {len(lines)} looks, no line of it changed, deleted or moved")

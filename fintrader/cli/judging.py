@@ -5,38 +5,69 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fintrader.cli.options import parse
+from fintrader.cli.options import parse, take_argument
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, ReturnsError
 
+if TYPE_CHECKING:
+    from fintrader.verdict.track_record import TrackRecord
 
-class JudgeOptions(Settings):
-    """Layout of a file of returns, and facts about their strategy."""
+
+TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".feather", ".arrow", ".json", ".zip", ".xlsx")
+"""Endings of files of returns; any other source of a claim is a strategy."""
+
+
+class FileOptions(Settings):
+    """Layout of a file of returns."""
 
     benchmark: str | None = None
     """Column of the file, another file, or cash; by default the file's benchmark, or cash."""
-    trials: Annotated[int, Field(ge=1)] | Literal["unknown"] | None = None
-    """Number of strategies tried on these returns, or unknown."""
-    held_out: bool = False
-    """State that the strategy was selected without these returns."""
     kind: Literal["returns", "percent", "log", "equity"] | None = None
     """Meaning of the values; detected by default."""
     column: str | None = None
     """Column or strategy, if the file has several."""
     sessions_a_year: int | None = Field(None, ge=1, le=366)
     """Periods a year; detected from the dates by default."""
+    trust: bool = False
+    """Open a pickle, which runs the code in it."""
+
+    def read(self, file: str) -> TrackRecord:
+        """Read the file. Raises ReturnsError."""
+        from fintrader.verdict.returns_files import read_record
+
+        return read_record(file, **self.model_dump(include={*FileOptions.model_fields}))
+
+
+class RegisterOptions(FileOptions):
+    """The window of a claim, and the layout of its file of returns."""
+
+    first: str | None = None
+    """First day of the window, like 2027-01-04, not yet begun; the next such day by default."""
+    last: str | None = None
+    """Last day of the window; without one each later end is another look."""
+
+
+class JudgeOptions(FileOptions):
+    """Layout of a file of returns, and facts about their strategy."""
+
+    claim: str | None = None
+    """Digest of the claim that `judge register` printed, for the returns of its window."""
+    strategy: Path | None = None
+    """Files of the strategy that the claim sealed."""
+    trials: Annotated[int, Field(ge=1)] | Literal["unknown"] | None = None
+    """Number of strategies tried on these returns, or unknown."""
+    held_out: bool = False
+    """State that the strategy was selected without these returns."""
     weights: Path | None = None
     """File of target weights, one column per symbol, instead of returns."""
     prices: Path | None = None
     """File of prices at which to trade the weights, one column per symbol."""
     cost_bps: float = Field(0.0, ge=0)
     """Trading costs of the weights, in basis points of turnover."""
-    trust: bool = False
-    """Open a pickle, which runs the code in it."""
     out: Path | None = None
     """Page to write; NAME-verdict.html in this folder by default."""
 
@@ -46,7 +77,7 @@ def judge(argv: list[str]) -> None:
     file = argv[0] if argv and not argv[0].startswith("-") else None
     options = parse(JudgeOptions(), argv[1:] if file else argv, "judge")
     from fintrader.report.judged import judge as judge_returns
-    from fintrader.verdict.returns_files import read_record, read_weights
+    from fintrader.verdict.returns_files import read_weights
 
     if (options.weights is None) != (options.prices is None) or (
         (file is None) == (options.weights is None)
@@ -61,14 +92,7 @@ def judge(argv: list[str]) -> None:
                 cost_bps=options.cost_bps,
             )
         else:
-            record = read_record(
-                str(file),
-                benchmark=options.benchmark,
-                kind=options.kind,
-                column=options.column,
-                sessions_a_year=options.sessions_a_year,
-                trust=options.trust,
-            )
+            record = options.read(str(file))
         # The name may come from inside the file.
         page = options.out or Path(re.sub(r"[^\w-]+", "_", record.name) + "-verdict.html")
         command = shlex.join(["fintrader", "judge", *argv])
@@ -79,6 +103,8 @@ def judge(argv: list[str]) -> None:
                 held_out=options.held_out,
                 report=page,
                 command=command,
+                claim=options.claim,
+                strategy=options.strategy,
             )
         )
     except ReturnsError as error:
@@ -86,6 +112,39 @@ def judge(argv: list[str]) -> None:
     for note in record.notes:
         print(note)
     print(f"The page: {page.resolve()}")
+
+
+def register(argv: list[str]) -> None:
+    """Register a claim on a file of returns or on the files of a strategy; print its digest."""
+    source, rest = take_argument("judge register", "SOURCE", argv)
+    options = parse(RegisterOptions(), rest, "judge register")
+    from fintrader.verdict import claims
+    from fintrader.verdict.alpha import level_of_look
+
+    content = until = None
+    benchmark = options.benchmark
+    if Path(source).suffix.lower() in TABLES:
+        record = options.read(source)
+        until = str(record.dates[-1])[:10]
+        content = claims.hash_history(record, until)
+        benchmark = record.benchmark_name
+    claim = claims.Claim(
+        source=Path(source).name,
+        content=content or claims.hash_source(source),
+        until=until,
+        benchmark=benchmark or "cash",
+        first=options.first or claims.find_first_day(),
+        last=options.last,
+    )
+    found = claims.register(claim)
+    behind = source if until else f"FILE --strategy {source}"
+    if options.benchmark:
+        behind += f" --benchmark {options.benchmark}"
+    level = level_of_look(1) / found.sharing
+    print(f"Claim {found.digest}")
+    print(f"{claim.describe()}. Its first look has a level of {level:.2%}.")
+    print("Publish the digest where its date is certain, and judge the returns of the window with:")
+    print(f"  fintrader judge {behind} --claim {found.digest[: claims.SHOWN]}")
 
 
 def _name_options(message: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.envs.benchmark import benchmark_kind
 from fintrader.errors import DeployError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
@@ -37,6 +39,10 @@ from fintrader.results.run import Run
 from fintrader.runs import Manifest, versions
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
+from fintrader.verdict import claims
+from fintrader.verdict.looks import UnwritableLedgerError
+
+log = logging.getLogger("fintrader.deploy")
 
 
 def locate_home(name: str, deployments_dir: str) -> Path:
@@ -117,6 +123,7 @@ def _run(
         )
         if journal.last(DeploymentEnd) is None:
             if not replay:
+                _register(home, bundle, benchmark_kind(market, bundle.env.benchmark))
                 print(
                     f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until it is"
                     " stopped (Ctrl-C), and this command goes on with it. In another terminal:"
@@ -125,6 +132,24 @@ def _run(
                 )
             runner.run()
     report_drift(home, feed)
+
+
+def _register(home: Path, bundle: Bundle, benchmark: str) -> None:
+    """Register the claim that the deployment beats its benchmark from its next day on, unless it
+    is registered."""
+    if any(one.claim.content == bundle.id for one in claims.list_registrations()):
+        return
+    first = claims.find_first_day()
+    claim = claims.Claim(bundle.name, bundle.id, None, benchmark, first, None)
+    try:
+        digest = claims.register(claim).digest[: claims.SHOWN]
+    except UnwritableLedgerError as error:
+        log.warning("not registered, so that its returns will be no first look: %s", error)
+        return
+    print(
+        f"Claim {digest}: {claim.describe()}; `fintrader judge {home} --claim {digest}` judges it",
+        flush=True,
+    )
 
 
 def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:

@@ -14,6 +14,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.bars.bars import MINUTE_NS
@@ -67,6 +68,7 @@ def measure(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
         )
     result, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
+    portfolio = benchmark_portfolio(market, bundle.env)
     theirs = result.equity[at]
     session = market.session.numpy()[at]
     ends = find_session_ends(session)
@@ -101,6 +103,8 @@ def measure(
             twin_usd=tuple(theirs[ends].tolist()),
             account_return=tuple(ours_daily.tolist()),
             twin_return=tuple(twin_daily.tolist()),
+            portfolio=portfolio.name,
+            portfolio_return=tuple(daily_returns(portfolio.equity[at], session).tolist()),
             band=simulate_fan(expected, len(ends), float(equity[0]), seed=0),
         ),
         surprise=measure_surprise(ours_daily, expected),

@@ -48,6 +48,9 @@ class DailyDrift:
     twin_usd: tuple[float, ...]
     account_return: tuple[float, ...]
     twin_return: tuple[float, ...]
+    portfolio: str
+    """Name of the benchmark portfolio."""
+    portfolio_return: tuple[float, ...]
     band: Band | None
     """None where the backtest has too few sessions."""
 

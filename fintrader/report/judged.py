@@ -16,6 +16,7 @@ from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
 from fintrader.results.sections import evidence_table, search_table
 from fintrader.results.tabulation import tabulate
+from fintrader.verdict.claims import find_registration, restrict
 from fintrader.verdict.judge import judge_record, look_of, read_trials
 from fintrader.verdict.looks import count_look
 from fintrader.verdict.track_record import CASH, TrackRecord, make_record
@@ -49,6 +50,8 @@ def judge(
     caveats: Sequence[str] = (),
     report: Path | str | None = None,
     command: str | None = None,
+    claim: str | None = None,
+    strategy: Path | str | None = None,
     **reading: Any,
 ) -> PrintedVerdict:
     """Judge returns or equity of any strategy against its benchmark.
@@ -59,6 +62,8 @@ def judge(
     number of strategies tried on these returns, which divides the level; None or "unknown".
     `held_out`: True states that the strategy was selected without them. Likely skill needs one of
     the two. `caveats`: reasons against likely skill, each completing "with ...".
+    `claim`: digest of a claim registered before the returns' window (`fintrader judge register`);
+    `strategy`: the files that it sealed.
     `report`: a page to write, `command`: the command line that makes it. `reading`: `name`, `kind`,
     `column` and `sessions_a_year` of `track_record.make_record`.
 
@@ -69,8 +74,18 @@ def judge(
     record = returns
     if not isinstance(returns, TrackRecord):
         record = make_record(returns, benchmark=benchmark, **reading)
-    look, _ = count_look(look_of(record, command))
-    verdict = judge_record(record, trials=number, is_held_out=held_out, look=look, caveats=caveats)
+    registration = None if claim is None else find_registration(claim)
+    if registration is not None:
+        record = restrict(record, registration, strategy)
+    look, _ = count_look(look_of(record, command, registration))
+    verdict = judge_record(
+        record,
+        trials=number,
+        is_held_out=held_out,
+        look=look,
+        caveats=caveats,
+        claim=registration,
+    )
     if report is not None:
         write_report(Path(report), tabulate_record(record, verdict, command))
     return PrintedVerdict(**vars(verdict))

@@ -189,6 +189,8 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
 def _describe_choice(judged: Verdict) -> str:
     """Describe the number of trials; for external returns, as stated."""
     trials = judged.selection.trials
+    if judged.registered:
+        return judged.registered
     chosen = "the choice of an unknown number of trials"
     if trials:
         chosen = f"the choice of {count(trials)} trial{'s' if trials > 1 else ''}"

@@ -17,6 +17,7 @@ from fintrader.files import hash_bytes
 from fintrader.numerals import count, period_name
 from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import intervals
+from fintrader.verdict.claims import SHOWN, Registration
 from fintrader.verdict.conclusion import (
     NOT_JUDGED,
     UNKNOWN_TRIALS,
@@ -28,7 +29,7 @@ from fintrader.verdict.conclusion import (
 )
 from fintrader.verdict.looks import Look, Window, result_hash
 from fintrader.verdict.track_record import TrackRecord
-from fintrader.verdict.verdict import FOREIGN, Evidence, Selection, Verdict
+from fintrader.verdict.verdict import ACTIVE_RETURN, FOREIGN, Evidence, Selection, Verdict
 
 FEWEST_ALONE = 250
 """Fewest daily returns without positions: with fewer, a seller of tail risk passes too often. Of
@@ -53,17 +54,22 @@ def judge_record(
     is_held_out: bool = False,
     look: int | None = None,
     caveats: Sequence[str] = (),
+    claim: Registration | None = None,
     seed: int = 0,
 ) -> Verdict:
     """Judge a strategy by its returns in excess of its benchmark.
 
     `trials`: number of strategies tried; None if unknown. `is_held_out`: the caller states that
     these returns selected none. `look`: number of the look of `look_of`; None if not counted.
-    `caveats`: further reasons why the result could not have been traded as well.
+    `caveats`: further reasons why the result could not have been traded as well. `claim`: the claim
+    that named these returns before they were made, as cut by `claims.restrict`.
     """
     ours = record.returns
     year = record.sessions_a_year
+    is_held_out = is_held_out or claim is not None
     among = 1 if is_held_out else trials or 1
+    if claim is not None:
+        among = claim.sharing
     evidence = make_evidence(ours, record.yardstick, record.benchmark_name, look, seed, year, among)
     wealth = np.cumprod(1 + ours)
     return conclude(
@@ -93,11 +99,20 @@ def judge_record(
             selection=Selection(trials, None, None, None, None),
             tail=measure_tail(ours, evidence.alpha, year),
             is_stated_held_out=is_held_out,
+            question=question_of(claim),
+            registered="" if claim is None else claim.describe(),
         )
     )
 
 
-def look_of(record: TrackRecord, command: str | None = None) -> Look:
+def question_of(claim: Registration | None) -> str:
+    """Return the question that looks are counted for: of a claim, its own."""
+    return ACTIVE_RETURN if claim is None else f"claim {claim.digest[:SHOWN]}"
+
+
+def look_of(
+    record: TrackRecord, command: str | None = None, claim: Registration | None = None
+) -> Look:
     """Describe the look at a track record for the ledger. The benchmark's returns identify the
     window; against cash, the strategy's."""
     seen = record.returns if record.benchmark is None else record.benchmark
@@ -118,6 +133,7 @@ def look_of(record: TrackRecord, command: str | None = None) -> Look:
         result=result_hash({"": record.returns}),
         trials=None,
         command=command,
+        question=question_of(claim),
     )
 
 

@@ -39,6 +39,7 @@ from fintrader.files import (
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.system import sync, wait_for_lock
 from fintrader.verdict.sketch import EMPTY, Sketch, session_returns
+from fintrader.verdict.verdict import ACTIVE_RETURN
 
 log = logging.getLogger("fintrader.verdict")
 FILE = "looks.jsonl"
@@ -51,7 +52,6 @@ FIRST = hash_bytes(FORMAT.encode())
 HELD_OUT = ("test", "validation", "whole", "foreign")
 """Windows that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
-ACTIVE_RETURN = "active return"
 
 
 class LedgerError(RunError):
@@ -222,6 +222,10 @@ class Ledger:
         """Record the hash of a backtest's seal; `line` has its look."""
         self._append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
 
+    def note_claim(self, claim: Mapping[str, Any]) -> str:
+        """Record a claim (`verdict.claims`); return the hash of its line."""
+        return str(self._append({**claim, "kind": "claim"})[-1]["sha256"])
+
     def lines(self) -> list[dict[str, Any]]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is
         ignored."""
@@ -312,7 +316,7 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
 
 
 def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """Select the lines that record a look; the others record seals."""
+    """Select the lines that record a look; the others record seals and claims."""
     found = []
     for line in lines:
         if "result" in line:

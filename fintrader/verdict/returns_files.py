@@ -52,6 +52,7 @@ class ReturnsFile:
     benchmark: pd.Series | None = None
     notes: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
+    strategy: str | None = None
 
 
 def read_record(
@@ -82,7 +83,8 @@ def read_record(
         column=column if isinstance(found.values, pd.DataFrame) else None,
         sessions_a_year=sessions_a_year,
     )
-    return replace(record, notes=found.notes + record.notes, caveats=found.caveats)
+    notes = found.notes + record.notes
+    return replace(record, notes=notes, caveats=found.caveats, strategy=found.strategy)
 
 
 def read_weights(
@@ -142,6 +144,8 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
     path = Path(path)
     name = path.name.split(".")[0] or "strategy"
     kind = path.suffix.lower()
+    if (path / "drift.json").is_file():
+        return _read_deployment(json.loads((path / "drift.json").read_bytes()), path)
     if not path.is_file():
         raise ReturnsError(f"{path}: no such file")
     if kind in MODELS or _is_sb3(path):
@@ -206,6 +210,20 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
     if charts is not None:
         return _read_lean(charts, name)
     raise ValueError(f"it holds {', '.join(map(str, content))}"[:80])
+
+
+def _read_deployment(drift: Mapping[str, Any], home: Path) -> ReturnsFile:
+    """Read the account's daily returns of a deployment, and its benchmark portfolio's."""
+    daily = drift["daily"]
+    if "portfolio_return" not in daily:
+        raise ReturnsError(
+            f"{home}: its report is of another version; `fintrader status {home.name} --drift`"
+            " writes it anew"
+        )
+    days = pd.to_datetime(daily["days"])
+    rival = pd.Series(daily["portfolio_return"], days, name=str(daily["portfolio"]))
+    ours = pd.Series(daily["account_return"], days, name="returns")
+    return ReturnsFile(ours, home.name, "returns", rival, strategy=str(drift["bundle"]))
 
 
 # --- freqtrade ------------------------------------------------------------------------------------

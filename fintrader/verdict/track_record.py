@@ -63,6 +63,8 @@ class TrackRecord:
     """Sentences on the reading of the values."""
     caveats: tuple[str, ...] = ()
     """Reasons against likely skill; each completes "with ..."."""
+    strategy: str | None = None
+    """Hash of the deployed strategy that made the returns."""
 
     def __post_init__(self) -> None:
         if len(self.returns) < 2:

@@ -12,6 +12,8 @@ State: TypeAlias = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
 """`likely_skill`: ahead of the benchmark portfolio beyond its beta, at the level of this look, and
 without a caveat. `no_verdict`: the window allows no conclusion, or there was nothing to test.
 `not_told_from_luck`: everything else, a bankrupt account included."""
+ACTIVE_RETURN = "active return"
+"""The usual question: is the strategy ahead of its benchmark? Looks are counted for each question."""
 HELD_OUT = "test"
 FOREIGN = "foreign"
 """Window of external returns; `verdict.judge` has its rules."""
@@ -300,6 +302,10 @@ class Verdict:
     tail: Tail | None = None
     is_stated_held_out: bool = False
     """The caller states that the strategy was chosen without these returns."""
+    question: str = ACTIVE_RETURN
+    """Question asked of the window; a claim is one of its own."""
+    registered: str = ""
+    """The claim that named this window before it began (`verdict.claims`), as a clause."""
     survivors_bound: float | None = None
     """Alpha a year that a universe of survivors may have added; None for other universes."""
 

@@ -25,6 +25,8 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.pipeline.config import RunConfig
+from fintrader.verdict.claims import list_registrations
+from fintrader.verdict.returns_files import read_record
 from tests.engines.alpaca_loopback import KEY, SECRET
 from tests.engines.alpaca_market import LoopbackMarket
 from tests.engines.deployments import MINUTE, LiveClock
@@ -185,6 +187,9 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
     assert {
         order["client_order_id"] for order in market.orders.values()
     } == known  # the paper account's, none twice
+    own = {one.claim.source: one for one in list_registrations()}
+    for home, text in zip(homes, (said[0], first), strict=True):
+        assert f"Claim {own[home.name].digest[:12]}: {home.name} is ahead of " in text
     assert market.least_cash >= 0
     nothing_leaked(tmp_path, first, *said)
 
@@ -216,6 +221,11 @@ def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
     home = twenty_days_on_paper(market)
     report = report_drift(home)
     assert report.sessions >= 20
+    record = read_record(home)
+    assert record.strategy == report.bundle
+    assert record.returns.tolist() == [*report.daily.account_return]
+    assert record.yardstick.tolist() == pytest.approx([*report.daily.portfolio_return])
+    assert record.benchmark_name == "equal_weight"
     assert report.decisions >= 20 * 24 - 2
     requests = len(market.seen)
     refused = command(

@@ -71,7 +71,9 @@ def report(home, made, *, band=BAND, account=1e6, **changes):
         decisions=100,
         held_back=0,
         equity=EquityDrift(1e6, account, 1e6, 0.01, 0.01, 0.0, 0.0),
-        daily=DailyDrift(("2016-02-08",), (account,), (1e6,), (0.01, -0.02), (0.0,), band),
+        daily=DailyDrift(
+            ("2016-02-08",), (account,), (1e6,), (0.01, -0.02), (0.0,), "cash", (0.0,), band
+        ),
         surprise=Surprise((1.0,)),
         shortfall=Shortfall(0, 0, 0.0, {}),
         features=(),

@@ -1,0 +1,187 @@
+"""Claims: strategies that are sealed before the window that will judge them begins.
+
+A claim is a line of the user's ledger. Its digest is the hash of that line, which contains the hash
+of the line before; so a published digest fixes the claim, its time, and all looks up to then. The
+returns of its window are a first look, whatever was tried before it. Of several claims on one
+window the best may be shown, so they share the level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fintrader.errors import ReturnsError
+from fintrader.files import hash_bytes, hash_file
+from fintrader.records import from_json, to_json
+from fintrader.verdict.looks import Ledger, result_hash
+from fintrader.verdict.track_record import TrackRecord
+
+EAST = timedelta(hours=14)
+"""Time zone in which a day begins first."""
+LATE = timedelta(days=7)
+"""Holidays that may lie between the last session of a window and its last day."""
+SHOWN = 12
+"""Digits of a digest that are shown; any 8 identify a claim."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A strategy, its benchmark, and a window that has not begun. Raises ReturnsError otherwise."""
+
+    source: str
+    """Name of the strategy, or of its file of returns."""
+    content: str
+    """Hash of the strategy's files, or of its returns up to `until`; a deployment's bundle."""
+    until: str | None
+    """Last day of the returns that `content` hashes; None for a strategy's files."""
+    benchmark: str
+    """Name of the benchmark, or `cash`."""
+    first: str
+    """First day of the window, like 2027-01-04."""
+    last: str | None
+    """Its last day; None for an open window, each later end of which is another look."""
+
+    def __post_init__(self) -> None:
+        for day in filter(None, (self.first, self.last)):
+            try:
+                date.fromisoformat(day)
+            except ValueError:
+                raise ReturnsError(f"{day!r} is no day; write it as 2027-01-31") from None
+        if self.last is not None and self.last <= self.first:
+            raise ReturnsError(f"the window ends on {self.last}, before or at its first day")
+
+    def describe(self) -> str:
+        """Describe the claim in a sentence without its end."""
+        window = f"from {self.first} on" if self.last is None else f"{self.first} to {self.last}"
+        return f"{self.source} is ahead of {self.benchmark}, {window}"
+
+    def overlaps(self, other: Claim) -> bool:
+        """Report whether the windows share a day."""
+        ends = [one.last or "9999" for one in (self, other)]
+        return self.first <= ends[1] and other.first <= ends[0]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A claim on the ledger."""
+
+    claim: Claim
+    digest: str
+    """64 hexadecimal digits."""
+    time: str
+    """UTC."""
+    sharing: int
+    """Number of claims on the ledger whose windows overlap, this one included."""
+
+    def describe(self) -> str:
+        """Name the claim in a clause of a verdict."""
+        shared = f", one of {self.sharing} claims on its time" if self.sharing > 1 else ""
+        return f"registered on {self.time[:10]} as claim {self.digest[:SHOWN]}{shared}"
+
+
+def find_first_day() -> str:
+    """Find the first day that has not begun anywhere."""
+    return str((datetime.now(UTC) + EAST).date() + timedelta(days=1))
+
+
+def register(claim: Claim) -> Registration:
+    """Write a claim to the user's ledger, unless it is there. Raises ReturnsError for a window that
+    has begun, LedgerError for a ledger that is changed or cannot be written."""
+    known = [one for one in list_registrations() if one.claim == claim]
+    if known:
+        return known[0]
+    if claim.first < find_first_day():
+        raise ReturnsError(
+            f"a window from {claim.first} on has begun, or begins within a day; choose"
+            f" {find_first_day()} or later"
+        )
+    digest = Ledger().note_claim(to_json(claim))
+    return find_registration(digest)
+
+
+def list_registrations() -> list[Registration]:
+    """List the claims on the user's ledger, oldest first. Raises LedgerError."""
+    lines = [line for line in Ledger().lines() if line.get("kind") == "claim"]
+    claims = [_read_claim(line) for line in lines]
+    found = []
+    for line, claim in zip(lines, claims, strict=True):
+        sharing = sum(one.overlaps(claim) for one in claims)
+        found.append(Registration(claim, line["sha256"], line["time"], sharing))
+    return found
+
+
+def _read_claim(line: Mapping[str, Any]) -> Claim:
+    return from_json(Claim, {name: line[name] for name in Claim.__dataclass_fields__})
+
+
+def find_registration(digest: str) -> Registration:
+    """Find a claim by 8 digits of its digest or more. Raises ReturnsError."""
+    known = list_registrations()
+    found = [one for one in known if len(digest) >= 8 and one.digest.startswith(digest)]
+    if len(found) != 1:
+        names = ", ".join(one.digest[:SHOWN] for one in known) or "none"
+        raise ReturnsError(f"no claim {digest} on the ledger of looks; there are: {names}")
+    return found[0]
+
+
+def hash_source(path: Path | str) -> str:
+    """Hash a file, or all files of a folder with their names. Raises ReturnsError."""
+    path = Path(path)
+    if path.is_file():
+        return hash_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    if not files:
+        raise ReturnsError(f"{path}: no such file, and no folder with files")
+    lines = [f"{file.relative_to(path).as_posix()} {hash_file(file)}" for file in files]
+    return hash_bytes("\n".join(lines).encode())
+
+
+def hash_history(record: TrackRecord, until: str) -> str:
+    """Hash the returns up to a day."""
+    return result_hash({"": record.returns[record.dates <= np.datetime64(until)]})
+
+
+def restrict(
+    record: TrackRecord, registration: Registration, strategy: Path | str | None = None
+) -> TrackRecord:
+    """Cut a track record to the window of its claim.
+
+    `strategy`: the files that the claim has sealed. Raises ReturnsError if they, the returns before
+    the window or the benchmark are others, and if the window is not over.
+    """
+    claim = registration.claim
+    if record.benchmark_name != claim.benchmark:
+        raise ReturnsError(
+            f"the claim names the benchmark {claim.benchmark}, and this is {record.benchmark_name};"
+            " give the claim's (benchmark=)"
+        )
+    if claim.until is not None:
+        if hash_history(record, claim.until) != claim.content:
+            raise ReturnsError(
+                f"{record.name}: its returns up to {claim.until} are not those of the claim; judge"
+                " the file that was registered, with its new rows"
+            )
+    elif claim.content != (record.strategy or (strategy and hash_source(strategy))):
+        given = "these are not" if strategy or record.strategy else "give"
+        raise ReturnsError(f"{given} the files that the claim sealed as {claim.source} (strategy=)")
+    inside = record.dates >= np.datetime64(claim.first)
+    if claim.last is not None:
+        if record.dates[-1] + np.timedelta64(LATE) < np.datetime64(claim.last):
+            raise ReturnsError(
+                f"the claim's window ends on {claim.last}, and the returns on"
+                f" {np.datetime_as_string(record.dates[-1], unit='D')}; judge it when it is over"
+            )
+        inside &= record.dates <= np.datetime64(claim.last)
+    return replace(
+        record,
+        dates=record.dates[inside],
+        returns=record.returns[inside],
+        benchmark=None if record.benchmark is None else record.benchmark[inside],
+        holdings=None,
+    )

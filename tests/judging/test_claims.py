@@ -1,0 +1,147 @@
+"""Claims: sealed before a window, judged after it as a first look."""
+
+import re
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+import fintrader
+from fintrader.cli import main
+from fintrader.deploy import deployment
+from fintrader.errors import ReturnsError
+from fintrader.verdict import claims
+from fintrader.verdict.alpha import level_of_look
+from fintrader.verdict.looks import HOME
+from tests.judging.test_judge import make_returns
+
+FIRST = "2021-01-04"
+LAST = "2022-01-31"
+
+
+@pytest.fixture
+def in_2021(tmp_path, monkeypatch):
+    """A ledger on which windows from 2021 on have not begun."""
+    monkeypatch.setenv(HOME, str(tmp_path / "home"))
+    monkeypatch.setattr(claims, "find_first_day", lambda: FIRST)
+    return tmp_path
+
+
+def write(folder, sessions, **options):
+    file = folder / "mine.csv"
+    make_returns(600, **options)[:sessions].to_csv(file)
+    return file
+
+
+def register(capsys, file, *options):
+    main(["judge", "register", str(file), *options])
+    return re.match(r"Claim ([0-9a-f]{64})\n", capsys.readouterr().out)[1]
+
+
+def judge(file, **options):
+    table = pd.read_csv(file, index_col=0, parse_dates=True)
+    return fintrader.judge(table, "SPY", **options)
+
+
+def test_a_claim_is_a_first_look_whatever_was_tried_before(in_2021, capsys):
+    file = write(in_2021, 260)
+    digest = register(capsys, file, "--benchmark", "SPY", "--last", LAST)
+    write(in_2021, 600)
+    for trials in range(1, 5):
+        tried = judge(file, trials=trials, column="mine", name=f"variant {trials}")
+    assert tried.evidence.look == 1  # one result
+    found = judge(file, claim=digest[:8])
+    assert found.evidence.look == 1
+    assert found.evidence.level == pytest.approx(level_of_look(1))
+    assert found.question == f"claim {digest[:12]}"
+    assert f"as claim {digest[:12]})" in found.text
+    assert found.sessions == len(pd.bdate_range(FIRST, LAST))
+    assert found.is_likely_skill
+    with pytest.raises(SystemExit):
+        main(["looks"])
+    assert f"Claim {digest[:12]} of " in capsys.readouterr().out
+
+
+def test_an_open_window_has_a_look_for_each_end(in_2021, capsys):
+    file = write(in_2021, 260)
+    digest = register(capsys, file, "--benchmark", "SPY")
+    looks = []
+    for sessions in (500, 550, 550, 600):
+        write(in_2021, sessions)
+        looks.append(judge(file, claim=digest).evidence.look)
+    assert looks == [1, 2, 2, 3]
+
+
+def test_other_returns_than_the_claimed_ones_are_refused(in_2021, capsys):
+    file = write(in_2021, 260)
+    digest = register(capsys, file, "--benchmark", "SPY", "--last", LAST)
+    write(in_2021, 450)
+    with pytest.raises(ReturnsError, match="ends on 2022-01-31, and the returns on 2021-09-22"):
+        judge(file, claim=digest)
+    write(in_2021, 600)
+    table = pd.read_csv(file, index_col=0, parse_dates=True)
+    with pytest.raises(ReturnsError, match="names the benchmark SPY, and this is cash"):
+        fintrader.judge(table.mine, claim=digest)
+    with pytest.raises(ReturnsError, match=f"no claim 00000000 .* there are: {digest[:12]}"):
+        judge(file, claim="00000000")
+    write(in_2021, 600, seed=2)
+    with pytest.raises(ReturnsError, match="up to 2020-12-30 are not those of the claim"):
+        judge(file, claim=digest)
+
+
+def test_claims_on_one_time_share_the_level(in_2021, capsys):
+    digests = {}
+    for seed in (1, 1, 2, 3):
+        digests[seed] = register(capsys, write(in_2021, 260, seed=seed), "--benchmark", "SPY")
+    assert len(claims.list_registrations()) == 3
+    found = judge(write(in_2021, 600, seed=3), claim=digests[3])
+    assert found.evidence.level == pytest.approx(level_of_look(1) / 3)
+    assert "one of 3 claims on its time" in found.text
+
+
+def test_a_strategy_is_shown_as_it_was_sealed(in_2021, capsys):
+    code = in_2021 / "strategy"
+    code.mkdir()
+    (code / "rule.py").write_text("WINDOW = 20\n")
+    digest = register(capsys, code, "--benchmark", "SPY")
+    file = write(in_2021, 600)
+    assert judge(file, claim=digest, strategy=code).is_likely_skill
+    with pytest.raises(ReturnsError, match=r"give the files .* sealed as strategy \(strategy=\)"):
+        judge(file, claim=digest)
+    (code / "rule.py").write_text("WINDOW = 30\n")
+    with pytest.raises(ReturnsError, match="these are not the files that the claim sealed"):
+        judge(file, claim=digest, strategy=code)
+    with pytest.raises(SystemExit):
+        main(["judge", str(file), "--benchmark", "SPY", "--claim", digest])
+    assert "(--strategy)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--first", "2020-12-01"], "a window from 2020-12-01 on has begun"),
+        (["--first", "tomorrow"], "'tomorrow' is no day"),
+        (["--last", "2020-12-31"], "the window ends on 2020-12-31, before or at its first day"),
+    ],
+)
+def test_a_claim_needs_a_window_that_has_not_begun(in_2021, capsys, options, said):
+    with pytest.raises(SystemExit):
+        main(["judge", "register", str(write(in_2021, 260)), "--benchmark", "SPY", *options])
+    assert said in capsys.readouterr().err
+    assert claims.list_registrations() == []
+
+
+def test_a_day_counts_as_begun_when_it_has_begun_in_the_east():
+    first = pd.Timestamp(claims.find_first_day())
+    ahead = first - pd.Timestamp.now("UTC").tz_localize(None)
+    assert pd.Timedelta(hours=14) <= ahead + pd.Timedelta(days=1)
+    assert pd.Timedelta(hours=10) < ahead <= pd.Timedelta(hours=38)
+
+
+def test_a_deployment_registers_once_and_its_report_is_judged(in_2021, capsys):
+    bundle = SimpleNamespace(name="mine", id="mine-0123")
+    for _ in range(2):
+        deployment._register(in_2021 / "mine", bundle, "equal_weight")
+    (known,) = claims.list_registrations()
+    assert (known.claim.first, known.claim.last, known.claim.content) == (FIRST, None, "mine-0123")
+    assert "mine is ahead of equal_weight, from 2021-01-04 on" in capsys.readouterr().out
