@@ -175,6 +175,7 @@ def test_an_alpha_beyond_the_effect_of_survivors_may_be_skill():
     )
     found = verdict_on(replace(MARKET, provenance=known).split().test)
     assert found.is_likely_skill
+    assert "Survivors may have added" in repr(found)
     assert 0 < found.survivors_bound < found.evidence.alpha.low
     assert verdict_on(MARKET.split().test).survivors_bound is None
 
