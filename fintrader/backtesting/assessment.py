@@ -16,7 +16,7 @@ import numpy as np
 
 from fintrader import metrics as m
 from fintrader.backtesting.attribution import symbol_returns
-from fintrader.backtesting.data_caveats import bound_survivorship, list_data_caveats
+from fintrader.backtesting.data_caveats import bound_survivorship, describe_idle, list_data_caveats
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.envs import EnvSettings
@@ -71,16 +71,17 @@ def assess(
     selection = diagnose(trials, search, seed, year)
     window = result.cut_from[0] if result.cut_from else WHOLE
     evidence = _test_window(results, name, windows, look, seed)
-    taken = [*caveats, *([] if settings is None else _list_optimism(settings))]
-    bound = None
+    known = result.provenance
+    taken = [*caveats, *list_data_caveats(known)]
+    if settings is not None:
+        taken += _list_optimism(settings)
     if windows is not None:
-        taken += list_data_caveats(
-            windows, results, None if settings is None else settings.participation
-        )
-        bound = bound_survivorship(windows)
-        if bound is not None:
-            taken += _flag_survivors(result, evidence, bound, seed)
-    if not _has_planted(windows or ()):
+        idle = describe_idle(windows, results, None if settings is None else settings.participation)
+        taken += [idle] if idle else []
+    bound = None if windows is None else bound_survivorship(windows)
+    if known.survivorship is not None and known.survivorship.survivors_only:
+        taken += _flag_survivors(result, evidence, bound, seed)
+    if not known.planted_drift and not known.planted_signal:  # with them no ratio is implausible
         taken += flag_implausible(evidence.alpha)
     if window == WHOLE:
         taken.append(NEVER_SPLIT)
@@ -138,9 +139,12 @@ def _benchmark_returns(result: BacktestResult) -> Array:
 
 
 def _flag_survivors(
-    result: BacktestResult, evidence: Evidence, bound: float, seed: int
+    result: BacktestResult, evidence: Evidence, bound: float | None, seed: int
 ) -> list[str]:
-    """Flag a universe of survivors, unless alpha passes without the `bound` on their effect."""
+    """Flag a universe of survivors, unless alpha passes without the `bound` on their effect, which
+    is None for an unknown window."""
+    if bound is None:
+        return ["a universe of survivors"]
     year = result.sessions_a_year
     cut = result.daily_returns - bound / year
     tested = ev.alpha_test(cut, _benchmark_returns(result), level=evidence.level, seed=seed)
@@ -223,10 +227,3 @@ def _list_optimism(settings: EnvSettings) -> list[str]:
     if settings.participation == "none":
         assumptions.append("orders of any size filled whatever the volume")
     return assumptions
-
-
-def _has_planted(windows: Sequence[MarketTensors]) -> bool:
-    """Tell whether a window has a planted signal, with which no ratio is implausible."""
-    return any(
-        window.provenance.planted_drift or window.provenance.planted_signal for window in windows
-    )

@@ -11,6 +11,7 @@ from scipy import stats
 from fintrader.backtesting.attribution import symbol_returns
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.market_description import Provenance
 
 _MANY_OUTSIDE = 0.01
 """Share of rows outside of the sessions above which a verdict names them."""
@@ -19,38 +20,37 @@ EXITS = 0.11
 the S&P 500's 0.04."""
 
 
-def list_data_caveats(
-    windows: Sequence[MarketTensors],
-    results: Mapping[str, BacktestResult],
-    participation: float | str | None,
-) -> list[str]:
-    """List the caveats of these windows, in words that complete "with ..."."""
-    market = windows[0].provenance
-    found = [*describe_absences(windows, results, participation).values()]
-    if any(window.provenance.is_adjacent for window in windows):
+def list_data_caveats(market: Provenance) -> list[str]:
+    """List the caveats of a market, in words that complete "with ..."."""
+    found = []
+    if outside := describe_outside(market):
+        found.append(outside)
+    if market.is_adjacent:
         found.append("no embargo between the windows")
     if market.planted_signal is not None and market.planted_signal.ic != 0:
         found.append("a planted feature that knows the future")
     return found
 
 
-def describe_absences(
+def describe_outside(market: Provenance) -> str:
+    """State the share of rows left out; empty for a small one."""
+    if market.outside <= _MANY_OUTSIDE:
+        return ""
+    return (
+        f"{market.outside:.1%} of the rows left out, outside of the sessions of {market.calendar}"
+    )
+
+
+def describe_idle(
     windows: Sequence[MarketTensors],
     results: Mapping[str, BacktestResult],
     participation: float | str | None,
-) -> dict[str, str]:
-    """State the share of rows left out, and why buy and hold is little invested."""
-    found = {}
-    market = windows[0].provenance
-    if market.outside > _MANY_OUTSIDE:
-        found["rows_outside"] = (
-            f"{market.outside:.1%} of the rows left out, outside of the sessions of"
-            f" {market.calendar}"
-        )
+) -> str:
+    """State why buy and hold is little invested; empty if it is not."""
     held = results.get("buy_and_hold")
     invested = None if held is None else held.metrics.invested_share
     if held is None or invested is None or invested >= 0.5:
-        return found
+        return ""
     traded = [window.tradable.any(dim=1).numpy() for window in windows]
     session = [window.session.numpy() for window in windows]
     silent = sum(
@@ -69,8 +69,7 @@ def describe_absences(
         why = f"{silent} of {sessions} sessions hold no trade (see data.calendar)"
     else:
         why = f"{idle:.0%} of the cells hold no trade"
-    found["little_invested"] = f"buy and hold {invested:.0%} invested on average, because {why}"
-    return found
+    return f"buy and hold {invested:.0%} invested on average, because {why}"
 
 
 def bound_survivorship(windows: Sequence[MarketTensors]) -> float | None:

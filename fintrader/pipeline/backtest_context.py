@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fintrader.backtesting.data_caveats import describe_absences
+from fintrader.backtesting.data_caveats import describe_idle, describe_outside
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
@@ -134,7 +134,11 @@ def add_data(
         summary["symbols_left_out"] = len(market.left_out)
     terms = context.trading
     participation = None if terms is None else terms.participation
-    summary |= describe_absences(windows, results, participation)
+    said = {
+        "rows_outside": describe_outside(market),
+        "little_invested": describe_idle(windows, results, participation),
+    }
+    summary |= {key: text for key, text in said.items() if text}
     survivors = market.survivorship
     if survivors is not None and (sentence := survivors.describe()):
         key = "survivorship" if survivors.survivors_only else "members_without_bars"

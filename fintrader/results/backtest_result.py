@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from fintrader.errors import BacktestError
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import AccountHistory, weights
+from fintrader.results.market_description import Provenance
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.bootstrap import sharpe_interval
 
@@ -41,6 +42,8 @@ class BacktestResult(AccountHistory):
     """`[N]`: cost of closing each position at the window's end."""
     cut_from: tuple[str, ...] = ()
     """Windows of the split that contain the bars (`MarketTensors.cut_from`)."""
+    provenance: Provenance = field(default_factory=Provenance)
+    """Source of the market, which gives the verdict its caveats."""
     is_seen: bool = False
     """True if the policy states that it was trained or chosen on some of these bars."""
     portfolio_name: str = ""

@@ -157,6 +157,9 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
     tests = fintrader.backtest(follow, market, RULES)
     context = BacktestContext(trials=1, look=1)
     stored = write_backtest(tmp_path, dict(tests), context=context, market=market, settings=RULES)
+    without = assess(dict(tests))  # a door that is given no market
+    assert "a universe of survivors" in without.caveats
+    assert {"no embargo between the windows"} <= {*without.caveats}
     for verdict in (tests.judge(1), stored.verdict):
         assert any(one.startswith("a universe of survivors, which may") for one in verdict.caveats)
         assert {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fintrader.backtesting.data_caveats import list_data_caveats
+from fintrader.backtesting.data_caveats import describe_idle, list_data_caveats
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.backtesting.writer import NO_CONTEXT
@@ -48,7 +48,8 @@ def test_rows_left_out_and_idle_money_are_caveats(tmp_path):
         results = {"buy_and_hold": held}
         context = replace(NO_CONTEXT, trading=EnvSettings().terms())
         shown = add_data(context, tmp_path / "m", [window], results).data
-        found = list_data_caveats([window], results, EnvSettings().participation)
+        idle = describe_idle([window], results, EnvSettings().participation)
+        found = [*list_data_caveats(window.provenance), *([idle] if idle else [])]
         assert all(one in shown.values() for one in found)
         return found
 
