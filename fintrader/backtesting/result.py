@@ -15,4 +15,4 @@ def window_fields(market: MarketTensors) -> dict[str, Any]:
     """Collect the fields of a `BacktestResult` that its window decides."""
     arrays = {name: market.to_numpy(name) for name in ("minutes", "session", "benchmark")}
     names = ("symbols", "benchmark_name", "bar_minutes", "timezone", "sessions_a_year", "cut_from")
-    return arrays | {name: getattr(market, name) for name in names}
+    return arrays | {name: getattr(market, name) for name in (*names, "provenance")}

@@ -85,7 +85,8 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         print(json.dumps(answer, indent=2, sort_keys=True))
         return
     if whole is not None:
-        print(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}")
+        state = f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}"
+        print(*filter(None, [whole[0].notice, state]), sep="\n")
         if whole[0].problem:
             print(f"  {whole[0].problem}")
     if race is None:

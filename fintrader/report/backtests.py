@@ -165,7 +165,8 @@ class Backtests(Mapping[str, BacktestResult]):
 
     def plot(self) -> go.Figure:
         """All equity curves, USD."""
-        return figures.equity_figure(self.tables.curve(), main=self.name)
+        curves = self.tables.curve()
+        return figures.equity_figure(curves, main=self.name, notice=self.tables.notice)
 
     def honesty(self, trials: int | None = None) -> PrintedVerdict:
         """Judge the result, which was chosen from `trials` strategies (None: unknown).
@@ -182,7 +183,7 @@ class Backtests(Mapping[str, BacktestResult]):
             market=self.market,
             settings=self.settings,
         )
-        return PrintedVerdict(**vars(found))
+        return PrintedVerdict(**vars(found), notice=self.market.provenance.notice)
 
     def report(self, path: Path | str, *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its
@@ -192,7 +193,6 @@ class Backtests(Mapping[str, BacktestResult]):
             run=self.name.replace("_", " ").capitalize(),
             trials=trials,
             recipe=made_by(),
-            market=self.market.provenance,
         )
         found = analyse(self._results, self.market)
         return write_report(

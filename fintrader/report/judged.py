@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from fintrader.results.backtest_result import BacktestResult
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
 from fintrader.results.sections import evidence_table, search_table
+from fintrader.results.table import render_notice
 from fintrader.results.tabulation import tabulate
 from fintrader.verdict.conclusion import FOREIGN
 from fintrader.verdict.judge import judge_record, look_of, read_trials
@@ -28,17 +31,24 @@ OPENED = 60_000_000_000
 """A minute in ns: windows open a minute after midnight, and sessions close one before it."""
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PrintedVerdict(Verdict):
     """A verdict that prints its sentences and the numbers behind them."""
+
+    notice: str = ""
+    """Banner of a market that is made up."""
 
     def __repr__(self) -> str:
         tables = [evidence_table(self)]
         if self.window != FOREIGN:
             tables.append(search_table(self.selection))
-        return "\n".join([self.text, *map(str, tables)])
+        return "\n".join([*filter(None, [self.notice]), self.text, *map(str, tables)])
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.text}</p>{evidence_table(self)._repr_html_()}"
+        return (
+            render_notice(self.notice)
+            + f"<p>{html.escape(self.text)}</p>{evidence_table(self)._repr_html_()}"
+        )
 
 
 def judge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +114,7 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
 
     def beta(ax: Any) -> None:
         timeseries.rolling_beta(returns, benchmark, rolling_window=window).plot(ax=ax)
-        ax.set(title=f"Rolling beta to the benchmark ({window} sessions)", ylabel="Beta", xlabel="")
+        ax.set(title=f"Rolling beta to the index ({window} sessions)", ylabel="Beta", xlabel="")
 
     def named(
         draw: Callable[..., Any], title: str, *given: Any, **options: Any
@@ -132,12 +133,6 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
         ),
         named(plotting.plot_returns, "Returns", returns),
         *([beta] if benchmark is not None and benchmark.std() > 0 else []),
-        named(
-            plotting.plot_rolling_volatility,
-            f"Rolling volatility {rolling}",
-            returns,
-            rolling_window=window,
-        ),
         named(
             plotting.plot_rolling_sharpe,
             f"Rolling Sharpe ratio {rolling}",
@@ -181,6 +176,9 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     ]
     figure = plt.figure(figsize=(14, 5 * (len(wide) + 1)))
     grid = figure.add_gridspec(len(wide) + 1, 3, wspace=0.5, hspace=0.5)
+    if stored.notice:
+        words = textwrap.fill(stored.notice, 120)
+        figure.text(0.5, 0.9, words, ha="center", color="#b42318", fontsize=14, weight="bold")
     for row, panel in enumerate(wide):
         panel(figure.add_subplot(grid[row, :]))
     for column, panel in enumerate(calendar):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from fintrader.errors import BacktestError
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import AccountHistory, weights
+from fintrader.results.market_description import Provenance
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.bootstrap import sharpe_interval
 
@@ -35,6 +36,8 @@ class BacktestResult(AccountHistory):
     """The exchange's time zone (an IANA name), for figures by weekday or time of day."""
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
+    provenance: Provenance = field(default_factory=Provenance)
+    """Source of the market."""
     last_bar: NDArray[np.int64] | None = None
     """`[N]`: the last bar at which each symbol has a price, -1 without any; None if unknown."""
     closing_cost_usd: Array | None = None
@@ -77,6 +80,7 @@ class BacktestResult(AccountHistory):
         )
         numbers = [f"{len(self.daily_returns)} sessions"]
         numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
+        numbers += filter(None, [self.provenance.notice.partition(":")[0]])
         return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"
 
     @property

@@ -196,7 +196,8 @@ class Run:
     def plot(self, window: str | None = None) -> go.Figure:
         """The wealth of every strategy of a backtest, the result first."""
         stored = self.backtest(window)
-        return figures.equity_figure(stored.curve(), main=main_strategy(stored.strategies))
+        main = main_strategy(stored.strategies)
+        return figures.equity_figure(stored.curve(), main=main, notice=stored.notice)
 
     def _leaderboard(self) -> Path:
         path = self.folder.leaderboard
@@ -268,6 +269,8 @@ class _Manifest:
     command: str | None = None
     market: str | None = None
     data_hash: str | None = None
+    notice: str = ""
+    """Banner of a market that is made up."""
     config_hash: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     stages: dict[str, dict[str, JsonValue]] = field(default_factory=dict)
