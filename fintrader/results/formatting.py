@@ -204,6 +204,15 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
     return Opening(headline.rstrip("."), why, sees, change, verdict.is_likely_skill)
 
 
+def describe_score(config: Mapping[str, Any]) -> str:
+    """Name the metric by which a run scores its pods, and what a relative one is against."""
+    tournament = config.get("tournament")
+    metric = tournament.get("metric", "sharpe") if isinstance(tournament, dict) else "sharpe"
+    versus = metric in ("information_ratio", "active_utility")
+    against = " against the benchmark portfolio" if versus else ""
+    return f"Score: {str(metric).replace('_', ' ')}{against}, in validation."
+
+
 # --- strategies -----------------------------------------------------------------------------------
 
 

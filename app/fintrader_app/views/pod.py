@@ -40,6 +40,7 @@ MOST = 6
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     draw_notice(run.notice)
+    st.caption(plain(artifacts.describe_score(folder)))
     folder = pick_race(folder)
     pods = artifacts.load_pods(folder)
     if pods.empty:

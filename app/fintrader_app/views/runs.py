@@ -276,6 +276,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         draw(present_baselines(view), version)
     with guarded():
         show_leaders(folder)
+        st.caption(plain(artifacts.describe_score(folder)))
     if run.command:
         st.caption("The command that makes this run again (or goes on with it)")
         st.code(hide_secrets(run.command), language="bash")

@@ -48,6 +48,7 @@ EVERY = "all algorithms"
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     draw_notice(run.notice)
+    st.caption(plain(artifacts.describe_score(folder)))
     place = pick_race(folder)
     planned = race.count_planned_pods(folder)
     logs = search.find_log_settings(folder)
