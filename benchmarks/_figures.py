@@ -154,9 +154,7 @@ def _explain_levels(verdicts: str) -> list[str]:
     if today in stated:
         return []
     levels = joined(f"{level} at a {look} look" for level, look in stated.items())
-    return [
-        f"The levels were those of the record's commit: {levels}. Today's is {today} at a first look."
-    ]
+    return [f"Levels as recorded: {levels}; today a first look has {today}."]
 
 
 def real_bars(records: Records) -> str:

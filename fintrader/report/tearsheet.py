@@ -90,9 +90,7 @@ def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
         # No time of writing, so that equal results give equal files.
         timeless = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_file(path) as file:
-            figure.savefig(
-                file, format=path.suffix[1:], dpi=80, bbox_inches="tight", metadata=timeless
-            )
+            figure.savefig(file, format=path.suffix[1:], dpi=80, metadata=timeless)
         plt.close("all")
     return path
 
@@ -175,10 +173,15 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
         named(plotting.plot_monthly_returns_dist, "Distribution of monthly returns", returns),
     ]
     figure = plt.figure(figsize=(14, 5 * (len(wide) + 1)))
-    grid = figure.add_gridspec(len(wide) + 1, 3, wspace=0.5, hspace=0.5)
+    # Margins are set here: a tight box would draw everything once more to measure it.
+    inches = figure.get_figheight()
+    edges = {"left": 0.08, "right": 0.96, "bottom": 0.8 / inches, "top": 1 - 1.2 / inches}
+    grid = figure.add_gridspec(len(wide) + 1, 3, wspace=0.5, hspace=0.5, **edges)
     if stored.notice:
         words = textwrap.fill(stored.notice, 120)
-        figure.text(0.5, 0.9, words, ha="center", color="#b42318", fontsize=14, weight="bold")
+        figure.text(
+            0.5, 1 - 0.7 / inches, words, ha="center", color="#b42318", fontsize=14, weight="bold"
+        )
     for row, panel in enumerate(wide):
         panel(figure.add_subplot(grid[row, :]))
     for column, panel in enumerate(calendar):

@@ -204,7 +204,7 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
     return Opening(headline.rstrip("."), why, sees, change, verdict.is_likely_skill)
 
 
-def describe_score(config: Mapping[str, Any]) -> str:
+def describe_score(config: Mapping[str, object]) -> str:
     """Name the metric by which a run scores its pods, and what a relative one is against."""
     tournament = config.get("tournament")
     metric = tournament.get("metric", "sharpe") if isinstance(tournament, dict) else "sharpe"
