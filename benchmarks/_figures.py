@@ -23,7 +23,7 @@ from benchmarks._records import (
     times,
 )
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
-from fintrader.results.formatting import PAPER_COLUMNS, verdict_words
+from fintrader.results.formatting import PAPER_COLUMNS, title_of, verdict_words
 from fintrader.verdict.alpha import level_of_look
 
 # --- the quickstart -------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def quickstart(records: Records) -> str:
     first = runs[0]
     metrics = first["metrics"]
     rows = [
-        [name.replace("_", " "), *cells(values, (key for key, _ in PAPER_COLUMNS))]
+        [title_of(name).lower(), *cells(values, (key for key, _ in PAPER_COLUMNS))]
         for name, values in metrics.items()
     ]
     head = ["strategy", *(heading for _, heading in PAPER_COLUMNS)]
