@@ -47,7 +47,7 @@ def tear_sheet_inputs(
     columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()
     transactions = pd.DataFrame(columns, index=pd.DatetimeIndex(trades["fill_time"]))
     has_benchmark = "benchmark" in returns.columns and strategy != "benchmark"
-    benchmark = returns["benchmark"].set_axis(days) if has_benchmark else None
+    benchmark = returns["benchmark"].set_axis(days).rename("Index") if has_benchmark else None
     return returns[strategy].set_axis(days), positions, transactions, benchmark
 
 

@@ -13,6 +13,8 @@ from fintrader.report.run_comparison import render_comparison
 from fintrader.report.tearsheet import tear_sheet
 from fintrader.results.context import BacktestContext
 from fintrader.results.market_description import MarketSource, PlantedDrift, Provenance
+from fintrader.results.run import Run
+from fintrader.runs import Manifest, RunFolder
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -71,3 +73,15 @@ def test_the_tear_sheet_carries_it(tests):
     (text,) = figure.texts
     assert " ".join(text.get_text().split()) == MADE_UP.notice
     assert text.get_position()[1] > max(axis.get_position().y1 for axis in figure.axes)
+
+
+def test_a_stored_run_says_it_before_its_verdict(tests, tmp_path):
+    run = RunFolder.named("made-up", tmp_path)
+    config = {"name": "made-up", "seed": 0, "device": "cpu", "config_hash": "", "command": ""}
+    Manifest.create(run.manifest, **config).finish()
+    write_backtest(run.backtest, dict(tests))
+    opened = Run(run)
+    assert str(opened).startswith(MADE_UP.notice)
+    assert str(opened).count(BANNER) == 1
+    assert opened._repr_html_().startswith('<p class="notice"')
+    assert BANNER in opened.plot().layout.title.text
