@@ -68,10 +68,7 @@ def load_config(folder: Folder) -> dict[str, Any]:
 
 def describe_score(folder: Folder) -> str:
     """Name the metric of a run's scores; empty where its settings cannot be read."""
-    try:
-        return formatting.describe_score(load_config(folder))
-    except FintraderError:
-        return ""
+    return formatting.describe_score(load_tournament(folder).get("metric"))
 
 
 def load_tournament(folder: Folder) -> dict[str, Any]:

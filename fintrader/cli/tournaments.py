@@ -105,7 +105,7 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     columns = ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
     print(tabulate([*map(vars, race.leaderboard)], *columns))
     if folder.config.is_file():
-        print(describe_score(read_yaml(folder.config)))
+        print(describe_score(read_yaml(folder.config).get("tournament", {}).get("metric")))
     for pod in race.at_work:
         facts = ", ".join(f"{key} {shown(value)}" for key, value in vars(pod).items())
         print(f"  at work: {facts}")

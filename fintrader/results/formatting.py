@@ -204,10 +204,11 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
     return Opening(headline.rstrip("."), why, sees, change, verdict.is_likely_skill)
 
 
-def describe_score(config: Mapping[str, object]) -> str:
-    """Name the metric by which a run scores its pods, and what a relative one is against."""
-    tournament = config.get("tournament")
-    metric = tournament.get("metric", "sharpe") if isinstance(tournament, dict) else "sharpe"
+def describe_score(metric: object) -> str:
+    """Name the metric by which a run scores its pods, and the yardstick of a relative one; empty
+    without one."""
+    if metric is None:
+        return ""
     versus = metric in ("information_ratio", "active_utility")
     against = " against the benchmark portfolio" if versus else ""
     return f"Score: {str(metric).replace('_', ' ')}{against}, in validation."

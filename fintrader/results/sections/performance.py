@@ -40,8 +40,8 @@ def present_baselines(view: BacktestView) -> Section:
             f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')}"
             f"{'' if view.is_foreign else pays}. Active return: mean times"
             f" {stored.sessions_a_year}, not compounded as the annual return is. The interval is"
-            " the information ratio's, by resampling blocks of the same days of both; one that holds 0"
-            " says that chance could have done it.",
+            " the information ratio's, by resampling blocks of the same days of both; one that"
+            " holds 0 says that chance could have done it.",
             *([f"Left out: {reasons}."] if reasons else []),
         )
         tables.append(replace(active_table(metrics, stored.portfolio, main=view.main), notes=notes))
