@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -22,7 +23,8 @@ from benchmarks._records import (
     times,
 )
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
-from fintrader.results.formatting import PAPER_COLUMNS, verdict_words
+from fintrader.results.formatting import PAPER_COLUMNS, title_of, verdict_words
+from fintrader.verdict.alpha import level_of_look
 
 # --- the quickstart -------------------------------------------------------------------------------
 
@@ -33,7 +35,7 @@ def quickstart(records: Records) -> str:
     first = runs[0]
     metrics = first["metrics"]
     rows = [
-        [name.replace("_", " "), *cells(values, (key for key, _ in PAPER_COLUMNS))]
+        [title_of(name).lower(), *cells(values, (key for key, _ in PAPER_COLUMNS))]
         for name, values in metrics.items()
     ]
     head = ["strategy", *(heading for _, heading in PAPER_COLUMNS)]
@@ -114,6 +116,7 @@ def real(records: Records) -> str:
     ]
     if verdicts:
         parts += [f"The verdict on {each}, by the ledger of its runs alone:", "\n".join(verdicts)]
+        parts += [prose(line) for line in _explain_levels("".join(verdicts))]
     return "\n\n".join([*parts, prose(_summarise_real(sets)), sentence(records, *REAL)])
 
 
@@ -140,7 +143,18 @@ def luck(records: Records) -> str:
         f" weights made {equal['sharpe']:.2f} and {percent(equal['cumulative_return'], 1, '+')}."
         f" Verdict: *{words}: {rest.split('. ')[0]}.*"
     )
-    return f"{prose(text)}\n\n{sentence(records, 'real')}"
+    return "\n\n".join([*map(prose, (text, *_explain_levels(text))), sentence(records, "real")])
+
+
+def _explain_levels(verdicts: str) -> list[str]:
+    """State the levels at which verdicts were recorded where a first look has another one today."""
+    today = f"{level_of_look(1):.3g}"
+    found = re.findall(r"at\s+a\s+level\s+of\s+([\d.]+),\s+(\w+)\s+look", verdicts)
+    stated = dict(sorted(found, reverse=True))
+    if today in stated:
+        return []
+    levels = joined(f"{level} at a {look} look" for level, look in stated.items())
+    return [f"Levels as recorded: {levels}; today a first look has {today}."]
 
 
 def real_bars(records: Records) -> str:

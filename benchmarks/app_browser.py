@@ -153,10 +153,11 @@ def open_page(page: Page, address: str) -> None:
 def served(runs: Path, cache: Path | None = None, script: Path | None = None) -> Iterator[str]:
     """The address of the app over these runs, as `fintrader app` serves it, or of another script,
     as soon as it answers."""
+    from fintrader.cli.start import AppSettings
     from fintrader_app.launch import CACHE_VARIABLE, build_command, build_environment
 
     port = free_port()
-    words = build_command(port, headless=True, no_token=True)
+    words = build_command(AppSettings(port=port, headless=True, no_token=True))
     if script is not None:
         words = [str(script) if word.endswith("served.py") else word for word in words]
     variables = build_environment(runs)

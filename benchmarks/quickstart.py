@@ -4,9 +4,10 @@ growth, its time.
     python benchmarks/quickstart.py [--seeds 7 1 2] [--runs FOLDER] [--save]
 
 Every seed is a run of `configs/quickstart.yaml` in its own process, folder and data cache; the
-first is that of `make run` on this machine. Shares are of the log growth that the oracle made of
-the same window (`share_of_oracle`). The seconds are of the whole command, `load` says how busy the
-machine was when it began. `--runs` keeps the folders; finished ones are not run again.
+first is that of `make run` on this machine. The ledger of looks begins empty. Shares are of the
+log growth that the oracle made of the same window (`share_of_oracle`). The seconds are of the whole
+command, `load` says how busy the machine was when it began. `--runs` keeps the folders; finished
+ones are not run again.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def run(seed: int, runs: Path) -> None:
     words = [sys.executable, "-m", "fintrader", "run", str(CONFIG)]
     words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env["FINTRADER_HOME"] = str(runs / f"{name}-home")
     subprocess.run(words, check=True, cwd=ROOT, env=env)
 
 

@@ -39,7 +39,18 @@ COMPOUNDED = frozenset(
         "treynor_ratio",
     }
 )
-"""Metrics that compound growth to a year; None below a quarter of a year."""
+"""Metrics that compound growth to a year."""
+ANNUAL = COMPOUNDED | {
+    "annual_volatility",
+    "downside_risk",
+    "active_return",
+    "tracking_error",
+    "index_tracking_error",
+    "turnover",
+    "minute_annual_volatility",
+}
+"""Annual rates; None below a quarter of a year. A ratio (Sharpe, information) is none: its interval
+shows how uncertain it is."""
 
 
 def min_sessions(sessions_a_year: int = TRADING_DAYS) -> int:
@@ -48,8 +59,8 @@ def min_sessions(sessions_a_year: int = TRADING_DAYS) -> int:
 
 
 def is_too_short(key: str, sessions: int, sessions_a_year: int = TRADING_DAYS) -> bool:
-    """Return True where a metric compounds and `sessions` are less than a quarter of a year."""
-    return key in COMPOUNDED and sessions < min_sessions(sessions_a_year)
+    """Return True for an annual rate where `sessions` are less than a quarter of a year."""
+    return key in ANNUAL and sessions < min_sessions(sessions_a_year)
 
 
 def find_session_ends(session: ArrayLike) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from fintrader.errors import ConfigError, FintraderError
 from fintrader.files import parse_jsonl
+from fintrader.results import formatting
 from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
 from fintrader.results.folders import (
@@ -63,6 +64,11 @@ def load_config(folder: Folder) -> dict[str, Any]:
         return values if isinstance(values, dict) else {}
 
     return READ.get("configs", folder.root, folder.signature("config.yaml"), read)
+
+
+def describe_score(folder: Folder) -> str:
+    """Name the metric of a run's scores; empty where its settings cannot be read."""
+    return formatting.describe_score(load_tournament(folder).get("metric"))
 
 
 def load_tournament(folder: Folder) -> dict[str, Any]:

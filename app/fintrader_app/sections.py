@@ -15,10 +15,8 @@ from fintrader.numerals import DASH
 from fintrader.results.sections import BacktestView, Chart, Section, present_verdict
 from fintrader.results.table import Row, Table
 from fintrader_app import charts, tables
-from fintrader_app.shell import heading, plain
+from fintrader_app.shell import LONGEST, draw_notice, heading, plain
 
-LONGEST = 1_500
-"""Longest text to show, in characters."""
 Present = Callable[..., Section | None]
 Part = TypeVar("Part", Chart, Table)
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<currency>\$?)(?P<digits>[\d,]*\.?\d+)(?P<unit>\s?%?)")
@@ -49,8 +47,7 @@ def _make(
 def draw(section: Section, state: Hashable, key: str = "") -> None:
     """Draw a section. `state` changes when its figures do; `key` distinguishes sections of a
     kind."""
-    if section.warning:
-        st.error(plain(section.warning, LONGEST), icon=":material/warning:")
+    draw_notice(section.warning)
     shown = section.tables
     if section.tone is not None:
         facts = [f"**{plain(section.title, LONGEST)}**", *map(_write_facts, shown[:1])]
@@ -72,10 +69,13 @@ def draw(section: Section, state: Hashable, key: str = "") -> None:
 
 def draw_verdict(view: BacktestView, run: str = "") -> None:
     """Draw only the finding about a backtest: the verdict, its reason, and the evidence that would
-    change it."""
+    change it. `run`: its name among several, whose banners the page shows together."""
     verdict = present_verdict(view)
     title = f"{run}: {verdict.title}" if run else verdict.title
-    finding = Section(verdict.key, title, tables=verdict.tables[:1], tone=verdict.tone)
+    warning = "" if run else verdict.warning
+    finding = Section(
+        verdict.key, title, tables=verdict.tables[:1], warning=warning, tone=verdict.tone
+    )
     draw(finding, (run, title))
 
 

@@ -65,6 +65,8 @@ STATUS = {
 }
 REFRESH_SECONDS = 2
 WAIT_SECONDS = 0.2
+LONGEST = 1_500
+"""Longest text to show, in characters."""
 
 
 def find_runs_folder() -> RunsFolder:
@@ -376,6 +378,12 @@ def show_status(run: Summary) -> None:
             st.badge(fact, color="gray")
         if run.created:
             st.caption(when(run.created), width="content")
+
+
+def draw_notice(notice: str) -> None:
+    """Draw the banner of a market that is made up; nothing without one."""
+    if notice:
+        st.error(plain(notice, LONGEST), icon=":material/warning:")
 
 
 def show_stages(runs: RunsFolder, run: Summary) -> None:

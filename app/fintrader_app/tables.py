@@ -15,9 +15,9 @@ from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import (
     explain_short_window,
     format_metric,
-    is_omitted,
     is_result,
     statistic,
+    title_of,
 )
 from fintrader.results.settings import Setting, changed, differing, text_of
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
@@ -25,8 +25,8 @@ from fintrader_app.shell import hide_secrets, human, is_secret
 
 HEADLINE = (
     ("cumulative_return", "Return"),
-    ("annual_return", "Annual return"),
-    ("annual_volatility", "Volatility"),
+    ("annual_return", "Compound annual return"),
+    ("annual_volatility", "Annual volatility"),
     ("sharpe", "Sharpe"),
     ("max_drawdown", "Max drawdown"),
     ("calmar", "Calmar"),
@@ -79,28 +79,34 @@ def find_height(rows: int) -> int:
 
 
 def find_title(key: str) -> str:
-    """A metric's name as readers see it."""
+    """A metric's name as readers see it, with the yardstick of a relative one."""
     known = BY_KEY.get(key)
-    return str(known.title) if known else human(key)
+    if known is None:
+        return human(key)
+    return f"{known.title}, {known.group}" if known.group.startswith("against") else known.title
 
 
 def show_cards(stored: StoredBacktest, name: str) -> None:
-    """The headline numbers of one strategy, each with its difference from the index.
+    """The headline numbers of one strategy, each with its difference from the verdict's yardstick,
+    the benchmark portfolio, unless that is cash.
 
     The difference is green or red only where the verdict says that it is unlikely to be luck.
     """
-    metrics, index = (stored.metrics.get(one, NO_METRICS) for one in (name, "benchmark"))
+    rival = stored.portfolio
+    metrics = stored.metrics_of(name)
+    theirs = NO_METRICS if rival in (None, name, "cash") else stored.metrics_of(str(rival))
     coloured = stored.opening.is_skill and is_result(name)
-    short = is_omitted("annual_return", metrics)
+    short = bool(explain_short_window([metrics]))
     with st.container(horizontal=True, gap="small"):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
             mine = number(metrics[key])
-            other = number(index[key])
+            other = number(theirs[key])
             about = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}."
             difference = None
-            if mine is not None and other is not None and name != "benchmark" and key != "sessions":
-                difference = statistic(key, mine - other, signed=True)
-                about += " Below it: the difference from the index."
+            if mine is not None and other is not None and key != "sessions":
+                versus = title_of(str(rival)).lower()
+                difference = f"{statistic(key, mine - other, signed=True)} vs {versus}"
+                about += " Below it: the difference from the benchmark portfolio."
             tone: Any = "inverse" if key == "annual_volatility" else "normal"
             st.metric(
                 title,

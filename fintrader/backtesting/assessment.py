@@ -105,6 +105,7 @@ def assess(
         random_portfolios=_draw_portfolios(result, windows, settings, seed),
         selection=selection,
         tail=measure_tail(daily, evidence.alpha, year),
+        notice=known.notice,
         survivors_bound=bound,
     )
     return conclude(judged)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import Array
+from fintrader.numerals import is_short
 from fintrader.results.analysis import FactorBeta, FactorFit
 
 LOOKBACK = 20
@@ -116,7 +117,7 @@ def fit_factors(
     ratios = np.divide(beta, errors, out=np.zeros_like(beta), where=errors > 0)
     return FactorFit(
         sessions=size,
-        alpha=float(beta[0]) * sessions_a_year,
+        alpha=None if is_short(size, sessions_a_year) else float(beta[0]) * sessions_a_year,
         alpha_t=float(ratios[0]),
         r_squared=1 - float(residual @ residual / np.square(y - y.mean()).sum()),
         betas=tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.backtesting.simulation import Predictor, callable_policy, simulate
+from fintrader.backtesting.simulation import Predictor, ask, callable_policy, simulate
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.settings import MOST_CASH_USD
@@ -130,16 +131,17 @@ def delayed(
     """Carry out every decision one bar late: seen at t, ordered at t + 1."""
     account = BacktestAccount(market, settings)
     interval = settings.decision_interval
-    policy = callable_policy(policy, account.layout, settings, "delayed")
+    strategy = ask(policy, account, "delayed")
     with torch.no_grad():
-        action = policy(account.observe())
+        # Copied: the next decision may be written into the same array.
+        action = copy(strategy(account))
         over = account.act(None, 1)
         while not over:
             # At an interval of one bar, the next decision is seen where this one is ordered.
-            coming = policy(account.observe()) if interval == 1 else None
+            coming = copy(strategy(account)) if interval == 1 else None
             over = account.act(action, max(1, interval - 1))
             if not over and interval > 1:
-                coming = policy(account.observe())
+                coming = copy(strategy(account))
                 over = account.act(None, 1)
             action = action if coming is None else coming
     return account.trade_log.result("delayed", "one bar late")

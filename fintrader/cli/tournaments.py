@@ -13,7 +13,7 @@ from fintrader.cli import deployments
 from fintrader.cli.options import parse_argument
 from fintrader.cli.run_arguments import folder_of
 from fintrader.cli.terminal_tables import shown, tabulate
-from fintrader.config import Settings, is_url
+from fintrader.config import Settings, is_url, read_yaml
 from fintrader.errors import ConfigError
 from fintrader.records import to_json
 from fintrader.runs import RunFolder
@@ -69,7 +69,7 @@ def status(argv: list[str]) -> None:
 
 def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     from fintrader.numerals import count
-    from fintrader.results.formatting import duration
+    from fintrader.results.formatting import describe_score, duration
     from fintrader.results.run import at_once
     from fintrader.stages import strip
     from fintrader.tournament.status import read_status
@@ -85,7 +85,8 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         print(json.dumps(answer, indent=2, sort_keys=True))
         return
     if whole is not None:
-        print(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}")
+        state = f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}"
+        print(*filter(None, [whole[0].notice, state]), sep="\n")
         if whole[0].problem:
             print(f"  {whole[0].problem}")
     if race is None:
@@ -103,6 +104,8 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         print(f"lost attempts: {lost}")
     columns = ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
     print(tabulate([*map(vars, race.leaderboard)], *columns))
+    if folder.config.is_file():
+        print(describe_score(read_yaml(folder.config).get("tournament", {}).get("metric")))
     for pod in race.at_work:
         facts = ", ".join(f"{key} {shown(value)}" for key, value in vars(pod).items())
         print(f"  at work: {facts}")

@@ -192,6 +192,7 @@ def freeze(
         symbols=tuple(market.symbols),
         normalisation_hash=normalisation.digest,
         calendar=market.provenance.calendar,
+        notice=market.provenance.notice,
         window=(int(market.minutes[0]), int(market.minutes[-1])),
         last_close=dict(zip(market.symbols, map(_find_first_close, market.close.T), strict=True)),
     )

@@ -64,6 +64,8 @@ class BundleRecord(BundleOrigin):
     last_close: Mapping[str, float]
     """Symbol -> first close in the window, USD; 1 for a symbol that is gone."""
     onnx: OnnxExport | None = None
+    notice: str = ""
+    """Banner of a market that is made up."""
 
     @property
     def id(self) -> str:

@@ -184,7 +184,7 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
     write_json(home / REPORT, to_json(report))
     page = home / "drift.html"
     write_text(page, render_drift(report))
-    print(f"{report.summarise()}\n  {page}")
+    print(*filter(None, [report.notice]), report.summarise(), f"  {page}", sep="\n")
     return report
 
 

@@ -83,6 +83,7 @@ def measure(
         bundle=bundle.id,
         run=bundle.record.run,
         verdict=bundle.record.verdict,
+        notice=bundle.record.notice,
         first_day=days[0],
         last_day=days[-1],
         sessions=len(ends),

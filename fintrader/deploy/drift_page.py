@@ -49,7 +49,15 @@ def render_drift(report: DriftReport) -> str:
     tables = (origin,) if origin.rows else ()
     page.add_header(
         "From backtest to paper",
-        Section("finding", finding, report.summarise(), tables=tables, notes=(about,), tone=tone),
+        Section(
+            "finding",
+            finding,
+            report.summarise(),
+            tables=tables,
+            notes=(about,),
+            warning=report.notice,
+            tone=tone,
+        ),
     )
     for present in (
         present_account,

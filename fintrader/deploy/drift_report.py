@@ -140,6 +140,8 @@ class DriftReport:
     halts: tuple[News, ...]
     alerts: tuple[News, ...]
     late_bars: int
+    notice: str = ""
+    """Banner of a market that is made up."""
 
     def summarise(self) -> str:
         """Sum the report up."""

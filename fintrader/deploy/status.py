@@ -258,6 +258,7 @@ def describe(status: Status) -> str:
     lines = [f"{status.name}: {status.state}" + (f" ({status.why})" if status.why else "")]
     if status.role:
         lines[0] += f", the {status.role}"
+    lines[:0] = filter(None, [status.bundle.notice])
     decision = status.decision
     if status.started is not None:
         lines.append(f"  {status.started.feed} bars, {status.started.broker} broker")

@@ -10,7 +10,7 @@ from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
 from fintrader.market.data_commands import built_market
 from fintrader.market.data_config import markets_of
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.market_file import read_description
 from fintrader.pipeline.config import RunConfig
 from fintrader.progress import reporter
 from fintrader.runs import Manifest
@@ -53,14 +53,15 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
             path = built_market(config)
         except (DataError, StorageError) as error:
             path = _stored_market(config, manifest, error)
-        content = MarketTensors.stored_hash(path)
+        description, content = read_description(path)
         before = manifest.values["data_hash"]
         if before not in (None, content):
             raise RunError(
                 f"{config.folder.root} was made from other bars (data hash {before[:12]} there,"
                 f" {content[:12]} now); put the old file back, or choose another --name"
             )
-        manifest.update(market=str(path), data_hash=content)
+        notice = description.provenance.notice
+        manifest.update(market=str(path), data_hash=content, notice=notice)
     return path
 
 

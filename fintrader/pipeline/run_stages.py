@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -470,7 +470,10 @@ def _print_outcome(config: RunConfig, manifest: Manifest, folder: Path) -> None:
     context = stored.context
     view = BacktestView.of(stored)
     title = f"{config.name}: {window_words(str(context.window))}, net of {context.costs}"
-    print(title, *present_baselines(view).tables, present_verdict(view), sep="\n")
+    verdict = present_verdict(view)
+    # The banner stands above the first number.
+    parts = (verdict.warning, title, *present_baselines(view).tables, replace(verdict, warning=""))
+    print(*filter(None, map(str, parts)), sep="\n")
     for name, change in context.changed.items():
         print(f"Not as trained: {name.replace('_', ' ')} {change}.")
     print(

@@ -80,7 +80,8 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     algo = config.only_agent.algo
     portfolio = baselines.portfolio.name
     title = f"{config.name}: {algo}, validation window, net of {settings.cost_bps:g} bps a trade"
-    print(paper_table(metrics, title=title), active_table(metrics, portfolio), sep="\n")
+    tables = paper_table(metrics, title=title), active_table(metrics, portfolio)
+    print(*filter(None, [market.validation.provenance.notice]), *tables, sep="\n")
     context = BacktestContext(portfolio=portfolio, left_out=dict(baselines.left_out))
     print(describe_standing(metrics, context))
 

@@ -165,7 +165,8 @@ class Backtests(Mapping[str, BacktestResult]):
 
     def plot(self) -> go.Figure:
         """All equity curves, USD."""
-        return figures.equity_figure(self.tables.curve(), main=self.name)
+        curves = self.tables.curve()
+        return figures.equity_figure(curves, main=self.name, notice=self.tables.notice)
 
     @property
     def verdict(self) -> PrintedVerdict:
@@ -197,7 +198,6 @@ class Backtests(Mapping[str, BacktestResult]):
             run=self.name.replace("_", " ").capitalize(),
             trials=trials,
             recipe=made_by(),
-            market=self.market.provenance,
         )
         found = analyse(self._results, self.market)
         return write_report(

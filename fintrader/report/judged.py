@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fintrader.results.backtest_result import BacktestResult
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
 from fintrader.results.sections import evidence_table, search_table
+from fintrader.results.table import render_notice
 from fintrader.results.tabulation import tabulate
 from fintrader.verdict.claims import find_registration, restrict
 from fintrader.verdict.judge import judge_record, look_of, read_trials
@@ -35,10 +37,13 @@ class PrintedVerdict(Verdict):
         tables = [evidence_table(self)]
         if self.window != FOREIGN:
             tables.append(search_table(self.selection))
-        return "\n".join([self.text, *map(str, tables)])
+        return "\n".join([*filter(None, [self.notice]), self.text, *map(str, tables)])
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.text}</p>{evidence_table(self)._repr_html_()}"
+        return (
+            render_notice(self.notice)
+            + f"<p>{html.escape(self.text)}</p>{evidence_table(self)._repr_html_()}"
+        )
 
 
 def judge(

@@ -19,7 +19,7 @@ from typing import Any
 
 from fintrader.results.figures.style import ON_DARK
 from fintrader.results.sections import Chart, Section
-from fintrader.results.table import Table
+from fintrader.results.table import Table, render_notice
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Page:
     def add_header(self, kicker: str, section: Section) -> None:
         """Put a section at the top, its title being the finding of the page."""
         self._header = (
-            _render_words('<p class="notice" role="alert">{}</p>', section.warning)
+            render_notice(section.warning)
             + f'<header><p class="kicker">{html.escape(kicker)}</p>'
             + f'<h1 class="{section.tone or ""}">{html.escape(section.title)}</h1>'
             + _render_words('<p class="lead">{}</p>', section.headline)

@@ -99,6 +99,7 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
         own = stored.metrics[main]
         alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
+        against = f", against {stored.portfolio.replace('_', ' ')}" if stored.portfolio else ""
         rivals = (stored.metrics_of(rival) for rival in ("equal_weight", "benchmark"))
         cells = (
             name,
@@ -109,7 +110,7 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
             DASH if alpha is None else chance(alpha.p_value),
             *(percent(rival.cumulative_return) for rival in rivals),
         )
-        rows.append(Row(cells, note=f"{title_of(main)}, {first} to {last}"))
+        rows.append(Row(cells, note=f"{title_of(main)}, {first} to {last}{against}"))
     headings = (heading for _, heading in (*PAPER_COLUMNS, *ACTIVE_COLUMNS))
     columns = ("Run", *headings, INTERVAL, "Trials", "Look", "p", "Equal weight", "Index")
     shorter = explain_short_window(
@@ -117,6 +118,6 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
     )
     caption = (
         "Equal weight and Index: cumulative returns of these baselines in the run's own window."
-        " Active figures are against what env.benchmark names there, net of costs."
+        " Active figures are against the benchmark portfolio named below the run, net of costs."
     )
     return Table(columns, tuple(rows), notes=tuple(filter(None, (caption, shorter))))

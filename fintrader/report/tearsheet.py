@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def tear_sheet_inputs(
     columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()
     transactions = pd.DataFrame(columns, index=pd.DatetimeIndex(trades["fill_time"]))
     has_benchmark = "benchmark" in returns.columns and strategy != "benchmark"
-    benchmark = returns["benchmark"].set_axis(days) if has_benchmark else None
+    benchmark = returns["benchmark"].set_axis(days).rename("Index") if has_benchmark else None
     return returns[strategy].set_axis(days), positions, transactions, benchmark
 
 
@@ -89,9 +90,7 @@ def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
         # No time of writing, so that equal results give equal files.
         timeless = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_file(path) as file:
-            figure.savefig(
-                file, format=path.suffix[1:], dpi=80, bbox_inches="tight", metadata=timeless
-            )
+            figure.savefig(file, format=path.suffix[1:], dpi=80, metadata=timeless)
         plt.close("all")
     return path
 
@@ -113,7 +112,7 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
 
     def beta(ax: Any) -> None:
         timeseries.rolling_beta(returns, benchmark, rolling_window=window).plot(ax=ax)
-        ax.set(title=f"Rolling beta to the benchmark ({window} sessions)", ylabel="Beta", xlabel="")
+        ax.set(title=f"Rolling beta to the index ({window} sessions)", ylabel="Beta", xlabel="")
 
     def named(
         draw: Callable[..., Any], title: str, *given: Any, **options: Any
@@ -132,12 +131,6 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
         ),
         named(plotting.plot_returns, "Returns", returns),
         *([beta] if benchmark is not None and benchmark.std() > 0 else []),
-        named(
-            plotting.plot_rolling_volatility,
-            f"Rolling volatility {rolling}",
-            returns,
-            rolling_window=window,
-        ),
         named(
             plotting.plot_rolling_sharpe,
             f"Rolling Sharpe ratio {rolling}",
@@ -180,7 +173,15 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
         named(plotting.plot_monthly_returns_dist, "Distribution of monthly returns", returns),
     ]
     figure = plt.figure(figsize=(14, 5 * (len(wide) + 1)))
-    grid = figure.add_gridspec(len(wide) + 1, 3, wspace=0.5, hspace=0.5)
+    # Margins are set here: a tight box would draw everything once more to measure it.
+    inches = figure.get_figheight()
+    edges = {"left": 0.08, "right": 0.96, "bottom": 0.8 / inches, "top": 1 - 1.2 / inches}
+    grid = figure.add_gridspec(len(wide) + 1, 3, wspace=0.5, hspace=0.5, **edges)
+    if stored.notice:
+        words = textwrap.fill(stored.notice, 120)
+        figure.text(
+            0.5, 1 - 0.7 / inches, words, ha="center", color="#b42318", fontsize=14, weight="bold"
+        )
     for row, panel in enumerate(wide):
         panel(figure.add_subplot(grid[row, :]))
     for column, panel in enumerate(calendar):

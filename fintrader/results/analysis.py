@@ -87,8 +87,8 @@ class FactorFit:
     """Regression of a strategy's daily returns on factors."""
 
     sessions: int
-    alpha: float
-    """A year's alpha."""
+    alpha: float | None
+    """A year's alpha; None below a quarter of a year."""
     alpha_t: float
     r_squared: float
     betas: tuple[FactorBeta, ...]

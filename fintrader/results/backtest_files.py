@@ -39,7 +39,7 @@ from fintrader.results.folders import (
 )
 from fintrader.results.formatting import Opening, find_timezone, in_order, opening_of
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
-from fintrader.results.table import Table, active_table, paper_table
+from fintrader.results.table import Table, active_table, paper_table, render_notice
 from fintrader.verdict.verdict import Verdict
 
 MAX_ROWS = 30_000_000
@@ -243,16 +243,26 @@ class StoredBacktest:
         return find_timezone(self.context.timezone)
 
     @property
+    def notice(self) -> str:
+        """Banner of a market that is made up; empty for real bars and a context that cannot be
+        read."""
+        try:
+            return self.context.market.notice
+        except RunError:
+            return ""
+
+    @property
     def summary(self) -> tuple[Table, Table]:
         """The paper's table, and the differences from the benchmark portfolio; results first."""
         metrics = {name: self.metrics[name] for name in in_order(self.metrics)}
         return paper_table(metrics), active_table(metrics, self.portfolio)
 
     def __repr__(self) -> str:
-        return "\n".join(map(str, self.summary))
+        return "\n".join(filter(None, [self.notice, *map(str, self.summary)]))
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self.summary)
+        tables = "".join(table._repr_html_() for table in self.summary)
+        return render_notice(self.notice) + tables
 
     def weights(self, strategy: str) -> pd.DataFrame:
         """Wide: index `minute` of each session's last bar, one column a symbol ever held at a

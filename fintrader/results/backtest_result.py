@@ -36,14 +36,14 @@ class BacktestResult(AccountHistory):
     """The exchange's time zone (an IANA name), for figures by weekday or time of day."""
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
+    provenance: Provenance = field(default_factory=Provenance)
+    """Source of the market, which gives the verdict its caveats and its banner."""
     last_bar: NDArray[np.int64] | None = None
     """`[N]`: the last bar at which each symbol has a price, -1 without any; None if unknown."""
     closing_cost_usd: Array | None = None
     """`[N]`: cost of closing each position at the window's end."""
     cut_from: tuple[str, ...] = ()
     """Windows of the split that contain the bars (`MarketTensors.cut_from`)."""
-    provenance: Provenance = field(default_factory=Provenance)
-    """Source of the market, which gives the verdict its caveats."""
     is_seen: bool = False
     """True if the policy states that it was trained or chosen on some of these bars."""
     portfolio_name: str = ""
@@ -80,6 +80,7 @@ class BacktestResult(AccountHistory):
         )
         numbers = [f"{len(self.daily_returns)} sessions"]
         numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
+        numbers += filter(None, [self.provenance.notice.partition(":")[0]])
         return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"
 
     @property

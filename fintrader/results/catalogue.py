@@ -53,17 +53,6 @@ def measure(history: AccountHistory, resample: Callable[[Array, int], Interval])
     return StrategyMetrics(**found)
 
 
-def of_a_year(key: str) -> bool:
-    """Check that a metric is an annual rate, which no page, table or terminal shows for a window
-    shorter than a quarter of a year.
-
-    Ratios (Sharpe, information) do not count as annual rates: they have no unit, and their
-    intervals show how uncertain they are.
-    """
-    known = BY_KEY.get(key)
-    return key in m.COMPOUNDED or key == "turnover" or (known is not None and known.unit == _YEAR)
-
-
 def _plain(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
@@ -679,16 +668,10 @@ _OF_POSITIONS = {
 
 
 def _defined(key: str, compute: Compute) -> Compute:
-    """None for curves that were not traded here (the index has no positions), and for windows that
-    are too short."""
+    """None for curves that were not traded here (the index has no positions)."""
 
     def defined(s: MetricInputs) -> float | None:
-        untraded = key in _OF_POSITIONS and not s.of.has_positions
-        return (
-            None
-            if untraded or m.is_too_short(key, s.sessions, s.of.sessions_a_year)
-            else compute(s)
-        )
+        return None if key in _OF_POSITIONS and not s.of.has_positions else compute(s)
 
     return defined
 

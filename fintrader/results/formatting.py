@@ -18,10 +18,9 @@ from fintrader.numerals import (
     number,
     percent,
     ratio,
-    span,
     usd,
 )
-from fintrader.results.catalogue import BY_KEY, of_a_year
+from fintrader.results.catalogue import BY_KEY
 from fintrader.results.context import BacktestContext, LimitedOutcome
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.verdict.verdict import Verdict
@@ -90,14 +89,9 @@ def statistic(key: str, value: Any, *, signed: bool = False) -> str:
     return ratio(value, signed=signed)
 
 
-def is_omitted(key: str, values: StrategyMetrics) -> bool:
-    """Tell whether an annual figure of a strategy is left out because its window is short."""
-    return of_a_year(key) and is_short(values.sessions, values.annual_sessions)
-
-
 def format_metric(key: str, values: StrategyMetrics) -> str:
-    """Write a strategy's metric; a dash where it is not known, or is omitted."""
-    return DASH if is_omitted(key, values) else statistic(key, values[key])
+    """Write a strategy's metric; a dash where it is not known."""
+    return statistic(key, values[key])
 
 
 def explain_short_window(metrics: Iterable[StrategyMetrics]) -> str:
@@ -105,7 +99,7 @@ def explain_short_window(metrics: Iterable[StrategyMetrics]) -> str:
     limits = (
         min_sessions(values.annual_sessions)
         for values in metrics
-        if is_omitted("annual_return", values)
+        if is_short(values.sessions, values.annual_sessions)
     )
     least = next(limits, None)
     return "" if least is None else f"Annualised figures are omitted below {least} sessions."
@@ -210,12 +204,23 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
     return Opening(headline.rstrip("."), why, sees, change, verdict.is_likely_skill)
 
 
+def describe_score(metric: object) -> str:
+    """Name the metric by which a run scores its pods, and the yardstick of a relative one; empty
+    without one."""
+    if metric is None:
+        return ""
+    versus = metric in ("information_ratio", "active_utility")
+    against = " against the benchmark portfolio" if versus else ""
+    return f"Score: {str(metric).replace('_', ' ')}{against}, in validation."
+
+
 # --- strategies -----------------------------------------------------------------------------------
 
 
 def title_of(strategy: str) -> str:
-    """`equal_weight` as people read it: `Equal weight`."""
-    return strategy.replace("_", " ").capitalize()
+    """`equal_weight` as people read it: `Equal weight`. `benchmark` is the index: the benchmark
+    portfolio is another strategy."""
+    return "Index" if strategy == "benchmark" else strategy.replace("_", " ").capitalize()
 
 
 def find_timezone(name: str) -> str:
@@ -287,11 +292,10 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
             if high < 0
             else "within chance"
         )
-        active = number(own.active_return)
-        scale, over = span(own.sessions, own.annual_sessions)
-        active = None if active is None else active * scale
-        text += f" Active return {percent(active, signed=True)} {over}, "
-        text += f"information ratio {ratio(own.information_ratio)}"
+        if own.active_return is not None:
+            text += f" Active return {percent(own.active_return, signed=True)} a year (the mean"
+            text += f" daily difference from {portfolio.replace('_', ' ')}, not compounded)."
+        text += f" Information ratio {ratio(own.information_ratio)}"
         text += f" ({INTERVAL} {format_interval(low, high)}): {worth}."
     if "ridge" not in metrics and "ridge" in context.left_out:
         text += f" Without ridge: {context.left_out['ridge']}."

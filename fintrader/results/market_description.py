@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from fintrader.files import hash_bytes
 from fintrader.metrics import TRADING_DAYS
+from fintrader.numerals import ratio
 from fintrader.records import JsonValue, to_json
 
 Range = tuple[int, int]
 """Bars `[start, stop)`."""
+_NO_SUCH_MARKET = "Nothing here was or could have been earned in any market."
 MOST_ABSENT = 0.05
 """Share of member-days without bars above which a universe is suspect, and its members by date
 unmeasurable."""
@@ -201,6 +203,29 @@ class Provenance:
     def is_synthetic(self) -> bool:
         """True of a market whose prices are random numbers."""
         return self.source is not None and self.source.kind == "synthetic"
+
+    @property
+    def notice(self) -> str:
+        """Banner of everything that shows results of a market which is made up, wholly or in part;
+        empty for real bars and where nothing is known."""
+        signal = self.planted_signal
+        drift = self.planted_drift
+        if signal is not None and signal.ic == 0:
+            return f"Real bars and noise: {signal.statement}."
+        if signal is not None:
+            return f"Real bars with a planted signal: {signal.statement}. {_NO_SUCH_MARKET}"
+        if drift is not None:
+            return (
+                "Synthetic market with a planted signal: the prices are random numbers, and the"
+                f" feature {drift.feature} says which way each one drifts (by"
+                f" {ratio(drift.drift_bps, 1)} bps a bar). {_NO_SUCH_MARKET}"
+            )
+        if self.is_synthetic:
+            return (
+                "Synthetic market: the prices are random numbers, with no signal in them."
+                f" {_NO_SUCH_MARKET}"
+            )
+        return ""
 
     def changed(self, change: str) -> Provenance:
         """Return a copy that also names a change to the market."""

@@ -67,16 +67,16 @@ def regimes(
 def regime_table(
     daily: pd.DataFrame, index: str, strategy: str, sessions_a_year: int = m.TRADING_DAYS
 ) -> pd.DataFrame:
-    """Table with a row for each regime: `sessions`, the annualised mean return of `strategy` and of
-    `index` in it, and the strategy's `sharpe` and `beta`."""
+    """Table with a row for each regime: `sessions`, the mean return of a session of `strategy` and
+    of `index` in it, and the strategy's `sharpe` and `beta`."""
     rows = {}
     for name, which in regimes(daily, index).items():
         ours = daily[strategy].to_numpy()[which]
         theirs = daily[index].to_numpy()[which]
         rows[name] = {
             "sessions": int(which.sum()),
-            "strategy": m.active_return(ours, np.zeros_like(ours), sessions_a_year),
-            "index": m.active_return(theirs, np.zeros_like(theirs), sessions_a_year),
+            "strategy": m.mean_return(ours),
+            "index": m.mean_return(theirs),
             "sharpe": m.sharpe(ours, sessions_a_year),
             "beta": m.beta(ours, theirs),
         }

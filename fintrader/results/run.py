@@ -38,6 +38,7 @@ from fintrader.results.leaderboard_reader import (
 from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
+from fintrader.results.table import render_notice
 from fintrader.results.tournament_events import TournamentEvent, dropped_pods, read_events
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, read_stages
@@ -196,7 +197,8 @@ class Run:
     def plot(self, window: str | None = None) -> go.Figure:
         """The wealth of every strategy of a backtest, the result first."""
         stored = self.backtest(window)
-        return figures.equity_figure(stored.curve(), main=main_strategy(stored.strategies))
+        main = main_strategy(stored.strategies)
+        return figures.equity_figure(stored.curve(), main=main, notice=stored.notice)
 
     def _leaderboard(self) -> Path:
         path = self.folder.leaderboard
@@ -228,12 +230,17 @@ class Run:
 
     def __repr__(self) -> str:
         lines, stored = self._describe()
-        return "\n".join(lines if stored is None else [*lines, repr(stored)])
+        if stored is None:
+            return "\n".join(lines)
+        return "\n".join(filter(None, [stored.notice, *lines, *map(str, stored.summary)]))
 
     def _repr_html_(self) -> str:
         lines, stored = self._describe()
         about = "".join(f"<p>{html.escape(line.strip())}</p>" for line in lines)
-        return about if stored is None else about + stored._repr_html_()
+        if stored is None:
+            return about
+        tables = "".join(table._repr_html_() for table in stored.summary)
+        return render_notice(stored.notice) + about + tables
 
 
 def frame_of(rows: Sequence[object]) -> pd.DataFrame:
@@ -268,6 +275,8 @@ class _Manifest:
     command: str | None = None
     market: str | None = None
     data_hash: str | None = None
+    notice: str = ""
+    """Banner of a market that is made up."""
     config_hash: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     stages: dict[str, dict[str, JsonValue]] = field(default_factory=dict)

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fintrader.metrics import TRADING_DAYS
+from fintrader.metrics import ANNUAL, TRADING_DAYS
+from fintrader.numerals import is_short
 
 
 @dataclass(frozen=True)
 class StrategyMetrics:
     """Every metric of `results.catalogue`, which has titles, units and formulas; None where one is
-    undefined."""
+    undefined, and for every annual rate of a window shorter than a quarter of a year."""
 
     # return
     sessions: float | None
@@ -94,6 +95,10 @@ class StrategyMetrics:
     minute_sharpe: float | None
     minute_sortino: float | None
     minute_max_drawdown: float | None
+
+    def __post_init__(self) -> None:
+        if is_short(self.sessions, self.annual_sessions):
+            vars(self).update(dict.fromkeys(ANNUAL))
 
     @classmethod
     def of(cls, values: Mapping[str, float | None]) -> StrategyMetrics:

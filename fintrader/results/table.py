@@ -120,6 +120,14 @@ class Table:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
+def render_notice(notice: str) -> str:
+    """Render the banner of a market that is made up as HTML; empty without one."""
+    words = html.escape(notice)
+    # The border also shows in a notebook, which has none of a page's styles.
+    look = 'class="notice" role="alert" style="border-left:4px solid #b42318"'
+    return f"<p {look}>{words}</p>" if words else ""
+
+
 def list_facts(facts: Mapping[str, str]) -> Table:
     """Make a table without column titles: names and sentences, empty ones left out."""
     return Table.of(("", ""), [pair for pair in facts.items() if pair[1]])

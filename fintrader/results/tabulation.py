@@ -46,6 +46,7 @@ def tabulate(
             context,
             strategies={name: result.note for name, result in results.items()},
             timezone=first.timezone,
+            market=context.market if first.provenance.source is None else first.provenance,
             portfolio=first.portfolio_name or None,
         ),
         "verdict": verdict,

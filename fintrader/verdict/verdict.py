@@ -306,6 +306,8 @@ class Verdict:
     """Question asked of the window; a claim is one of its own."""
     registered: str = ""
     """The claim that named this window before it began (`verdict.claims`), as a clause."""
+    notice: str = ""
+    """Banner of a market that is made up."""
     survivors_bound: float | None = None
     """Alpha a year that a universe of survivors may have added; None for other universes."""
 

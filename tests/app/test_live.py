@@ -78,7 +78,9 @@ def test_a_halt_says_why_and_what_goes_on(tmp_path, monkeypatch):
     run_live(tmp_path / "mine-paper", bundle, market, bars=22).close()
     page = drawn(tmp_path, monkeypatch)
     assert "halted" in page.markdown[0].value
-    assert "`fintrader resume mine-paper`" in page.error[0].value  # to be copied as it stands
+    banner, halted = (error.value for error in page.error)
+    assert banner.startswith("Synthetic market with a planted signal")
+    assert "`fintrader resume mine-paper`" in halted  # to be copied as it stands
 
 
 def test_damage_and_absence_are_sentences(made, tmp_path, monkeypatch):

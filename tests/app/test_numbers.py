@@ -47,7 +47,6 @@ def test_headline_cards_are_the_stored_metrics(open_page, template):
     test = open_page(template, "runs", run="demo")
     metrics = metrics_of(template, "demo")
     mine = metrics["ensemble"]
-    index = metrics["benchmark"]
     shown = {metric.label: metric for metric in test.metric}
     assert set(shown) == {title for _, title in tables.SHORT_HEADLINE}, (
         "ten sessions have no figures of a year"
@@ -55,8 +54,22 @@ def test_headline_cards_are_the_stored_metrics(open_page, template):
     assert shown["Sessions"].value == "10"
     for key, title in tables.SHORT_HEADLINE[:-1]:
         assert shown[title].value == statistic(key, mine[key]), key
-        assert shown[title].delta == statistic(key, mine[key] - index[key], signed=True), key
+        assert not shown[title].delta, "its benchmark portfolio is cash"
+
+
+def test_a_difference_names_the_benchmark_portfolio(open_page, site):
+    """The verdict's yardstick, not another one next to it."""
+    path = site / "runs" / "demo" / "backtest" / "context.json"
+    path.write_text(json.dumps(stored(path) | {"portfolio": "equal_weight"}))
+    metrics = metrics_of(site, "demo")
+    shown = {metric.label: metric for metric in open_page(site, "backtest", run="demo").metric}
+    for key, title in tables.SHORT_HEADLINE[:-1]:
+        away = metrics["ensemble"][key] - metrics["equal_weight"][key]
+        assert shown[title].delta == f"{statistic(key, away, signed=True)} vs equal weight", key
         assert shown[title].proto.color == NO_COLOUR, "luck is neither green nor red"
+    for name, words in (("equal_weight", ""), ("best", " vs equal weight")):
+        test = open_page(site, "backtest", run="demo", strategy=name)
+        assert test.metric[0].delta.endswith(words)
 
 
 def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(open_page, template):
@@ -161,6 +174,9 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
     one = metrics_of(template, "demo")["ensemble"]
     two = metrics_of(template, "second")["best"]
     keys = {tables.find_title(key): key for key in one}
+    assert table.loc["Benchmark portfolio"].tolist() == ["Cash", "Cash"]
+    assert "Beta, against the index" in table.index
+    table = table.drop(index="Benchmark portfolio")
     assert len(table) == 15
     for title, row in table.iterrows():
         key = keys[str(title)]

@@ -233,3 +233,37 @@ def test_a_run_that_failed_says_why_on_its_pages(open_page, site):
         test = open_page(site, page, run="racing")
         healthy(test)
         assert any("no capacity" in str(error.value) for error in test.error), said(test)
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    """A finished run and one without a backtest, of a synthetic market."""
+    root = tmp_path_factory.mktemp("made-up")
+    market = fakes.save_market(root / "data" / "tensors", kind="synthetic")
+    for name, stage in (("demo", "finished"), ("raced", "raced")):
+        fakes.make_run(root / "runs", name, market=market, stage=stage)
+    return root
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "new_run"])
+def test_every_page_of_a_made_up_market_says_so_once(open_page, made_up, template, page):
+    banner = "Synthetic market: the prices are random numbers, with no signal in them."
+    names = ["demo"] + ["raced"] * (page in {"tournament", "pod", "market"})
+    for name in names:
+        chosen = {"run": name, "runs": name} if page == "compare" else {"run": name}
+        shown = said(open_page(made_up, page, **chosen)).replace("\\", "")
+        assert shown.count(banner) == 1, (page, name)
+    assert "Synthetic" not in said(open_page(template, page, run="demo", runs="demo"))
+    if page == "runs":
+        assert (open_page(made_up, page).dataframe[0].value["market"] == "Synthetic market").all()
+
+
+@pytest.mark.parametrize("page", ["runs", "tournament", "pod"])
+def test_scores_name_their_metric(open_page, site, page):
+    path = site / "runs" / "demo" / "config.yaml"
+    for metric, words in (
+        ("sharpe", "Score: sharpe, in validation."),
+        ("information_ratio", "Score: information ratio against the benchmark portfolio, in "),
+    ):
+        path.write_text(f"name: demo\nseed: 0\ntournament: {{metric: {metric}}}\n")
+        assert words in said(open_page(site, page, run="demo")).replace("\\", "")

@@ -101,7 +101,7 @@ def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_
         assert "init FILE`" in own
 
 
-def test_the_quickstart_tests_on_a_quarter_of_a_year_or_more():
-    """Less is not put on a year, and no bootstrap speaks of it."""
+def test_the_quickstart_tests_on_half_a_year_or_more():
+    """Annual figures of a quarter are extrapolated fourfold: 62 % in 64 sessions became 570 %."""
     data = parse_config("run", [QUICKSTART]).data
-    assert data.source.num_sessions * data.windows.fractions[2] >= FEWEST_SESSIONS
+    assert data.source.num_sessions * data.windows.fractions[2] >= 2 * FEWEST_SESSIONS

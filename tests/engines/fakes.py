@@ -19,10 +19,11 @@ from fintrader.backtesting.explain import OWN
 from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
+from fintrader.market.market_file import read_description
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import ExplainedDecision, Explanation
-from fintrader.results.market_description import Provenance
+from fintrader.results.market_description import MarketSource, Provenance
 from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.results.tournament_events import LaunchEvent, LossEvent, ProposalEvent, StartEvent
 from fintrader.runs import Manifest, RunFolder
@@ -49,14 +50,15 @@ def save_market(
     seed: int = 0,
     timezone: str = "America/New_York",
     hours: int = 0,
+    kind: str = "",
 ) -> Path:
     """A market file with gaps, a late listing and a delisting, of New York or elsewhere: so many
-    `hours` later."""
+    `hours` later. `kind` of its source: none by default."""
     market = make_market(bars, 5, 3, seed=seed, session_bars=30, volatility=0.002)
     market = replace(
         market,
         minutes=market.minutes + hours * 3600 * 10**9,
-        provenance=Provenance(timezone=timezone),
+        provenance=Provenance(MarketSource(kind) if kind else None, timezone=timezone),
     )
     path = cache / f"market-{seed}.safetensors"
     market.save(path)
@@ -89,8 +91,9 @@ def make_run(
         command=f"fintrader run {folder.config}",
     )
     with manifest.stage("data"):
-        content = MarketTensors.stored_hash(market)
-    manifest.update(market=str(market), data_hash=content)
+        description, content = read_description(market)
+    notice = description.provenance.notice
+    manifest.update(market=str(market), data_hash=content, notice=notice)
     if stage == "started":
         return folder
     race = {"pods": PODS, "seed": seed, "data_hash": content}

@@ -107,7 +107,7 @@ def test_backtests_draw_and_list_everything(tests):
         "Equal",
         "Buy and hold",
         "Equal weight",
-        "Benchmark",
+        "Index",
     ]
     assert tests.plot().data[0].y[-1] == pytest.approx(tests["equal"].equity[-1])
     assert set(tests.trades["strategy"]) == {"equal", "buy_and_hold", "equal_weight"}

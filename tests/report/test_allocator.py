@@ -25,7 +25,6 @@ from fintrader.results.market_description import (
 )
 from fintrader.results.sections.opening import (
     describe_costs,
-    describe_market,
     describe_survivorship,
 )
 from fintrader.results.strategy_metrics import StrategyMetrics
@@ -84,17 +83,17 @@ def row(text, first):
 
 
 def test_a_made_up_market_is_the_first_thing_said(page, stored):
-    notice = describe_market(stored.context.market)
+    notice = stored.notice
     assert notice.startswith("Synthetic market with a planted signal")
     body = page[page.index("<body>") :]
     assert re.sub("<[^>]+>", "", body).strip().startswith(notice)
     assert body.index("Survivorship") < body.index("Costs") < body.index("<nav>")
-    assert describe_market(Provenance(MarketSource("files"))) == describe_market(Provenance()) == ""
-    assert "no signal in them" in describe_market(Provenance(MarketSource("synthetic")))
+    assert Provenance(MarketSource("files")).notice == Provenance().notice == ""
+    assert "no signal in them" in Provenance(MarketSource("synthetic")).notice
     for ic, words in ((0.1, "Real bars with a planted signal"), (0.0, "Real bars and noise")):
         signal = PlantedSignal("signal", ic, {}, horizon=20, persistence=0.95, seed=0)
         planted = Provenance(MarketSource("planted_in"), planted_signal=signal)
-        assert describe_market(planted).startswith(f"{words}: the feature signal ")
+        assert planted.notice.startswith(f"{words}: the feature signal ")
     assert notice in render_comparison({"one": stored, "two": stored})
 
 

@@ -154,9 +154,10 @@ def test_report_and_figures_say_which_year(both):
         assert f"Daily returns, {year} sessions a year" in render_report(stored)
         returns = stored.daily_returns()
         drawn = figures.rolling_figure(
-            returns, "volatility", main="ensemble", window=20, sessions_a_year=year
+            returns, "sharpe", main="ensemble", window=20, sessions_a_year=year
         )
-        last = returns["ensemble"].tail(20).std() * year**0.5
+        recent = returns["ensemble"].tail(20)
+        last = recent.mean() / recent.std() * year**0.5
         assert next(trace for trace in drawn.data if trace.name == "Ensemble").y[
             -1
         ] == pytest.approx(last)

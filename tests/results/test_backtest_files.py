@@ -200,7 +200,7 @@ def test_trading_numbers_by_hand():
     profit = result.equity[-1] - result.equity[0]
     assert numbers["cost_usd"] == pytest.approx(0.002 * traded)
     assert numbers["break_even_cost_bps"] == pytest.approx(1e4 * (profit + 0.002 * traded) / traded)
-    assert numbers["turnover"] == pytest.approx(traded / result.equity.mean() * 252 / 3)
+    assert numbers["turnover"] is None, "three sessions have no annual rate"
     assert numbers["trades"] == len(result.trades)
     weights = result.weights()[[19, 39, 59]]
     assert numbers["largest_weight"] == pytest.approx(weights.max())

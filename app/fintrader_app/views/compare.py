@@ -14,7 +14,7 @@ from fintrader.numerals import DASH, number
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import format_metric, statistic
+from fintrader.results.formatting import format_metric, statistic, title_of
 from fintrader.results.sections import BacktestView
 from fintrader.results.sections.comparison import present_comparison
 from fintrader.results.strategy_metrics import NO_METRICS
@@ -123,7 +123,8 @@ def differences(lines: dict[str, Contender]) -> None:
     values = {
         name: line.backtest.metrics.get(line.strategy, NO_METRICS) for name, line in lines.items()
     }
-    rows = []
+    portfolios = {name: title_of(line.backtest.portfolio or DASH) for name, line in lines.items()}
+    rows = [{"Metric": "Benchmark portfolio", **portfolios}]
     for key in KEYS:
         row = {"Metric": tables.find_title(key)}
         zero = number(values[base][key])

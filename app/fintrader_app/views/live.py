@@ -20,7 +20,7 @@ from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader_app import charts, sections
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
 from fintrader_app.local_time import pick_clock
-from fintrader_app.shell import choose, follow, format_code, heading, page, plain
+from fintrader_app.shell import choose, draw_notice, follow, format_code, heading, page, plain
 from fintrader_app.tables import numbers, table
 
 COLOURS = {
@@ -62,6 +62,7 @@ def render(runs: RunsFolder) -> None:
 
 def draw(status: Status, timezone: str) -> None:
     """Everything below the picker and the clock."""
+    draw_notice(status.bundle.notice)
     show_head(status, timezone)
     show_curves(status, timezone)
     left, right = st.columns(2)

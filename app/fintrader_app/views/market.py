@@ -21,6 +21,7 @@ from fintrader_app.markets import Market
 from fintrader_app.shell import (
     choose,
     choose_part,
+    draw_notice,
     guarded,
     heading,
     human,
@@ -39,6 +40,7 @@ MOST_SYMBOLS = 60
 def render(runs: RunsFolder) -> None:
     run, _ = pick_run(runs)
     market = markets.find(run.market, run.data_hash, list_market_folders(runs))
+    draw_notice(market.description.provenance.notice)
     show_head(market)
     parts = {
         "bars": ("Bars", show_bars),

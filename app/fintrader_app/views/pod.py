@@ -19,6 +19,7 @@ from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (
     choose,
     choose_several,
+    draw_notice,
     follow,
     guarded,
     heading,
@@ -38,6 +39,8 @@ MOST = 6
 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
+    draw_notice(run.notice)
+    st.caption(plain(artifacts.describe_score(folder)))
     folder = pick_race(folder)
     pods = artifacts.load_pods(folder)
     if pods.empty:
@@ -215,7 +218,7 @@ def show_validation(rows: pd.DataFrame) -> None:
     listed = []
     for metric in CATALOGUE:
         each = {pod: format_metric(metric.key, values) for pod, values in columns.items()}
-        listed.append({"Metric": metric.title, **each})
+        listed.append({"Metric": tables.find_title(metric.key), **each})
     table(listed, "pod_metrics", right=columns, height=360)
     tables.explain_dashes(columns.values())
 

@@ -52,8 +52,9 @@ COLUMNS = {
         "Return", format="percent", help="Ensemble, test window, net of costs"
     ),
     "index": st.column_config.NumberColumn(
-        "Index", format="percent", help="The benchmark over the same bars"
+        "Index", format="percent", help="The market's index over the same bars"
     ),
+    "market": st.column_config.TextColumn("Market", help="Made up, or with made-up features"),
     "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
     "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
     "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
@@ -87,6 +88,7 @@ def build_table(found: list[Summary]) -> pd.DataFrame:
                 "verdict": verdict_words(run.verdict.text if run.verdict else None),
                 "return": number(headline.cumulative_return),
                 "index": number(run.metrics.get("benchmark", NO_METRICS).cumulative_return),
+                "market": run.notice.partition(":")[0],
                 "sharpe": number(headline.sharpe),
                 "drawdown": number(headline.max_drawdown),
                 "created": None if created is None else created.replace(tzinfo=None),
@@ -97,7 +99,7 @@ def build_table(found: list[Summary]) -> pd.DataFrame:
             }
         )
     frame = pd.DataFrame(rows).astype({"trials": "Int64"})
-    unused = [name for name in ("tags", "note") if not frame[name].map(len).any()]
+    unused = [name for name in ("market", "tags", "note") if not frame[name].map(len).any()]
     return frame.drop(columns=unused)
 
 
@@ -274,6 +276,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         draw(present_baselines(view), version)
     with guarded():
         show_leaders(folder)
+        st.caption(plain(artifacts.describe_score(folder)))
     if run.command:
         st.caption("The command that makes this run again (or goes on with it)")
         st.code(hide_secrets(run.command), language="bash")

@@ -18,6 +18,7 @@ from fintrader.results.tournament_events import LossEvent, TournamentEvent, sele
 from fintrader_app import artifacts, charts, race, search, tables
 from fintrader_app.shell import (
     choose,
+    draw_notice,
     follow,
     go,
     guarded,
@@ -46,6 +47,8 @@ EVERY = "all algorithms"
 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
+    draw_notice(run.notice)
+    st.caption(plain(artifacts.describe_score(folder)))
     place = pick_race(folder)
     planned = race.count_planned_pods(folder)
     logs = search.find_log_settings(folder)

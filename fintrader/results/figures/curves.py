@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Literal
 
@@ -18,13 +19,13 @@ from fintrader.metrics import (
     find_session_ends,
     simple_returns,
 )
-from fintrader.numerals import is_short
 from fintrader.results.figures.style import (
     MOST_LINES,
     PALETTE,
     ZERO_LINE,
     add_curve,
     draw_lines,
+    escape_label,
     layout,
     say_left_out,
     time_axis,
@@ -43,14 +44,16 @@ fewer."""
 
 
 def equity_figure(
-    curves: pd.DataFrame, *, main: str | None = None, relative: bool = False
+    curves: pd.DataFrame, *, main: str | None = None, relative: bool = False, notice: str = ""
 ) -> go.Figure:
     """Wealth of every strategy, USD, or in multiples of its start if `relative`. `curves`: wide
-    equity."""
+    equity; `notice`: banner of a market that is made up."""
+    words = "<br>".join(textwrap.wrap(escape_label(notice, 500), 100))
+    title = f"Equity<br><sup>{words}</sup>" if notice else "Equity"
     if not relative:
-        return layout(draw_lines(curves, "%{y:$,.0f}", main), "Equity", "USD", height=420)
+        return layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD", height=420)
     figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main)
-    layout(figure, "Equity", "multiple of the start", height=420)
+    layout(figure, title, "multiple of the start", height=420)
     return figure.update_yaxes(tickformat=".2f")
 
 
@@ -147,7 +150,8 @@ def rolling_figure(
     """Rolling Sharpe ratio or volatility, or beta to the benchmark, of every strategy; full windows
     only.
 
-    Both are annualised; of less than a quarter of a year the volatility is that of a session.
+    The ratio is annualised; the volatility is that of a session, as a rolling window has too few
+    for an annual rate.
 
     `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of
     the columns.
@@ -161,10 +165,9 @@ def rolling_figure(
             unit = "Sharpe ratio, annualised"
             level = 0
         case "volatility":
-            short = is_short(len(returns), sessions_a_year)
-            values = rolled.std() * math.sqrt(1 if short else sessions_a_year)
+            values = rolled.std()
             title = "Volatility"
-            unit = "volatility of a session" if short else "volatility, annualised"
+            unit = "volatility of a session"
             level = 0
         case "beta":
             index = returns["benchmark"]
@@ -177,7 +180,7 @@ def rolling_figure(
                 }
             )
             title = "Beta"
-            unit = "beta to the benchmark"
+            unit = "beta to the index"
             level = 1
     percent = kind == "volatility"
     hover = "%{y:.2%}" if percent else "%{y:.2f}"

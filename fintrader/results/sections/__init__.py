@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fintrader.results.sections.choices import present_decisions, present_sensitivity
-from fintrader.results.sections.opening import describe_market, present_verdict
+from fintrader.results.sections.opening import present_verdict
 from fintrader.results.sections.origins import present_data, present_origin
 from fintrader.results.sections.performance import (
     present_baselines,
@@ -44,7 +44,6 @@ __all__ = [
     "BacktestView",
     "Chart",
     "Section",
-    "describe_market",
     "evidence_table",
     "present_attribution",
     "present_backtest",

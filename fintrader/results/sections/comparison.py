@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from fintrader.numerals import chance, count
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.sections.opening import describe_market
 from fintrader.results.sections.section import Section
 from fintrader.results.stored_looks import union_of_looks
 from fintrader.verdict import LEVEL
@@ -37,13 +36,13 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
             f"One picked from {count(both.looks)} results must have p {chance(LEVEL / both.looks)}"
             " or less (Bonferroni)."
         )
-    notices = {name: describe_market(stored.context.market) for name, stored in runs.items()}
+    notices = [(name, stored.notice) for name, stored in runs.items()]
     return Section(
         key="comparison",
         title=title,
         headline=f"{both.trials:,} trials in all of these runs together; {results}.",
         notes=tuple(notes),
-        warning=" ".join(f"{name}: {notice}" for name, notice in notices.items() if notice),
+        warning=" ".join(f"{name}: {notice}" for name, notice in notices if notice),
         tone="good" if skilled else "doubt",
     )
 

@@ -9,15 +9,12 @@ from fintrader.results.formatting import (
     describe_limits,
     describe_planted,
     describe_standing,
-    is_omitted,
     statistic,
     window_words,
 )
 from fintrader.results.market_description import Provenance
 from fintrader.results.sections.section import BacktestView, Section
 from fintrader.results.table import list_facts
-
-_NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any market."
 
 
 def present_verdict(view: BacktestView) -> Section:
@@ -40,7 +37,7 @@ def present_verdict(view: BacktestView) -> Section:
         title=opening.headline,
         headline=" ".join(filter(None, plain)),
         tables=(list_facts(opening.sentences), list_facts(facts)),
-        warning=describe_market(stored.context.market),
+        warning=stored.notice,
         tone="alarm" if stored.changed else "good" if opening.is_skill else "doubt",
     )
 
@@ -99,29 +96,6 @@ def _describe_look(look: int | None) -> str:
     return "first look at this window" if look <= 1 else f"look {count(look)} at this window"
 
 
-def describe_market(market: Provenance) -> str:
-    """State that a market is made up, wholly or in part; empty for real bars and where nothing is
-    known."""
-    signal = market.planted_signal
-    drift = market.planted_drift
-    if signal is not None and signal.ic == 0:
-        return f"Real bars and noise: {signal.statement}."
-    if signal is not None:
-        return f"Real bars with a planted signal: {signal.statement}. {_NO_SUCH_MARKET}"
-    if drift is not None:
-        return (
-            "Synthetic market with a planted signal: the prices are random numbers, and the feature"
-            f" {drift.feature} says which way each one drifts (by {ratio(drift.drift_bps, 1)} bps a"
-            f" bar). {_NO_SUCH_MARKET}"
-        )
-    if market.is_synthetic:
-        return (
-            "Synthetic market: the prices are random numbers, with no signal in them."
-            f" {_NO_SUCH_MARKET}"
-        )
-    return ""
-
-
 def describe_survivorship(market: Provenance) -> str:
     """State whether the universe is one of survivors."""
     survivorship = market.survivorship
@@ -176,7 +150,7 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
         if returned is not None:
             before = percent(returned + own.cost_share, signed=True)
             text += f"; before costs {before}, after costs {percent(returned, signed=True)}"
-    if not is_omitted("turnover", own):
+    if own.turnover is not None:
         text += f"; turnover {ratio(own.turnover, 1)} × equity a year"
     even = statistic("break_even_cost_bps", own.break_even_cost_bps)
     return text + ("." if even == DASH else f", nothing left at {even} a traded dollar.")

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.metrics import min_sessions
 from fintrader.numerals import count, percent, period_name, ratio
 from fintrader.results import figures, periods
 from fintrader.results.formatting import is_baseline, statistic, title_of
@@ -39,9 +38,10 @@ def present_baselines(view: BacktestView) -> Section:
         pays = " (env.benchmark), which pays the same costs; the index pays none"
         notes = (
             f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')}"
-            f"{'' if view.is_foreign else pays}. The interval is the"
-            " information ratio's, by resampling blocks of the same days of both; one that holds 0"
-            " says that chance could have done it.",
+            f"{'' if view.is_foreign else pays}. Active return: mean times"
+            f" {stored.sessions_a_year}, not compounded as the annual return is. The interval is"
+            " the information ratio's, by resampling blocks of the same days of both; one that"
+            " holds 0 says that chance could have done it.",
             *([f"Left out: {reasons}."] if reasons else []),
         )
         tables.append(replace(active_table(metrics, stored.portfolio, main=view.main), notes=notes))
@@ -209,13 +209,12 @@ def present_regimes(view: BacktestView) -> Section | None:
     stored = view.stored
     if view.index is None:
         return None
-    year = stored.sessions_a_year
     daily = stored.daily_returns()
-    states = periods.regime_table(daily, view.index, view.main, year)
-    least = max(periods.FEWEST_SESSIONS, min_sessions(year))
+    states = periods.regime_table(daily, view.index, view.main, stored.sessions_a_year)
     tables = []
     notes: tuple[str, ...] = ()
-    if states.empty or len(daily) < least:
+    if states.empty:
+        least = periods.FEWEST_SESSIONS
         notes = (f"Regimes need {least} sessions; this window has {len(daily)}.",)
     else:
         rows = [
@@ -229,9 +228,9 @@ def present_regimes(view: BacktestView) -> Section | None:
         ]
         note = (
             f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns"
-            f" are means times {year}."
+            " are means of a session; beta is to the index."
         )
-        heads = ("The index", "Sessions", "Return a year", "Index a year", "Sharpe", "Beta")
+        heads = ("The index", "Sessions", "Mean return", "Index's mean return", "Sharpe", "Beta")
         tables.append(Table.of(heads, rows, notes=[note]))
     worst = periods.stress_days(daily[view.closest], view.index)
     if not worst.empty:

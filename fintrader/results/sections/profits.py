@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from fintrader.numerals import count, percent, ratio, span, usd
+from fintrader.numerals import count, percent, ratio, usd
 from fintrader.results import figures
 from fintrader.results.allocation import OTHER, pnl_by_month, pnl_table, summarise_trips, symbol_pnl
 from fintrader.results.analysis import FactorFit
@@ -158,8 +158,7 @@ def present_factors(view: BacktestView) -> Section | None:
         note = "Not known: too few sessions, or symbols, for a regression."
         return Section("factors", title, notes=(note,))
     names = dict.fromkeys((view.main, stored.portfolio or view.main))
-    year = stored.sessions_a_year
-    tables = tuple(_factors_table(name, found[name], year) for name in names if name in found)
+    tables = tuple(_factors_table(name, found[name]) for name in names if name in found)
     note = (
         "Daily returns, least squares, Newey-West errors. The factors are long the first third of"
         " the universe and short the last, ranked at the close before, without costs; they are not"
@@ -168,14 +167,13 @@ def present_factors(view: BacktestView) -> Section | None:
     return Section("factors", title, tables=tables, notes=(note,))
 
 
-def _factors_table(name: str, fit: FactorFit, sessions_a_year: int) -> Table:
-    scale, over = span(fit.sessions, sessions_a_year)
+def _factors_table(name: str, fit: FactorFit) -> Table:
     rows = [
         Row((row.factor.capitalize(), _format_ratio(row.beta), _format_ratio(row.t), row.about))
         for row in fit.betas
     ]
-    alpha = percent(scale * fit.alpha, signed=True)
-    rest = (f"Alpha {over}", alpha, _format_ratio(fit.alpha_t), "what the factors leave")
+    alpha = percent(fit.alpha, signed=True)
+    rest = ("Alpha a year", alpha, _format_ratio(fit.alpha_t), "what the factors leave")
     built = "Built of this universe alone"
     title = f"{title_of(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
     rows.append(Row(rest, is_main=True))
