@@ -28,6 +28,7 @@ from fintrader.verdict.conclusion import (
     measure_tail,
 )
 from fintrader.verdict.looks import Look, Window, result_hash
+from fintrader.verdict.sketch import Curve, Sketch
 from fintrader.verdict.track_record import TrackRecord
 from fintrader.verdict.verdict import Evidence, Selection, Verdict
 
@@ -99,14 +100,22 @@ def judge_record(
 
 
 def look_of(record: TrackRecord, command: str | None = None) -> Look:
-    """Describe the look at a track record for the ledger. The benchmark's returns identify the
-    window; against cash, the strategy's."""
-    seen = record.returns if record.benchmark is None else record.benchmark
-    level = np.cumprod(np.append(1.0, 1 + seen))[:, None]
-    days = record.dates.astype("datetime64[ns]").astype(np.int64)
-    minutes = np.append(days[0] - 86_400_000_000_000, days)
-    # Names of columns identify nothing: only returns make two windows one.
-    name = f"{record.benchmark_name}-{hash_bytes(level.astype('<f4').tobytes())[:8]}"
+    """Describe the look at a track record for the ledger. The benchmark's returns and the
+    strategy's identify the window; against cash, the dates do too."""
+    seen = {"": record.returns, "benchmark": record.yardstick}
+    days = record.dates.astype("datetime64[D]").astype(np.int64)
+    key = hash_bytes(days.tobytes() + record.yardstick.tobytes())
+    name = record.benchmark_name
+    if record.benchmark is not None:
+        name += f"-{key[:8]}"  # names of columns identify nothing: only returns do
+    bars = Window(
+        key,
+        (name,),
+        str(record.dates[0]),
+        str(record.dates[-1]),
+        sketch=Sketch.of(np.column_stack(list(seen.values()))),
+        curves=tuple(Curve.of(days, returns) for returns in seen.values()),
+    )
     return Look(
         kind="judge",
         run=record.name,
@@ -114,9 +123,9 @@ def look_of(record: TrackRecord, command: str | None = None) -> Look:
         folder="",
         seed=None,
         window=FOREIGN,
-        bars=Window.of((name,), minutes, level),
+        bars=bars,
         strategies=(record.name,),
-        result=result_hash({"": record.returns}),
+        result=result_hash(seen),
         trials=None,
         command=command,
     )

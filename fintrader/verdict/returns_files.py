@@ -82,7 +82,7 @@ def read_record(
         column=column if isinstance(found.values, pd.DataFrame) else None,
         sessions_a_year=sessions_a_year,
     )
-    return replace(record, notes=found.notes + record.notes, caveats=found.caveats)
+    return replace(record, notes=found.notes + record.notes, caveats=found.caveats + record.caveats)
 
 
 def read_weights(
@@ -112,7 +112,9 @@ def read_weights(
         )
     note = f"Weights are traded at the next date's price, at {cost_bps:g} bps."
     free = () if cost_bps else ("trading free of costs",)
-    return replace(record, holdings=held, notes=(*record.notes, note), caveats=free)
+    return replace(
+        record, holdings=held, notes=(*record.notes, note), caveats=free + record.caveats
+    )
 
 
 def _read_matrix(path: Path | str) -> pd.DataFrame:

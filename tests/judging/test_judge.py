@@ -133,8 +133,8 @@ def test_looks_are_counted_by_what_the_benchmark_did(tmp_path, monkeypatch):
     assert look(renamed.assign(x=renamed["x"] * 1.01), "y") == 3
     assert look(frame[100:]) == 4, "a part of the window"
     assert look(make_returns(seed=9)) == 1, "another benchmark"
-    assert look(frame["mine"], None) == 1
-    assert look(other["mine"], None) == 1, "against cash the window is the strategy's own"
+    assert look(frame["mine"], None) == 3, "the first strategy, and a part of it, against SPY"
+    assert look(other["mine"], None) == 4, "against cash, the same dates are the same window"
     assert {line.look.kind for line in Ledger().looks()} == {"judge"}
     blocked = tmp_path / "file"
     blocked.write_text("")
