@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from fintrader.files import (
 )
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.system import sync, wait_for_lock
-from fintrader.verdict.sketch import EMPTY, Curve, Sketch, session_returns
+from fintrader.verdict.sketch import Curve, Sketch, session_returns
 
 log = logging.getLogger("fintrader.verdict")
 FILE = "looks.jsonl"
@@ -79,7 +79,7 @@ class Window:
     made_up: bool = False
     """True for a synthetic market: another seed gives the same dates and symbols, but other
     prices."""
-    sketch: Sketch = EMPTY
+    sketch: Sketch = Sketch()  # noqa: RUF009
     curves: tuple[Curve, ...] = ()
     """Of equal weights of all symbols; of external returns, their benchmark's and their own."""
 
@@ -106,8 +106,8 @@ class Window:
         returns = session_returns(close, sessions)
         ends = np.flatnonzero(np.diff(sessions, append=-1))
         common = Curve.of(minutes[ends] // DAY, np.append(0.0, np.nansum(returns, axis=1)))
-        sketch = Sketch.of(returns)
-        return cls(digest.hexdigest(), names, first, last, made_up, sketch, (common,))
+        key = digest.hexdigest()
+        return cls(key, names, first, last, made_up, Sketch.of(returns), (common,))
 
     def overlaps(self, other: Window) -> bool:
         """Report whether a look at one window counts for the other: their sketches match, external
@@ -119,7 +119,7 @@ class Window:
             return False
         # Two markets have a curve each: their symbols' returns are enough to tell them apart.
         pairs = list(product(self.curves, other.curves))
-        if len(pairs) > 1 and any(curve.follows(rival) for curve, rival in pairs):
+        if len(pairs) > 1 and any(starmap(Curve.follows, pairs)):
             return True
         ours = set(self.symbols)
         theirs = set(other.symbols)

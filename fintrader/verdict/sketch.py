@@ -58,9 +58,9 @@ class Sketch:
         """`returns` `[S, N]`: simple returns over the sessions; NaN where a series has none."""
         found = np.unique(np.concatenate([np.empty(0, np.uint64), *_hash_runs(returns)]))
         halvings = 0
-        while np.searchsorted(found, np.uint64(2**_BITS >> halvings)) > MOST:
+        while (found < 2**_BITS >> halvings).sum() > MOST:
             halvings += 1
-        kept = found[found < np.uint64(2**_BITS >> halvings)].astype("<u4")
+        kept = found[found < 2**_BITS >> halvings].astype("<u4")
         return cls(halvings, base64.b64encode(kept.tobytes()).decode())
 
     def overlaps(self, other: Sketch) -> bool:
@@ -74,11 +74,7 @@ class Sketch:
 
     def _decode(self, limit: int) -> NDArray[np.uint32]:
         hashes = np.frombuffer(base64.b64decode(self.hashes), "<u4")
-        return hashes[: np.searchsorted(hashes, limit)] if limit < 2**_BITS else hashes
-
-
-EMPTY = Sketch()
-"""Sketch of an unknown window."""
+        return hashes[hashes < limit]
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ def _hash_runs(returns: NDArray[np.float64]) -> Iterator[NDArray[np.uint64]]:
         runs = runs[scale > 1e-9]  # false for NaN
         steps = np.rint(STEPS * runs / scale[scale > 1e-9, None]).astype(np.int64)
         steps *= np.sign(steps[:, :1])
-        distinct = 1 + (np.diff(np.sort(steps, axis=1), axis=1) != 0).sum(axis=1)
+        distinct = 1 + (np.diff(np.sort(steps)) != 0).sum(axis=1)
         mixed = np.zeros(len(steps), np.uint64)
         for column in steps.view(np.uint64).T:
             mixed = _mix(mixed ^ column)

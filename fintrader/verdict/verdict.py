@@ -301,8 +301,6 @@ class Verdict:
     def __post_init__(self) -> None:
         if not self.sentences:
             raise ValueError("has no sentence")
-        if self.is_likely_skill and (self.caveats or self.is_seen or self.is_ruined):
-            raise ValueError("is likely skill in spite of its caveats")
 
     @property
     def text(self) -> str:
