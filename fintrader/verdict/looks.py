@@ -106,8 +106,7 @@ class Window:
         returns = session_returns(close, sessions)
         ends = np.flatnonzero(np.diff(sessions, append=-1))
         common = Curve.of(minutes[ends] // DAY, np.append(0.0, np.nansum(returns, axis=1)))
-        key = digest.hexdigest()
-        return cls(key, names, first, last, made_up, Sketch.of(returns), (common,))
+        return cls(digest.hexdigest(), names, first, last, made_up, Sketch.of(returns), (common,))
 
     def overlaps(self, other: Window) -> bool:
         """Report whether a look at one window counts for the other: their sketches match, external
