@@ -95,6 +95,8 @@ def judge(argv: list[str]) -> None:
             record = options.read(str(file))
         # The name may come from inside the file.
         page = options.out or Path(re.sub(r"[^\w-]+", "_", record.name) + "-verdict.html")
+        if page.suffix != ".html":
+            raise ConfigError(f"--out {page}: give the page a name that ends in .html")
         command = shlex.join(["fintrader", "judge", *argv])
         print(
             judge_returns(

@@ -20,12 +20,11 @@ from fintrader.results.table import render_notice
 from fintrader.results.tabulation import tabulate
 from fintrader.verdict.claims import find_registration, restrict
 from fintrader.verdict.judge import judge_record, look_of, read_trials
-from fintrader.verdict.looks import count_look
+from fintrader.verdict.looks import DAY, count_look
 from fintrader.verdict.track_record import CASH, TrackRecord, make_record
 from fintrader.verdict.verdict import FOREIGN, Verdict
 
 CAPITAL_USD = 1_000_000.0
-DAY = 86_400_000_000_000
 OPENED = 60_000_000_000
 """A minute in ns: windows open a minute after midnight, and sessions close one before it."""
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fintrader.errors import RunError
 from fintrader.results.backtest_files import StoredBacktest, read_seal
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.verdict.looks import Ledger, Look, Window, missing, result_hash
-from fintrader.verdict.sketch import Sketch, session_returns
 
 CHOSEN = ("ensemble", "best")
 """Strategies that the search chose; a look is at their results. The others are baselines."""
@@ -92,14 +89,9 @@ def note_shown(stored: StoredBacktest, command: str) -> None:
     if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
         return
     closes = stored.prices.pivot_table(index="session", columns="symbol", values="close_usd")
-    first, last = stored.minutes[[0, -1]].strftime("%Y-%m-%d")
-    bars = Window(
-        key,
-        tuple(sorted(map(str, closes.columns))),
-        first,
-        last,
-        made_up=known.market.is_synthetic,
-        sketch=Sketch.of(session_returns(closes.to_numpy(float), np.arange(len(closes)))),
+    minutes = stored.minutes[stored.ends].as_unit("ns").asi8
+    bars = Window.of(
+        [*map(str, closes)], minutes, closes.to_numpy(float), known.market.is_synthetic
     )
     look = Look(
         kind="compare",
@@ -108,7 +100,7 @@ def note_shown(stored: StoredBacktest, command: str) -> None:
         folder=home.name,
         seed=known.seed,
         window=known.window if known.window in ("train", "validation") else "test",
-        bars=bars,
+        bars=replace(bars, key=key),
         strategies=tuple(name for name in CHOSEN if name in stored.strategies),
         result=result,
         trials=known.trials,

@@ -28,7 +28,8 @@ from fintrader.verdict.conclusion import (
     measure_tail,
 )
 from fintrader.verdict.looks import Look, Window, result_hash
-from fintrader.verdict.track_record import TrackRecord
+from fintrader.verdict.sketch import Curve, Sketch
+from fintrader.verdict.track_record import CASH, TrackRecord
 from fintrader.verdict.verdict import ACTIVE_RETURN, FOREIGN, Evidence, Selection, Verdict
 
 FEWEST_ALONE = 250
@@ -40,9 +41,9 @@ def read_trials(trials: object) -> int | None:
     """Read a number of trials; None for `unknown` and None. Raises BacktestError."""
     if trials is None or trials == "unknown":
         return None
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+    if isinstance(trials, bool) or not isinstance(trials, int) or not 1 <= trials <= 1e99:
         raise BacktestError(
-            f"trials is how many strategies were tried, at least 1, or unknown; got {trials!r}"
+            f"trials is how many strategies were tried, from 1 to 1e99, or unknown; got {trials!r}"
         )
     return trials
 
@@ -113,14 +114,13 @@ def question_of(claim: Registration | None) -> str:
 def look_of(
     record: TrackRecord, command: str | None = None, claim: Registration | None = None
 ) -> Look:
-    """Describe the look at a track record for the ledger. The benchmark's returns identify the
-    window; against cash, the strategy's."""
-    seen = record.returns if record.benchmark is None else record.benchmark
-    level = np.cumprod(np.append(1.0, 1 + seen))[:, None]
-    days = record.dates.astype("datetime64[ns]").astype(np.int64)
-    minutes = np.append(days[0] - 86_400_000_000_000, days)
-    # Names of columns identify nothing: only returns make two windows one.
-    name = f"{record.benchmark_name}-{hash_bytes(level.astype('<f4').tobytes())[:8]}"
+    """Describe the look at a track record for the ledger. The benchmark's returns and the
+    strategy's identify the window; against cash, the dates do too."""
+    seen = {"": record.returns, "benchmark": record.yardstick}
+    days = record.dates.astype(np.int64)
+    key = hash_bytes(days.tobytes() + record.yardstick.tobytes())
+    # Names of columns identify nothing: only returns do.
+    name = CASH if record.benchmark is None else f"{record.benchmark_name}-{key[:8]}"
     return Look(
         kind="judge",
         run=record.name,
@@ -128,9 +128,16 @@ def look_of(
         folder="",
         seed=None,
         window=FOREIGN,
-        bars=Window.of((name,), minutes, level),
+        bars=Window(
+            key,
+            (name,),
+            str(record.dates[0]),
+            str(record.dates[-1]),
+            sketch=Sketch.of(np.column_stack(list(seen.values()))),
+            curves=tuple(Curve.of(days, returns) for returns in seen.values()),
+        ),
         strategies=(record.name,),
-        result=result_hash({"": record.returns}),
+        result=result_hash(seen),
         trials=None,
         command=command,
         question=question_of(claim),
@@ -154,8 +161,7 @@ def _flag_few(record: TrackRecord) -> list[str]:
     least = FEWEST_ALONE if record.sessions_a_year >= FEWEST_ALONE else ev.FEW
     if record.holdings is not None or size >= least:
         return []
-    unit = period_name(record.sessions_a_year)
     return [
-        f"{count(size)} {unit}s of returns alone, in which rare losses may be missing (fewer"
-        f" than {least})"
+        f"{count(size)} {period_name(record.sessions_a_year)}s of returns alone, in which rare"
+        f" losses may be missing (fewer than {least})"
     ]

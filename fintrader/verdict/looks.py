@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from fintrader.files import (
 )
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.system import sync, wait_for_lock
-from fintrader.verdict.sketch import EMPTY, Sketch, session_returns
+from fintrader.verdict.sketch import Curve, Sketch, session_returns
 from fintrader.verdict.verdict import ACTIVE_RETURN
 
 log = logging.getLogger("fintrader.verdict")
@@ -46,12 +47,14 @@ FILE = "looks.jsonl"
 LOCK = ".looks.lock"
 HOME = "FINTRADER_HOME"
 """Environment variable with the folder of the user's ledger."""
-FORMAT = "fintrader-looks-2"
+FORMAT = "fintrader-looks-3"
 FIRST = hash_bytes(FORMAT.encode())
 """`before` of the first line."""
 HELD_OUT = ("test", "validation", "whole", "foreign")
 """Windows that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
+DAY = 86_400_000_000_000
+"""In nanoseconds."""
 
 
 class LedgerError(RunError):
@@ -76,7 +79,9 @@ class Window:
     made_up: bool = False
     """True for a synthetic market: another seed gives the same dates and symbols, but other
     prices."""
-    sketch: Sketch = EMPTY
+    sketch: Sketch = Sketch()  # noqa: RUF009
+    curves: tuple[Curve, ...] = ()
+    """Of equal weights of all symbols; of external returns, their benchmark's and their own."""
 
     @classmethod
     def of(
@@ -98,17 +103,23 @@ class Window:
         digest.update(prices.tobytes())
         first, last = (str(minutes[at].astype("datetime64[ns]"))[:10] for at in (0, -1))
         sessions = np.arange(len(minutes)) if session is None else session
-        sketch = Sketch.of(session_returns(close, sessions))
-        return cls(digest.hexdigest(), names, first, last, made_up, sketch)
+        returns = session_returns(close, sessions)
+        ends = np.flatnonzero(np.diff(sessions, append=-1))
+        common = Curve.of(minutes[ends] // DAY, np.append(0.0, np.nansum(returns, axis=1)))
+        return cls(digest.hexdigest(), names, first, last, made_up, Sketch.of(returns), (common,))
 
     def overlaps(self, other: Window) -> bool:
-        """Report whether a look at one window counts for the other: their sketches match, or their
-        dates overlap and they share at least half of all symbols (for short windows and other
-        adjustments)."""
+        """Report whether a look at one window counts for the other: their sketches match, external
+        returns or their benchmark follow a curve of the other, or their dates overlap and they
+        share at least half of all symbols (for short windows and other adjustments)."""
         if self.key == other.key or self.sketch.overlaps(other.sketch):
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
             return False
+        # Two markets have a curve each: their symbols' returns are enough to tell them apart.
+        pairs = list(product(self.curves, other.curves))
+        if len(pairs) > 1 and any(starmap(Curve.follows, pairs)):
+            return True
         ours = set(self.symbols)
         theirs = set(other.symbols)
         return 2 * len(ours & theirs) >= len(ours | theirs)

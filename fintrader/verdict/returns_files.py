@@ -84,7 +84,8 @@ def read_record(
         sessions_a_year=sessions_a_year,
     )
     notes = found.notes + record.notes
-    return replace(record, notes=notes, caveats=found.caveats, strategy=found.strategy)
+    caveats = found.caveats + record.caveats
+    return replace(record, notes=notes, caveats=caveats, strategy=found.strategy)
 
 
 def read_weights(
@@ -96,6 +97,8 @@ def read_weights(
     with prices, rebalanced daily free of costs. Raises ReturnsError.
     """
     targets, marks = (_read_matrix(path) for path in (weights, prices))
+    if (marks <= 0).any(axis=None):
+        raise ReturnsError(f"{prices}: a price of {marks.min().min():g}; leave unknown ones empty")
     rival: Any = benchmark
     if benchmark is None:
         rival = marks.pct_change(fill_method=None).mean(axis=1).iloc[1:].rename("equal weight")
@@ -104,7 +107,7 @@ def read_weights(
     elif benchmark != CASH:
         rival = read_benchmark(benchmark, prices)
     held = hold_weights(targets, marks, cost_bps)
-    own = pd.Series(held.equity, pd.DatetimeIndex(held.dates)).pct_change().iloc[1:]
+    own = pd.Series(held.equity, pd.DatetimeIndex(held.dates)).pct_change().fillna(0.0).iloc[1:]
     record = make_record(own, name=Path(weights).stem, benchmark=rival, kind="returns")
     missing = len(held.dates) - 1 - len(record.returns)
     if missing:
@@ -114,7 +117,9 @@ def read_weights(
         )
     note = f"Weights are traded at the next date's price, at {cost_bps:g} bps."
     free = () if cost_bps else ("trading free of costs",)
-    return replace(record, holdings=held, notes=(*record.notes, note), caveats=free)
+    return replace(
+        record, holdings=held, notes=(*record.notes, note), caveats=free + record.caveats
+    )
 
 
 def _read_matrix(path: Path | str) -> pd.DataFrame:
@@ -167,27 +172,26 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
             return ReturnsFile(pd.read_feather(path), name)
         if kind == ".json":
             return _read_json(path.read_bytes(), name, column)
-        if zipfile.is_zipfile(path) and kind == ".zip":
+        if kind == ".zip":
             return _read_zip(path, column)
         return ReturnsFile(read_table(path), name)
     except ReturnsError:
         raise
-    except (ValueError, KeyError, TypeError, OSError, pd.errors.ParserError) as error:
+    except Exception as error:  # the parsers of foreign files raise errors of all kinds
         raise ReturnsError(
             f"{path.name} cannot be read as a table, a freqtrade or a Lean result"
-            f" ({str(error).splitlines()[0] if str(error) else type(error).__name__}); save dates"
-            " and returns as CSV"
+            f" ({(str(error) or repr(error)).splitlines()[0]}); save dates"
+            " and returns as CSV in UTF-8"
         ) from None
 
 
 def read_table(path: Path | str) -> pd.DataFrame:
     """Read a table as text: the header shows the separator, decimals may be commas."""
-    head = pd.read_csv(path, sep="\0", nrows=0, engine="python").columns
-    first = re.split("[\t;|,]", str(head[0]))[0]
+    head = str(pd.read_csv(path, sep="\0", nrows=0, engine="python").columns[0])
+    first = re.split("[\t;|,]", head)[0]
     # A first row that begins with a date is not a header.
     header = None if first.strip() and read_dates(pd.Series([first])) is not None else 0
-    separators = {mark: str(head[0]).count(mark) for mark in ("\t", ";", "|", ",")}
-    frame = pd.read_csv(path, sep=max(separators, key=lambda mark: separators[mark]), header=header)
+    frame = pd.read_csv(path, sep=max("\t;|,", key=head.count), header=header)
     if not len(frame.columns) > 1:
         raise ReturnsError(
             f"{Path(path).name} has one column; give dates and values, with a header"

@@ -1,10 +1,13 @@
 """Sketch of a window: enough of its returns to recognise it under any name.
 
 Each run of `RUN` sessions of a series is divided by its root mean square, rounded and hashed. No
-name, date, price level, bar length or leverage enters, and the runs of a subset of the series are a
-subset of the runs. Only hashes below a limit are kept, the same limit for all windows of a size
+name, date, price level, bar length, leverage or sign enters, and the runs of a subset of the series
+are a subset of the runs. Only hashes below a limit are kept, the same limit for all windows of a size
 (Irber et al., "Lightweight compositional analysis of metagenomes with FracMinHash", 2022), so that
 the kept hashes estimate the share of common runs, also between windows of very different sizes.
+
+A `Curve` has the returns themselves, coarsely and by date. It recognises what hashes cannot: weeks
+of the same days, another currency, an index much like it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 RUN = 10
@@ -28,6 +32,10 @@ SAME = 0.03
 """Share of the smaller window's runs in the other one from which a look at one counts for both."""
 FEWEST = 3
 """Fewest common runs of the same window."""
+ALIKE = 0.8
+"""Rank correlation of one window's curves: two indices of a country's large companies have more."""
+FEWEST_ALIKE = 12
+"""Fewest common returns of two curves."""
 _DISTINCT = 6
 """Fewest different values in a kept run: series that hardly move have fewer."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -50,9 +58,9 @@ class Sketch:
         """`returns` `[S, N]`: simple returns over the sessions; NaN where a series has none."""
         found = np.unique(np.concatenate([np.empty(0, np.uint64), *_hash_runs(returns)]))
         halvings = 0
-        while np.searchsorted(found, np.uint64(2**_BITS >> halvings)) > MOST:
+        while (found < 2**_BITS >> halvings).sum() > MOST:
             halvings += 1
-        kept = found[found < np.uint64(2**_BITS >> halvings)].astype("<u4")
+        kept = found[found < 2**_BITS >> halvings].astype("<u4")
         return cls(halvings, base64.b64encode(kept.tobytes()).decode())
 
     def overlaps(self, other: Sketch) -> bool:
@@ -66,11 +74,36 @@ class Sketch:
 
     def _decode(self, limit: int) -> NDArray[np.uint32]:
         hashes = np.frombuffer(base64.b64decode(self.hashes), "<u4")
-        return hashes[: np.searchsorted(hashes, limit)] if limit < 2**_BITS else hashes
+        return hashes[hashes < limit]
 
 
-EMPTY = Sketch()
-"""Sketch of an unknown window."""
+@dataclass(frozen=True)
+class Curve:
+    """Returns of one series by date."""
+
+    first: int
+    """Date of the first return, in days since 1970."""
+    returns: str
+    """A return for each day of the calendar, 0 where there is none: float16, little-endian, in
+    base64."""
+
+    @classmethod
+    def of(cls, days: NDArray[np.int64], returns: NDArray[np.float64]) -> Curve:
+        """`days` `[S]`: since 1970, ascending; `returns` `[S]`: simple."""
+        by_day = np.zeros(days[-1] - days[0] + 1, "<f2")
+        by_day[days - days[0]] = returns
+        return cls(int(days[0]), base64.b64encode(by_day.tobytes()).decode())
+
+    def follows(self, other: Curve) -> bool:
+        """Report whether the series move together, up or down, between their common dates."""
+        both = pd.concat([self._decode(), other._decode()], axis=1, join="inner")
+        moves = both.cumsum()[both.all(axis=1)].diff()
+        # Of ranks, so that no crash decides it.
+        return bool(abs(moves.corr("spearman", FEWEST_ALIKE).to_numpy()[0, 1]) >= ALIKE)
+
+    def _decode(self) -> pd.Series:
+        by_day = np.frombuffer(base64.b64decode(self.returns), "<f2")
+        return pd.Series(by_day, range(self.first, self.first + len(by_day)), float)
 
 
 def _hash_runs(returns: NDArray[np.float64]) -> Iterator[NDArray[np.uint64]]:
@@ -83,7 +116,8 @@ def _hash_runs(returns: NDArray[np.float64]) -> Iterator[NDArray[np.uint64]]:
         scale = np.sqrt(np.square(runs).mean(axis=1))
         runs = runs[scale > 1e-9]  # false for NaN
         steps = np.rint(STEPS * runs / scale[scale > 1e-9, None]).astype(np.int64)
-        distinct = 1 + (np.diff(np.sort(steps, axis=1), axis=1) != 0).sum(axis=1)
+        steps *= np.sign(steps[:, :1])
+        distinct = 1 + (np.diff(np.sort(steps)) != 0).sum(axis=1)
         mixed = np.zeros(len(steps), np.uint64)
         for column in steps.view(np.uint64).T:
             mixed = _mix(mixed ^ column)
@@ -103,7 +137,7 @@ def session_returns(
 ) -> NDArray[np.float64]:
     """Returns `[S - 1, N]` from the last price of each session to the next one's. `close` `[T, N]`
     is NaN where there is no price; `session` `[T]` numbers the sessions in order."""
-    ends = np.flatnonzero(np.append(np.diff(session) != 0, True))
+    ends = np.flatnonzero(np.diff(session, append=-1))
     rows = np.where(np.isfinite(close), np.arange(len(close))[:, None], -1)
     np.maximum.accumulate(rows, axis=0, out=rows)
     last = np.take_along_axis(close, np.maximum(rows[ends], 0), axis=0).astype(np.float64)

@@ -4,7 +4,6 @@ equity.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -21,7 +20,17 @@ Kind: TypeAlias = Literal["returns", "percent", "log", "equity"]
 """Values of a series: returns (0.01 is 1 %), the same in per cent, log returns, or equity."""
 CASH = "cash"
 RETURNS = ("returns", "return", "ret", "strategy_returns", "daily_return", "daily_returns")
-EQUITY = ("equity", "portfolio_value", "total_value", "net_asset_value", "nav", "value", "balance")
+EQUITY = (
+    "equity",
+    "portfolio_value",
+    "total_value",
+    "net_asset_value",
+    "nav",
+    "value",
+    "balance",
+    "adj close",
+    "close",
+)
 DATES = (
     "(index)",
     "date",
@@ -36,10 +45,15 @@ DATES = (
 )
 PERIODS = {12: (26, 35), 26: (13, 16), 52: (5, 9)}
 """Periods a year, and the days between their ends."""
-EVERY_DAY = 300
-"""Dates a year above which a market trades at weekends and has 365 sessions."""
-FEWEST_DATES = 200
-"""Fewest dates a year of complete daily returns."""
+EVERY_DAY = 0.05
+"""Least share of each day of the week in a market that has 365 sessions a year."""
+FEWEST_DATES = 0.95
+"""Fewest dates in a year of complete returns, as a part of its periods."""
+MOST_DATES = 1.33
+"""Most dates, likewise."""
+MOST_ABSENT = 0.01
+"""Most sessions without a return, as a part of the others: without its five worst of a year, a
+strategy gains 0.8 in Sharpe ratio."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +85,7 @@ class TrackRecord:
             raise ReturnsError(
                 f"{self.name}: {len(self.returns)} return(s) over common dates; give at least two"
             )
-        least = float(self.returns.min())
+        least = self.returns.min()
         if not least >= -1:
             raise ReturnsError(
                 f"{self.name}: a return of {least:g} is a loss of more than 100 %; if these are per"
@@ -119,26 +133,34 @@ def make_record(
         rival = _read_rival(rival, other_kind, kind)
     series = _pick(frame, column, name or "the table")
     name = name or str(series.name)
-    notes: list[str] = []
+    notes = list[str]()
     ours = to_returns(series, kind or implied, name)
-    is_intraday = bool(_dates_of(ours).normalize().duplicated().any())
+    bars = len(ours)
     ours = _by_session(ours)
     days = _dates_of(ours)
-    year = sessions_a_year or count_sessions_a_year(days)
+    usual = count_sessions_a_year(days, sessions_a_year)
+    year = sessions_a_year or usual
+    caveats = list[str]()
+    if abs(year - usual) > usual / 3:
+        caveats.append(f"{year} periods a year as stated, which its dates do not confirm")
     if year == 12 and (days.day == 1).all():
         days = days + pd.offsets.MonthEnd(0)
         ours.index = days
         notes.append("Months dated by their first day are moved to their last.")
-    if is_intraday:
+    if len(ours) < bars:
         notes.append("Returns within a day were compounded to one a day.")
     if rival is not None:
         rival = match_periods(_by_session(rival), days, rival_name)
     table = pd.DataFrame({"ours": ours, "theirs": 0.0 if rival is None else rival})
-    kept = table[np.isfinite(table).all(axis=1)]
+    rows = np.flatnonzero(np.isfinite(table.to_numpy()).all(axis=1))
+    kept = table.iloc[rows]
     if len(kept) < len(table):
         notes.append(
             f"{len(table) - len(kept)} of {len(table)} dates lack a value and are left out."
         )
+    absent = (np.diff(rows) - 1).sum()
+    if absent > MOST_ABSENT * len(kept):
+        caveats.append(f"{absent} sessions left out (0 belongs where nothing was held)")
     return TrackRecord(
         name=name,
         dates=kept.index.to_numpy().astype("datetime64[D]"),
@@ -147,6 +169,7 @@ def make_record(
         benchmark=None if rival is None else kept["theirs"].to_numpy(),
         benchmark_name=rival_name,
         notes=tuple(notes),
+        caveats=tuple(caveats),
     )
 
 
@@ -179,7 +202,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         kind = "returns"
     if hasattr(values, "to_pandas"):
         values = values.to_pandas()
-    if isinstance(values, tuple) and len(values) == 2:
+    if isinstance(values, tuple) and len(values) == 2 and len(values[0]) == len(values[1]):
         dates, numbers = values
         values = pd.Series(np.asarray(numbers), pd.Index(np.asarray(dates)), name="returns")
     if isinstance(values, pd.Series):
@@ -187,7 +210,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
     if not isinstance(values, pd.DataFrame) or isinstance(values.index, pd.MultiIndex):
         raise ReturnsError(
             "returns come as a pandas or polars Series or DataFrame with dates, or as a pair of"
-            f" arrays (dates, values), not as {type(values).__name__}"
+            f" arrays (dates, values) of one length, not as {type(values).__name__}"
         )
     if values.empty:
         raise ReturnsError("the table is empty; give a row for each date")
@@ -221,7 +244,7 @@ def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
             return frame.set_axis(dates, axis=0)
     raise ReturnsError(
         f"no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
-        " column called date, written as 2024-01-31"
+        " column called date, each written as 2024-01-31"
     )
 
 
@@ -263,8 +286,8 @@ def _pick(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series:
     if len(frame.columns) == 1 or likely:
         return frame[likely[0] if likely else frame.columns[0]]
     raise ReturnsError(
-        f"{name} has {len(frame.columns)} columns ({_list(frame.columns)}); name one (column=). If"
-        f" each is a strategy that was tried, say so too: trials={len(frame.columns)}"
+        f"{name} has {len(frame.columns)} columns ({_list(frame.columns)}); name one (column=), or keep"
+        f" one. If each is a strategy that was tried, say so too: trials={len(frame.columns)}"
     )
 
 
@@ -283,8 +306,9 @@ def read_numbers(cells: pd.Series) -> tuple[pd.Series, bool]:
     text = cells.astype(str).str.strip().mask(cells.isna())
     is_percent = bool(text.dropna().str.endswith("%").all())
     text = text.str.removesuffix("%").str.strip()
-    if not text.str.contains(".", regex=False, na=False).any():
-        text = text.str.replace(",", ".")
+    # `1.234,5`, `0,5` or `12,50`, but not `1,234`.
+    if text.str.contains(r"\.\d+,|,(?:\d{0,2}|\d{4,})$|^[+-]?0?,", na=False).any():
+        text = text.str.replace(".", "").str.replace(",", ".")
     numbers = pd.to_numeric(text.str.replace(",", ""), errors="coerce")
     wrong = cells[numbers.isna() & text.notna()]
     if len(wrong):
@@ -297,38 +321,40 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
     if kind is not None and kind not in get_args(Kind):
         raise ReturnsError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
     numbers, is_percent = read_numbers(cells)
-    first = numbers.first_valid_index()
-    if first is None:
+    numbers = numbers.loc[numbers.first_valid_index() :]
+    if numbers.isna().all():
         raise ReturnsError(f"{name}: there is no value")
-    numbers = numbers.loc[first:]
+    if np.isinf(numbers).any():
+        raise ReturnsError(f"{name}: a value is infinite; leave it empty if it is not known")
     if is_percent:
         return numbers / 100
     kind = kind or find_kind(numbers.dropna().to_numpy(), name)
     if kind == "equity":
-        if not (numbers.dropna() > 0).all():
+        numbers = numbers.dropna()
+        if not (numbers[:-1] > 0).all():
             raise ReturnsError(
-                f"{name}: an equity of {numbers.min():g} has no return after it; if these are"
-                " returns, say so: kind=returns"
+                f"{name}: an equity of {numbers.min():g} has no return after it; end the file there"
+                " or, if these are returns, say so: kind=returns"
             )
-        return numbers.dropna().pct_change().iloc[1:]
+        return numbers.clip(lower=0).pct_change().iloc[1:]
     if kind == "log":
-        return numbers.map(math.expm1)
+        return numbers.map(np.expm1)
     return numbers / 100 if kind == "percent" else numbers
 
 
 def find_kind(values: Array, name: str) -> Kind:
     """Detect whether values are returns or equity. Raises ReturnsError if both fit."""
-    typical = float(np.median(np.abs(values)))
+    typical = np.median(np.abs(values))
     unclear = f"{name}: values such as {values[-1]:g} may be"
-    if (values > 0).all() and typical > 0.5:
-        logs = np.log(values)
-        # Equity wanders: its steps are small beside its range. Growth factors (1 + r) do not.
-        if values.size < 3 or np.diff(logs).std() <= logs.std() or logs.std() < 1e-12:
-            return "equity"
-        raise ReturnsError(f"{unclear} equity or per cent; say which: kind=equity or kind=percent")
-    if (values > 0).all() and values.size > 12:
-        raise ReturnsError(f"{unclear} returns or equity; say which: kind=returns or kind=equity")
-    if typical > 0.2 or values.min() < -1:
+    # Equity wanders: its steps are small beside its range. Growth factors (1 + r) do not.
+    if typical > 0.5 and (values.size < 3 or np.diff(values).std() <= values.std()):
+        return "equity"
+    if (values > 0).all() and (typical > 0.5 or values.size > 12):
+        raise ReturnsError(
+            f"{unclear} equity, returns or per cent; say which: kind=equity, kind=returns or"
+            " kind=percent"
+        )
+    if typical > 0.05 or values.min() < -1:
         raise ReturnsError(
             f"{unclear} returns or per cent; say which: kind=returns or kind=percent"
         )
@@ -344,26 +370,24 @@ def _dates_of(table: pd.Series | pd.DataFrame) -> pd.DatetimeIndex:
 
 def _by_session(returns: pd.Series) -> pd.Series:
     """Compound the returns of each day."""
-    days = _dates_of(returns).normalize()
-    if not days.duplicated().any():
-        return returns.set_axis(days)
-    return (1 + returns).groupby(days).prod(min_count=1) - 1
+    return (1 + returns).groupby(_dates_of(returns).normalize()).prod(min_count=1) - 1
 
 
-def count_sessions_a_year(dates: pd.DatetimeIndex) -> int:
-    """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. Raises
-    ReturnsError for others, and if many dates are missing."""
+def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None = None) -> int:
+    """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For others,
+    and if many dates are missing, raises ReturnsError, or returns 0 if a number is `stated`."""
     if len(dates) < 2:
         raise ReturnsError(f"{len(dates)} date(s); give at least two returns")
     days = (dates[-1] - dates[0]).days
-    gap = float(np.median(np.diff(dates.to_numpy()) / np.timedelta64(1, "D")))
+    gap = np.median(np.diff(dates.to_numpy()) / np.timedelta64(1, "D"))
     rate = (len(dates) - 1) / days * 365.25
-    found = 365 if rate > EVERY_DAY else 252
+    least = np.bincount(dates.day_of_week, minlength=7).min()
+    found = 365 if least > EVERY_DAY * len(dates) else 252
     if gap > 4:
         found = next((year for year, (low, high) in PERIODS.items() if low <= gap <= high), 0)
-    least = FEWEST_DATES if gap <= 4 else 0.75 * found
-    most = math.inf if gap <= 4 else 1.33 * found
-    if not found or (days > 90 and not least <= rate <= most):
+    if not found or (days > 90 and not FEWEST_DATES * found <= rate <= MOST_DATES * found):
+        if stated:
+            return 0
         raise ReturnsError(
             f"{len(dates)} dates in {days} days are no daily, weekly or monthly returns; give a"
             " return for each period, 0 where nothing was held, or say how many such periods a"
@@ -373,8 +397,9 @@ def count_sessions_a_year(dates: pd.DatetimeIndex) -> int:
 
 
 def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.Series:
-    """Compound a benchmark's returns to the periods that end on `dates`; NaN where it has none.
-    Raises ReturnsError if its periods are longer."""
+    """Compound a benchmark's returns to the periods that end on `dates`; NaN where it has none. If
+    its periods are the same, keep those of its dates that the strategy lacks. Raises ReturnsError
+    if its periods are longer."""
     within = theirs[(theirs.index >= dates[0]) & (theirs.index <= dates[-1])]
     if not len(within):
         raise ReturnsError(
@@ -383,7 +408,7 @@ def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.S
         )
     inside = dates[(dates >= theirs.index[0]) & (dates <= theirs.index[-1])]
     if inside.isin(within.index).mean() > 0.9 and len(within) <= 1.1 * len(inside):
-        return theirs.reindex(dates)
+        return theirs.reindex(dates.union(_dates_of(within)))
     if len(within) < 0.9 * len(inside):
         raise ReturnsError(
             f"{name}: {len(within)} dates for {len(inside)} of the strategy's; give a benchmark"

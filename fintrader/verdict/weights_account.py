@@ -12,6 +12,8 @@ from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
 
 CAPITAL_USD = 1_000_000.0
+MOST_LEVERAGE = 20.0
+"""Largest sum of absolute weights: more are per cent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +44,18 @@ def hold_weights(
     """Trade target weights at prices; both have one column per symbol and one row per date.
 
     The weights of a date are known at its close and traded at the next date's price, at `cost_bps`
-    of turnover; between dates positions drift, and cash earns nothing. Raises ReturnsError for a
-    symbol without prices, or a weight where there is no price.
+    of turnover; between dates positions drift, and cash earns nothing. An account without equity is
+    closed. Raises ReturnsError for a symbol without prices, a weight where there is no price, and
+    weights in per cent.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:
         raise ReturnsError(f"there are no prices of {', '.join(absent[:6])}; add columns for them")
+    if not (weights.abs().sum(axis=1) <= MOST_LEVERAGE).all():
+        raise ReturnsError(
+            f"the weights of a date sum to more than {MOST_LEVERAGE:g}; write 0.5 for 50 % of the"
+            " equity"
+        )
     symbols = list(weights.columns)
     close = prices[symbols].loc[weights.index[0] :].astype(np.float64)
     if len(close) < 3:
@@ -63,15 +71,18 @@ def hold_weights(
     }
     size = len(close)
     shares = np.zeros((size, len(symbols)))
-    equity = np.full(size, CAPITAL_USD)
+    equity = np.zeros(size)
+    equity[0] = CAPITAL_USD
     costs = np.zeros(size)
     for row in range(1, size):
         held = shares[row - 1]
         gain = np.where(held != 0, held * (marks[row] - marks[row - 1]), 0.0).sum()
-        equity[row] = equity[row - 1] + gain
+        equity[row] = max(equity[row - 1] + gain, 0.0)
+        if not equity[row]:
+            break
         shares[row] = held
         target = orders.get(row)
-        if target is None or equity[row] <= 0:
+        if target is None:
             continue
         unknown = (target != 0) & ~(marks[row] > 0)
         if unknown.any():
@@ -79,7 +90,7 @@ def hold_weights(
             raise ReturnsError(f"{symbol}: a weight, and no price on {close.index[row]:%Y-%m-%d}")
         goal = np.where(target != 0, target * equity[row] / np.where(target, marks[row], 1.0), 0.0)
         traded = np.abs(np.where(goal != held, (goal - held) * marks[row], 0.0)).sum()
-        costs[row] = cost_bps / 1e4 * traded
+        costs[row] = min(cost_bps / 1e4 * traded, equity[row])
         shares[row] = goal * (1 - costs[row] / equity[row])  # the costs come out of all positions
         equity[row] -= costs[row]
     days = close.index.to_numpy().astype("datetime64[D]")

@@ -133,8 +133,8 @@ def test_looks_are_counted_by_what_the_benchmark_did(tmp_path, monkeypatch):
     assert look(renamed.assign(x=renamed["x"] * 1.01), "y") == 3
     assert look(frame[100:]) == 4, "a part of the window"
     assert look(make_returns(seed=9)) == 1, "another benchmark"
-    assert look(frame["mine"], None) == 1
-    assert look(other["mine"], None) == 1, "against cash the window is the strategy's own"
+    assert look(frame["mine"], None) == 3, "the first strategy, and a part of it, against SPY"
+    assert look(other["mine"], None) == 4, "against cash, the same dates are the same window"
     assert {line.look.kind for line in Ledger().looks()} == {"judge"}
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -151,8 +151,10 @@ def test_the_door_prints_three_sentences_and_a_table(tmp_path):
     assert lines[1].split() == ["Question", "Answer", "Meaning"]
     assert "Losses that it could miss" in repr(verdict)
     assert "<table>" in verdict._repr_html_()
-    with pytest.raises(BacktestError, match="at least 1, or unknown; got 0"):
-        fintrader.judge(make_returns(), "SPY", trials=0)
+    for trials in (0, -1, True, 1.5, "many", 10**400):
+        with pytest.raises(BacktestError, match="from 1 to 1e99, or unknown; got "):
+            fintrader.judge(make_returns(), "SPY", trials=trials)
+    assert judge_record(read(make_returns()), trials=10**9).evidence.level < 1e-10
 
 
 def test_a_page_omits_what_returns_do_not_show(tmp_path):
@@ -201,6 +203,10 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
     prices = 100 * (1 + frame).cumprod()
     prices.to_csv("prices.csv")
     pd.DataFrame({"mine": 1.0}, prices.index[:1]).to_csv("weights.csv")
+    with pytest.raises(SystemExit):
+        main(["judge", "prices.csv", "--column", "mine", "--out", "prices.csv"])
+    assert "give the page a name that ends in .html" in capsys.readouterr().err
+    assert len(pd.read_csv("prices.csv")) == len(prices), "the file is not written over"
     files = ["--weights", "weights.csv", "--prices", "prices.csv", "--cost-bps", "5"]
     main(["judge", *files, "--held-out", "--out", "page.html"])
     out = capsys.readouterr().out

@@ -136,8 +136,8 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
     ("values", "options", "message", "remedy"),
     [
         (RETURNS * 100, {}, "returns or per cent; say which: kind=", {"kind": "percent"}),
-        (RETURNS.abs() + 1e-4, {}, "returns or equity; say which", {"kind": "returns"}),
-        (1 + RETURNS, {}, "equity or per cent; say which", {"kind": "equity"}),
+        (RETURNS.abs() + 1e-4, {}, "equity, returns or per cent; say which", {"kind": "returns"}),
+        (1 + RETURNS, {}, "equity, returns or per cent; say which", {"kind": "equity"}),
         (RETURNS, {"kind": "equity"}, "say so: kind=returns", {"kind": "returns"}),
         (RETURNS, {"kind": "profit"}, "choose one of returns, percent, log, equity", {}),
         (RETURNS, {"column": "other"}, "there are mine", {"column": "mine"}),
@@ -149,6 +149,9 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
         (pd.concat([RETURNS, RETURNS[:1]]), {}, "occurs twice", None),
         (pd.concat([RETURNS, RETURNS], axis=1), {}, "two columns have one name", None),
         (RETURNS[:0], {}, "the table is empty", None),
+        ((DAYS, RETURNS[:9]), {}, "a pair of arrays .dates, values. of one length", None),
+        (RETURNS.mask(RETURNS > 0, np.inf), {}, "a value is infinite", None),
+        (RETURNS, {"benchmark": INDEX.to_frame("a").join(INDEX)}, "has 2 columns", None),
         (pd.concat({"mine": RETURNS}), {}, "with dates, or as a pair of arrays", None),
         (
             RETURNS.astype(str).replace(str(RETURNS.iloc[3]), "n.v."),
@@ -393,3 +396,151 @@ def test_weights_are_traded_at_the_next_price_net_of_costs(tmp_path):
     weights.rename(columns={"B": "C"}).to_csv(tmp_path / "weights.csv")
     with pytest.raises(ReturnsError, match="no prices of C; add columns for them"):
         read_weights(*files)
+
+
+# --- odd files and values -------------------------------------------------------------------------
+
+
+def to_text(values, form="{:.12f}", header="date,r"):
+    rows = (f"{day:%Y-%m-%d},{form.format(value)}\n" for day, value in values.items())
+    return f"{header}\n{''.join(rows)}"
+
+
+def to_zip(**members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.json", json.dumps(content))
+    return buffer.getvalue()
+
+
+LATE = pd.concat([RETURNS[:150], RETURNS[150:].shift(freq="365D")])
+LOSING = to_equity(RETURNS) - np.linspace(0, 200_000, 301)
+IDLE = {"strategy": {"Own": {"trades": [], "starting_balance": 1000}}}
+AS_CSV = "save dates and returns as CSV"
+ODD = {
+    "empty.csv": ("", "No columns.*" + AS_CSV),
+    "blank.csv": ("\n\n", "No columns.*" + AS_CSV),
+    "header.csv": ("date,r\n", "the table is empty"),
+    "one.csv": (to_text(RETURNS[:1]), "give at least two returns"),
+    "words.csv": (to_text(RETURNS, "much"), "'much'.*is no number"),
+    "formula.csv": (to_text(RETURNS, "=1+1"), "'=1[+]1'.*is no number"),
+    "blanks.csv": (to_text(RETURNS, ""), "there is no value"),
+    "infinite.csv": (to_text(RETURNS.replace(RETURNS.iloc[3], np.inf)), "a value is infinite"),
+    "minus.csv": (to_text(RETURNS.replace(RETURNS.iloc[3], -np.inf)), "a value is infinite"),
+    "overflow.csv": (to_text(1e305 * to_equity(RETURNS)), "a value is infinite"),
+    "twice.csv": (to_text(RETURNS) + to_text(RETURNS[:1], header="")[1:], "occurs twice"),
+    "total.csv": (to_text(RETURNS) + "Total,0.2\n", "no column of dates among date, r"),
+    "footer.csv": (to_text(RETURNS) + "\n,\n", "1 rows have no date; remove them"),
+    "numbered.csv": (RETURNS.reset_index(drop=True).to_csv(), "no column of dates"),
+    "alone.csv": (RETURNS.to_csv(index=False), "has one column; give dates and values"),
+    "page.csv": ("<!DOCTYPE html><html><body>Sign in</body></html>", "has one column"),
+    "gap.csv": (to_text(LATE), "give a return for each period, 0 where nothing was held"),
+    "quarters.csv": (to_text(RETURNS.resample("QE").mean()), "sessions_a_year="),
+    "percent.csv": (to_text(RETURNS * 20), "kind=returns or kind=percent"),
+    "ruined.csv": (to_text(LOSING), "end the file there or, if these are returns"),
+    "wide.csv": (
+        to_text(RETURNS.to_frame("a").join(INDEX).iloc[:, 0], "{0},{0}", "date,a,b"),
+        "or keep one",
+    ),
+    "utf16.csv": (to_text(RETURNS).encode("utf-16"), AS_CSV + " in UTF-8"),
+    "latin.csv": (to_text(RETURNS, header="date,Rendité").encode("latin-1"), AS_CSV + " in UTF-8"),
+    "noise.csv": (RNG.bytes(5000), AS_CSV),
+    "noise.parquet": (RNG.bytes(5000), AS_CSV),
+    "noise.feather": (b"", AS_CSV),
+    "noise.zip": (b"PK", AS_CSV),
+    "noise.csv.gz": (b"\x1f\x8bnoise", AS_CSV),
+    "sheet.xlsx": (to_zip(sheet={}), AS_CSV),
+    "table.zip": (to_zip(table=[1]), AS_CSV),
+    "list.json": ("[[1, 2]]", AS_CSV),
+    "number.json": ("3", AS_CSV),
+    "broken.json": ("{", AS_CSV),
+    "charts.json": ('{"charts": {}}', "no chart `Strategy Equity`.*" + AS_CSV),
+    "idle.zip": (to_zip(idle=IDLE), "Own made no trade"),
+    "none.json": ('{"strategy": {}}', AS_CSV),
+    "part.json": ('{"strategy": {"A": {"trades": [{"profit_abs": 1}]}}}', AS_CSV),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_file_is_refused_in_one_line(name, tmp_path):
+    content, message = ODD[name]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ReturnsError, match=message) as caught:
+        read_record(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ReturnsError, match="no such file"):
+        read_record(tmp_path)
+
+
+READABLE = {
+    "descending": to_text(RETURNS[::-1]),
+    "shuffled": to_text(RETURNS.sample(frac=1, random_state=1)),
+    "spaces": to_text(RETURNS, " {:.12f}", " date , r "),
+    "zones": "date,r\n"
+    + "".join(
+        f"{day:%Y-%m-%d} 16:00:00{('+00:00', '-05:00')[k % 2]},{value}\n"
+        for k, (day, value) in enumerate(RETURNS.items())
+    ),
+    "thousands": to_text(100 * to_equity(RETURNS), '"{:,.0f}"', "date,nav"),
+    "German thousands": "date;nav\n"
+    + "".join(
+        f"{day:%Y-%m-%d};{value:,.9f}\n".replace(",", "_").replace(".", ",").replace("_", ".")
+        for day, value in to_equity(RETURNS, 1000.0).items()
+    ),
+    "prices": "Date,Open,Close,Volume\n"
+    + "".join(f"{day:%Y-%m-%d},1,{value:.9f},9\n" for day, value in to_equity(RETURNS).items()),
+}
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_an_unusual_file_is_read_as_it_was_meant(name, tmp_path):
+    (tmp_path / "own.csv").write_text(READABLE[name])
+    record = read_record(tmp_path / "own.csv")
+    np.testing.assert_allclose(record.returns, RETURNS, atol=2e-7)
+
+
+def test_an_equity_that_ends_at_zero_is_a_ruin():
+    wealth = to_equity(RETURNS)
+    for last in (0.0, -20.0):
+        wealth.iloc[-1] = last
+        assert make_record(wealth, kind="equity").returns[-1] == -1
+
+
+def test_sessions_that_were_left_out_are_a_caveat():
+    assert make_record(RETURNS.drop(DAYS[50:52]), benchmark=INDEX).caveats == ()
+    assert make_record(RETURNS[10:], benchmark=INDEX).caveats == ()
+    for values, rival in (
+        (RETURNS.drop(DAYS[50:56]), INDEX),
+        (RETURNS.mask(DAYS.isin(DAYS[50:56])), None),
+        (RETURNS, INDEX.drop(DAYS[50:56])),
+    ):
+        (caveat,) = make_record(values, benchmark=rival).caveats or ("none",)
+        assert caveat == "6 sessions left out (0 belongs where nothing was held)"
+    stated = make_record(RETURNS, sessions_a_year=12)
+    assert stated.caveats == ("12 periods a year as stated, which its dates do not confirm",)
+    assert make_record(RETURNS, sessions_a_year=260).caveats == ()
+    assert make_record(RETURNS[::3], sessions_a_year=84).caveats
+
+
+def test_weights_and_prices_that_no_account_can_have(tmp_path):
+    prices = pd.DataFrame({"A": to_equity(RETURNS, 50.0), "B": to_equity(INDEX, 20.0)})
+    files = (tmp_path / "weights.csv", tmp_path / "prices.csv")
+
+    def trade(weight, marks=prices, **options):
+        pd.DataFrame({"A": weight, "B": 0.0}, prices.index[:1]).to_csv(files[0])
+        marks.to_csv(files[1])
+        return read_weights(*files, **options)
+
+    for weight in (50.0, np.inf):
+        with pytest.raises(ReturnsError, match=r"sum to more than 20; write 0.5 for 50 %"):
+            trade(weight)
+    for price in (0.0, -5.0):
+        with pytest.raises(ReturnsError, match="leave unknown ones empty"):
+            trade(0.5, prices.replace(prices.iloc[50, 0], price))
+    assert len(trade(0.5, prices.replace(prices.iloc[50, 0], np.nan)).returns) == 300
+    ruined = trade(15.0, prices.assign(A=prices["A"] * np.linspace(1, 0.1, 301)))
+    assert ruined.returns.min() == -1
+    assert ruined.returns[-1] == 0
+    assert trade(0.5, cost_bps=1e9).returns[0] == -1
