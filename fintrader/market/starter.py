@@ -17,7 +17,7 @@ from fintrader.bars.calendar import WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection
 from fintrader.bars.sources.feed import Feed
-from fintrader.bars.sources.layout import ENDINGS, FilesSettings
+from fintrader.bars.sources.layout import ENDINGS
 from fintrader.config import refuse_url, validate
 from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.files import write_text
@@ -148,7 +148,8 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
             if isinstance(found, Download):
                 _build_slice(*open_last(found, settings))
             else:
-                _build_slice(*_open_files(settings))
+                source = found.settings()
+                _build_slice(settings, *open_slice(source, settings.bar_path, settings.calendar))
     except DataError as error:
         raise type(error)(
             f"{path} is not written, because some of its bars make no market: {error}"
@@ -170,12 +171,6 @@ def _without_log() -> Iterator[None]:
     finally:
         for one, was_disabled in zip(logs, before, strict=True):
             one.disabled = was_disabled
-
-
-def _open_files(settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.date]]:
-    """Open the first bars of files."""
-    assert isinstance(settings.source, FilesSettings)
-    return settings, *open_slice(settings.source, settings.bar_path, settings.calendar)
 
 
 def _build_slice(settings: DataSettings, feed: Feed, days: Sequence[dt.date]) -> None:

@@ -38,7 +38,7 @@ from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.errors import DataError
 from fintrader.files import hash_bytes
-from fintrader.progress import SILENT, Progress, format_duration
+from fintrader.progress import SILENT, Progress, format_duration, shorten_list
 from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
@@ -222,7 +222,7 @@ class VendorFeed(Feed):
             self._collection = self._open_stored()
             self._announced = Announced(self._collection.objects)
             self._download(progress)
-        chunks = {name: self._collection.list_chunks(name, self._months) for name in self.asked}
+        chunks = {name: self.list_chunks(name) for name in self.asked}
         self.symbols = [name for name in self.asked if chunks[name]]
         self.missing = [name for name in self.asked if not chunks[name]]
         if self.missing and (self._listed or not self.symbols):
@@ -347,7 +347,7 @@ class VendorFeed(Feed):
 
     def bars(self, symbol: str) -> Bars:
         parts = []
-        for chunk in self._collection.list_chunks(symbol, self._months):
+        for chunk in self.list_chunks(symbol):
             bars = decode(self._collection.read(chunk), symbol, str(self._collection.objects))
             ratio = self._scale(symbol, chunk)
             if ratio != 1:
@@ -362,7 +362,7 @@ class VendorFeed(Feed):
 
     def _basis(self, name: str) -> dt.date:
         """The day as of which a ticker's prices are adjusted: that of the last request for them."""
-        return max(chunk.asked for chunk in self._collection.list_chunks(name, self._months))
+        return max(chunk.asked for chunk in self.list_chunks(name))
 
     def _scale(self, name: str, chunk: Chunk) -> float:
         """The divisor that puts a chunk's prices on the scale of the last request's."""
@@ -445,7 +445,7 @@ class VendorFeed(Feed):
     def _request_bars(self, request: Request) -> None:
         collection = self._collection
         found = self._fetch(request)
-        days = {"asked": str(self.today), **self.vendor.identity}
+        asked = {"asked": str(self.today), **self.vendor.identity}
         for name in request.symbols:
             bars = self._keep_sessions(found[name]) if name in found else None
             if bars is not None:
@@ -460,7 +460,7 @@ class VendorFeed(Feed):
                     mine = mine.take(~np.isin(mine.ts, collection.bars(name, [month]).ts))
                 if mine:
                     span = {"first": str(part.first), "last": str(part.last)}
-                    collection.add(name, month, mine, {"symbols": request.symbols, **span, **days})
+                    collection.add(name, month, mine, {"symbols": request.symbols, **span, **asked})
                 self._settle(name, part)
 
     def _fetch(self, request: Request) -> dict[str, Bars]:
@@ -535,14 +535,12 @@ class VendorFeed(Feed):
 
     def _find_empty_sessions(self, name: str, request: Request) -> list[dt.date]:
         """Find sessions of a request without a stored bar of a ticker."""
-        dates = self._grid.dates
-        is_empty = (dates >= np.datetime64(request.first)) & (dates <= np.datetime64(request.last))
+        held = set[dt.date]()
         if self._collection.list_chunks(name, [request.month]):
-            # the month may hold days outside of this request
             at = self._grid.locate(self._collection.bars(name, [request.month]).ts)
-            is_empty[self._grid.session[at[at >= 0]]] = False
-        found: list[dt.date] = dates[is_empty].tolist()
-        return found
+            held = {*self._grid.dates[self._grid.session[at[at >= 0]]].tolist()}
+        wanted = self.list_sessions(request.first, request.last)
+        return [day for day in wanted if day not in held]
 
     def _keep_sessions(self, bars: Bars) -> Bars:
         """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
@@ -553,12 +551,6 @@ class VendorFeed(Feed):
         is_outside = ~is_inside & ~self._grid.early_or_late(bars.ts)
         self.num_outside += int(np.count_nonzero(is_outside))
         return bars.take(is_inside)
-
-
-def shorten_list(names: Sequence[str]) -> str:
-    """List the first of some names, and the number of the others."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 def _name_days(days: Sequence[dt.date]) -> str:
