@@ -100,6 +100,11 @@ def test_what_is_in_the_prices_reaches_no_account(kind, fake, tmp_path):
     assert found == [(12, 1.0, 0.1), (20, 1.0, 0.2)]  # for shares of today
 
 
+def test_an_action_of_a_day_off_happens_on_the_next_session(fake_alpaca, tmp_path):
+    fake_alpaca.actions = [("AAA", day, 1.0, 0.1) for day in ("2016-01-09", "2016-01-23")]
+    assert [action.day.day for action in prepared("alpaca", tmp_path).actions] == [11]
+
+
 def market_of(symbols, tmp_path, **changes):
     """The market of Alpaca's bars of these symbols as traded."""
     settings = {

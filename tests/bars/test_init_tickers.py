@@ -265,6 +265,39 @@ def test_minutes_of_alpaca_come_by_month_and_reach_a_market(alpaca_of):
     requests_nothing(fake, "aapl-brk-b.yaml")
 
 
+BAR = {"t": f"{sessions_back(5).dates[-1]}T05:00:00Z", "o": 9, "h": 9, "l": 9, "c": 9, "v": 7}
+ACTION = {"symbol": "AAPL", "ex_date": f"{YESTERDAY}"}
+NOTHING = {"new_rate": 0, "old_rate": 1} | ACTION
+
+
+@pytest.mark.parametrize(
+    ("place", "body", "said"),
+    [
+        ("/bars", None, "another form"),
+        ("/bars", {"bars": {"AAPL": "x"}}, "another form"),
+        ("/bars", {"bars": {"AAPL": [BAR | {"c": "x"}]}}, "another form"),
+        ("/bars", {"bars": {"AAPL": [BAR | {"l": -1}]}}, "column 'low': -1.0 is no price"),
+        ("actions", None, "another form"),
+        ("actions", {"corporate_actions": {"cash_dividends": [ACTION]}}, "another form"),
+        ("actions", {"corporate_actions": {"forward_splits": [NOTHING]}}, "another form"),
+    ],
+)
+def test_an_odd_answer_is_refused_and_not_stored(place, body, said, alpaca_of):
+    """The remedy works: once the vendor answers as usual, the same command succeeds."""
+
+    def answer(fake, path, query, headers):
+        if path.endswith(place):
+            return 200, body and {**body, "next_page_token": None}
+        return alpaca(fake, path, query, headers)
+
+    table = days_table(["AAPL"])
+    alpaca_of(table, answer)
+    words = ("init", "AAPL", "--from", "alpaca", "--days", "60")
+    assert re.search(f"{said}.*; try again later", refused(*words))
+    alpaca_of(table)
+    done(*words)
+
+
 def test_without_keys_alpaca_says_which(alpaca_of, monkeypatch):
     alpaca_of(days_table(["AAPL"]))
     monkeypatch.delenv("APCA_API_SECRET_KEY")

@@ -273,8 +273,8 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
     last = fields[-1] if fields else ""
     if not fields or not _may_be_whole(last, fields[:-1], settings.decimal):
         raise BarError(
-            f"{file.name}: the last line has no newline, and its last number may be cut off; fetch the"
-            " file again, or add a newline where the number is whole"
+            f"{file.name}: the last line has no newline, and its last number may be cut off; fetch"
+            " the file again, or add a newline where the number is whole"
         )
     if re.fullmatch(r"\d+\D?\d*", last):
         log.warning(

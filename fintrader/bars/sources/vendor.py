@@ -26,6 +26,7 @@ import numpy as np
 from fintrader.bars.bars import PRICES, Bars, concat
 from fintrader.bars.calendar import day_starts, session_grid, timezone_of
 from fintrader.bars.chunks import Chunk, Collection, decode
+from fintrader.bars.clean import refuse_bad_rows
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import (
     Adjustment,
@@ -36,7 +37,7 @@ from fintrader.bars.sources.announced import (
 )
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.vendor_settings import VendorSettings
-from fintrader.errors import DataError
+from fintrader.errors import BarError, DataError
 from fintrader.files import hash_bytes
 from fintrader.progress import SILENT, Progress, format_duration, shorten_list
 from fintrader.storage.objects import ObjectStore
@@ -283,12 +284,15 @@ class VendorFeed(Feed):
         self._silent.clear()
 
     def _select_actions(self) -> Iterator[Action]:
-        """Yield the actions of the range that the prices do not hold."""
+        """Yield the actions of the range that the prices do not hold; one of a day off happens on
+        the next session."""
+        dates = self._grid.dates
         for name in self.symbols:
             known = self._announced.list_actions(name)
             for action in select_for_accounts(known, self.vendor.adjustment, self._basis(name)):
-                if self.start <= action.day <= self.end:
-                    yield action
+                if self.start <= action.day <= dates[-1]:
+                    day = dates[np.searchsorted(dates, np.datetime64(action.day))].item()
+                    yield action.model_copy(update={"day": day})
 
     def list_requests(self) -> list[Request]:
         """List the requests that the store does not answer, without making any."""
@@ -490,6 +494,12 @@ class VendorFeed(Feed):
                     break
                 if attempt < self.retries:
                     self._sleep(2.0 * 2**attempt)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise DataError(
+                    f"{self.vendor.name}: the answer for {shorten_list(request.symbols)} has"
+                    f" another form than expected ({type(error).__name__}); try again later, or update the"
+                    " vendor's package"
+                ) from None
             else:
                 self._is_reached = True
                 return found
@@ -544,13 +554,19 @@ class VendorFeed(Feed):
 
     def _keep_sessions(self, bars: Bars) -> Bars:
         """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
-        minute."""
+        minute. Raises BarError for impossible ones, which would stay in the store."""
         if self.vendor.settings.interval == "1d":
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         is_inside = self._grid.locate(bars.ts) >= 0
         is_outside = ~is_inside & ~self._grid.early_or_late(bars.ts)
         self.num_outside += int(np.count_nonzero(is_outside))
-        return bars.take(is_inside)
+        bars = bars.take(is_inside)
+        try:
+            refuse_bad_rows(bars)
+        except BarError as error:
+            problem = str(error).partition("; correct")[0]
+            raise BarError(f"{problem}; try again later, or leave the ticker out") from None
+        return bars
 
 
 def _name_days(days: Sequence[dt.date]) -> str:
