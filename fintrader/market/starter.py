@@ -17,7 +17,7 @@ from fintrader.bars.calendar import WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection
 from fintrader.bars.sources.feed import Feed
-from fintrader.bars.sources.layout import ENDINGS
+from fintrader.bars.sources.layout import ENDINGS, FilesSettings
 from fintrader.config import refuse_url, validate
 from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.files import write_text
@@ -148,8 +148,9 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
             if isinstance(found, Download):
                 _build_slice(*open_last(found, settings))
             else:
-                source = found.settings()
-                _build_slice(settings, *open_slice(source, settings.bar_path, settings.calendar))
+                assert isinstance(settings.source, FilesSettings)
+                place = settings.bar_path, settings.calendar
+                _build_slice(settings, *open_slice(settings.source, *place))
     except DataError as error:
         raise type(error)(
             f"{path} is not written, because some of its bars make no market: {error}"
