@@ -106,10 +106,6 @@ class Bars:
             differs[rows] |= (values[rows] != values[first]) & ~is_nan
         return differs
 
-    def is_distinct(self) -> bool:
-        """True if all rows are of one symbol, and ascend in time."""
-        return bool((self.symbol == self.symbol[:1]).all() and (self.ts[1:] > self.ts[:-1]).all())
-
     def is_sorted(self) -> bool:
         """True if rows ascend by symbol, then time."""
         step = np.diff(self.ts)

@@ -10,7 +10,7 @@ import datetime as dt
 import itertools
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -20,6 +20,12 @@ from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.config import Settings
 from fintrader.errors import DataError
 from fintrader.metrics import TRADING_DAYS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+QUARTER_NS = 15 * MINUTE_NS
+"""No zone's offset or change of clocks is finer, and nearly all sessions begin and end so."""
 
 
 class Windows(NamedTuple):
@@ -204,6 +210,13 @@ def session_spans(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, A
     return table.index.to_numpy().astype("datetime64[D]"), np.stack(edges, axis=1)
 
 
+def to_wall(ts: Array, zone: str) -> pd.DatetimeIndex:
+    """`[R]` the time that a zone's clocks show at each moment (nanoseconds since 1970 UTC)."""
+    import pandas as pd
+
+    return pd.DatetimeIndex(ts, tz="UTC").tz_convert(zone).tz_localize(None)
+
+
 def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
     """`[R]` int64: times of daily bars, moved from midnight in `timezone` to the first minute of
     the day's session.
@@ -211,15 +224,9 @@ def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
     Days without a session stay at midnight, outside of all sessions. Unless all times are
     midnights, they are returned unchanged.
     """
-    import pandas as pd
-
-    if len(ts) == 0 or (ts % (15 * MINUTE_NS)).any():  # zones differ by quarters of an hour
+    if len(ts) == 0 or (ts % QUARTER_NS).any():
         return ts
-    local = (
-        pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC")
-        .tz_convert(timezone)
-        .tz_localize(None)
-    )
+    local = to_wall(ts, timezone)
     if not (local == local.normalize()).all():
         return ts
     days = local.to_numpy().astype("datetime64[D]")
@@ -240,17 +247,16 @@ def exchange_days(calendar: str, ts: Array) -> Array:
     before has the date of its close."""
     import pandas as pd
 
-    quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
-    quarters, inverse = np.unique(ts // quarter, return_inverse=True)
-    stamps = pd.DatetimeIndex((quarters * quarter).astype("datetime64[ns]"), tz="UTC")
+    quarters, inverse = np.unique(ts // QUARTER_NS, return_inverse=True)
+    stamps = quarters * QUARTER_NS
     if calendar not in _LATEST and len(stamps):
         # these years: a grid of them is usually laid next
-        _calendar(calendar, stamps.min().year, stamps.max().year)
+        _calendar(calendar, *to_wall(stamps[[0, -1]], "UTC").year.tolist())
     exchange = _calendar_of_any_years(calendar)
-    stamps = stamps.tz_convert(exchange.tz)
+    wall = to_wall(stamps, exchange.tz)
     if exchange.open_offset < 0:
-        stamps += pd.Timedelta(hours=24 - exchange.open_times[-1][1].hour)
-    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]")[inverse])
+        wall += pd.Timedelta(hours=24 - exchange.open_times[-1][1].hour)
+    return np.asarray(wall.to_numpy().astype("datetime64[D]")[inverse])
 
 
 def timezone_of(calendar: str) -> str:

@@ -79,11 +79,12 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     bars = bars.without_empty()
     counts["empty_rows"] = rows - len(bars)
     refuse_bad_rows(bars)
-    if not bars.is_distinct():
+    if not bars.is_sorted():
         backwards = (np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0)
         counts["shuffled_rows"] = int((backwards | (np.diff(bars.symbol) < 0)).sum())
         bars = bars.sorted()
-        again = bars.repeats()
+    again = bars.repeats()
+    if again.any():
         differs = bars.contradictions()
         if differs.any():
             raise BarError(
@@ -92,7 +93,7 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
                 " data.waive: [conflicting_duplicate]"
             )
         counts["exact_duplicates"] = int(again.sum())
-        bars = bars.take(~again) if again.any() else bars
+        bars = bars.take(~again)
     high = np.maximum(bars.open, bars.close)
     low = np.minimum(bars.open, bars.close)
     np.maximum(high, np.maximum(bars.high, bars.low), out=high)
@@ -102,12 +103,11 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
 
 
 def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
-    """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar. Returns also
-    the number of rows left out, by kind (`REPAIRS`).
+    """Aggregate sorted bars to the grid's bars (`put_together`): `ts` becomes the number of the
+    bar. Returns also the number of rows left out, by kind (`REPAIRS`).
 
-    Open of the first row, highest high, lowest low, close of the last row, summed volume, last
-    value of the extras. Raises BarError when more than half of the rows lie outside the sessions
-    and the exchange's extended hours.
+    Raises BarError when more than half of the rows lie outside the sessions and the exchange's
+    extended hours.
     """
     at = grid.locate(bars.ts)
     inside = at >= 0
@@ -123,17 +123,20 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     if len(outside):
         bars = bars.take(inside)
         at = at[inside]
-    if len(bars) == 0:
-        return replace(bars, row=None), left_out
-    begins = np.ones(len(bars), dtype=bool)
-    np.logical_or(at[1:] != at[:-1], bars.symbol[1:] != bars.symbol[:-1], out=begins[1:])
-    if begins.all():  # one row a bar
-        return replace(bars, ts=at, row=None), left_out
-    start = np.flatnonzero(begins)
+    return put_together(replace(bars, ts=at, row=None)), left_out
+
+
+def put_together(bars: Bars) -> Bars:
+    """Put sorted rows of one symbol and time together: open of the first row, highest high, lowest
+    low, close of the last row, summed volume, last value of the extras."""
+    again = bars.repeats()
+    if not again.any():
+        return bars
+    start = np.flatnonzero(~again)
     last = np.append(start[1:], len(bars)) - 1
-    merged = replace(
+    return replace(
         bars,
-        ts=at[start],
+        ts=bars.ts[start],
         symbol=bars.symbol[start],
         open=bars.open[start],
         high=np.maximum.reduceat(bars.high, start),
@@ -143,7 +146,6 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
         extras={name: values[last] for name, values in bars.extras.items()},
         row=None,
     )
-    return merged, left_out
 
 
 def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBars:

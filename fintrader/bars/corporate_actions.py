@@ -159,7 +159,7 @@ def place_actions(
         if grid.dates[session] != day:
             raise DataError(
                 f"{action.symbol}: {action.day} is no session of {grid.calendar}; give the ex-date"
-                " of the action (in place of a vendor's, with data.source.actions: false)"
+                " of the action"
             )
         events = found[action.symbol]
         split, dividend = events.get(session, (1.0, 0.0))

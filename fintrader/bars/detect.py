@@ -10,6 +10,7 @@ import datetime as dt
 import itertools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,7 +18,14 @@ import numpy as np
 import pandas as pd
 
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars, concat
-from fintrader.bars.calendar import SessionGrid, day_starts, session_date, session_grid, timezone_of
+from fintrader.bars.calendar import (
+    SessionGrid,
+    day_starts,
+    session_date,
+    session_grid,
+    timezone_of,
+    to_wall,
+)
 from fintrader.bars.checks.gates import Gate, name_faults, suggest_waivers
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean, refuse_bad_values
@@ -32,7 +40,6 @@ from fintrader.bars.evidence import (
 from fintrader.bars.folder import choose_layout, choose_prices, has_date
 from fintrader.bars.propose_calendar import (
     CALENDARS,
-    QUARTER_NS,
     ZONES,
     Proposal,
     move,
@@ -41,11 +48,13 @@ from fintrader.bars.propose_calendar import (
 )
 from fintrader.bars.sniff import Known, Layout, name_pattern
 from fintrader.bars.sources.bar_files import iterate
+from fintrader.bars.sources.cells import UNITS
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
 from fintrader.errors import BarError
+from fintrader.progress import shorten_list
 from fintrader.results.market_description import MOST_OUTSIDE, Fault
 
 Sure = Literal["given", "sure", "likely", "assumed"]
@@ -112,6 +121,13 @@ class Detection:
         self.source[setting] = value
         self.note(setting, value, sure, why)
 
+    def note_faults(self, faults: Sequence[Fault]) -> None:
+        """Note the faults at which a build stops, and their waivers."""
+        if faults:
+            self.waivers = suggest_waivers(faults)
+            said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
+            self.note("faults", len(faults), "sure", said)
+
     def settings(self) -> FilesSettings:
         """The source as settings."""
         return validate(FilesSettings, self.source, "detected")
@@ -151,12 +167,10 @@ def detect(
         found.spans,
     )
     found.calendar = proposal.best.calendar
-    if layout.whole_days:
-        _note_midnight(found, midnight if layout.zoned else None)
-    elif layout.zoned:
-        _own_zone(found)
-    else:
+    if is_naive:
         bars, span = _zone(found, bars, span, proposal, zone)
+    else:
+        _note_zone(found, layout, midnight)
     grid = _grid(found, bars)
     _sessions_and_label(found, bars, grid, span, layout)
     is_asked = calendar is not None and (zone is not None or not is_naive)
@@ -166,10 +180,8 @@ def detect(
     if layout.actions:
         said = "these columns are not read; if prices are as traded, write them to a file for"
         found.note("actions", ", ".join(layout.actions), "assumed", f"{said} data.actions")
-    if found.whole and faults:
-        found.waivers = suggest_waivers(faults)
-        said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
-        found.note("faults", len(faults), "sure", said)
+    if found.whole:
+        found.note_faults(faults)
     return found
 
 
@@ -191,15 +203,16 @@ def _drop_stale(bars: Bars) -> Bars:
     return bars.take(~(is_flat & same & traded[bars.symbol]))
 
 
-def _note_midnight(found: Detection, zone: str | None) -> None:
-    """Note the zone of daily bars; None if their times carry none."""
-    found.source.pop("timezone", None)
-    if zone is None:
+def _note_zone(found: Detection, layout: Layout, zone: str) -> None:
+    """Note the zone of dates, and of times that carry theirs or count from 1970."""
+    if layout.whole_days and not layout.zoned:
         found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
         return
-    if zone != FilesSettings().timezone:
+    is_needed = layout.whole_days or found.source.get("time_format")
+    if is_needed and zone != FilesSettings().timezone:
         found.source["timezone"] = zone
-    found.note("timezone", zone, "sure", "every bar is stamped at one time of day there")
+    said = "every bar is stamped at one time of day there"
+    found.note("timezone", zone, "sure", said if layout.whole_days else "times say it themselves")
 
 
 def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFile]]:
@@ -259,7 +272,6 @@ def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
     written = layout.values.get("time_format")
     if written != PRESETS[preset].get("time_format"):
         found.source["time_format"] = written
-    found.source["timezone"] = "UTC" if layout.zoned else PRESETS[preset]["timezone"]
 
 
 def _fix_symbol(pattern: str, layout: Layout) -> str:
@@ -277,8 +289,7 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
     found.source = {name: one for name, one in values.items() if one and name != "symbol"}
     if columns:
         found.source["columns"] = columns
-    units = ("s", "ms", "us", "ns")
-    needs_date = dated and found.source.get("time_format") in units and not layout.zoned
+    needs_date = dated and found.source.get("time_format") in UNITS and not layout.zoned
     asked = found.known.get("name_pattern")
     if "symbol" in values:
         pattern = asked or (name_pattern(files, True) if needs_date else "*")
@@ -335,20 +346,18 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
     found.whole &= len(spans) == len(files)
     if not edges:
         raise BarError(f"{found.path}: no row has a price; check the files")
-    names = "".join(symbols)
-    if names.islower() and "{symbol=" not in found.source.get("name_pattern", ""):
+    bars = concat(parts).sorted()
+    is_fixed = "{symbol=" in found.source.get("name_pattern", "")
+    if "".join(symbols).islower() and not is_fixed:
         found.decide("uppercase", True, "likely", "symbols are written small")
         symbols = {name.upper() for name in symbols}
-        parts = [
-            replace(part, symbols=tuple(name.upper() for name in part.symbols)) for part in parts
-        ]
+        bars = replace(bars, symbols=tuple(name.upper() for name in bars.symbols))
     found.symbols = tuple(sorted(symbols))
     if len(spans) < len(files):
-        found.note("files", f"{len(files)}", "sure", f"{len(spans)} of them were looked at")
-    named = ", ".join(found.symbols[:5]) + (", ..." if len(symbols) > 5 else "")
-    found.note("symbols", f"{len(symbols)}", "sure", named)
+        found.note("files", len(files), "sure", f"{len(spans)} of them were looked at")
+    found.note("symbols", len(symbols), "sure", shorten_list(found.symbols))
     found.spans = _join_spans(spans)
-    return concat(parts).sorted(), (min(edges), max(edges))
+    return bars, (min(edges), max(edges))
 
 
 def _join_spans(spans: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
@@ -404,14 +413,13 @@ def _recognise_days(
         layout.whole_days = True
     zone, label = _find_day_zone(found, bars, layout.zoned)
     if label:
-        clock = np.datetime64(int(_to_wall(bars.ts[:1], zone)[0]), "ns").astype("datetime64[s]")
+        clock = to_wall(bars.ts[:1], zone)[0]
         evening = " of the evening before" if label == "eve" else ""
-        said = f"daily bars, stamped at {clock.item().time()}{evening}"
-        found.decide("label", label, "likely", said)
+        found.decide("label", label, "likely", f"daily bars, stamped at {clock:%H:%M:%S}{evening}")
 
     def to_day(ts: Array) -> Array:
-        wall = _to_wall(ts, zone) + (_DAY // 2 if label == "eve" else 0)
-        return np.asarray(wall - wall % _DAY)
+        wall = to_wall(ts, zone) + pd.Timedelta(hours=12 if label == "eve" else 0)
+        return np.asarray(wall.normalize().asi8)
 
     found.spans = [tuple(to_day(np.array(part)).tolist()) for part in found.spans]
     low, high = to_day(np.array(span)).tolist()
@@ -424,7 +432,7 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
     BarError without one."""
     days = {}
     for zone in ("UTC", *ZONES) if zoned else ("UTC",):
-        local = _to_wall(bars.ts, zone)
+        local = to_wall(bars.ts, zone).asi8
         clocks, counts = np.unique(local % _DAY, return_counts=True)
         if not clocks.any():
             return zone, None
@@ -439,20 +447,13 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
     if best is not None and (not days[best][0] or days[best][5]):
         return best, "day"
     for zone, (sundays, *_, fridays, _saturdays) in days.items():
-        evenings = _to_wall(bars.ts, zone) % _DAY >= _EVENING
+        evenings = to_wall(bars.ts, zone).asi8 % _DAY >= _EVENING
         if sundays and 20 * fridays < sundays and evenings.all():
             return zone, "eve"
-    clock = np.datetime64(int(bars.ts[0]), "ns").astype("datetime64[s]")
     raise BarError(
-        f"{found.path}: daily bars are stamped at {clock.item().time()}, which is neither a"
-        " date nor midnight in any zone; write dates"
+        f"{found.path}: daily bars are stamped at {pd.Timestamp(bars.ts[0]):%H:%M:%S}, which is"
+        " neither a date nor midnight in any zone; write dates"
     )
-
-
-def _to_wall(ts: Array, zone: str) -> Array:
-    """Times in UTC as the clock of a zone showed them."""
-    wall = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC").tz_convert(zone)
-    return np.asarray(wall.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
 
 
 def _grid(found: Detection, bars: Bars) -> SessionGrid:
@@ -461,20 +462,11 @@ def _grid(found: Detection, bars: Bars) -> SessionGrid:
     return session_grid(found.calendar, first - day, last + day)
 
 
-def _own_zone(found: Detection) -> None:
-    """Note the zone of times that carry one, or count from 1970."""
-    found.note("timezone", "UTC", "sure", "times say it themselves")
-    found.source.pop("timezone", None)
-    if found.source.get("time_format"):
-        found.source["timezone"] = "UTC"
-
-
 def _zone(
     found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal, named: str | None
 ) -> tuple[Bars, tuple[int, int]]:
     """The bars and their span in UTC, and `timezone`; `named`: by the user or the file."""
     zone = named or proposal.best.zone
-    found.source.pop("timezone", None)
     is_usual = zone == timezone_of(found.calendar) == FilesSettings().timezone
     if named or not is_usual:
         found.source["timezone"] = zone
@@ -495,11 +487,8 @@ def _zone(
         sure = "sure"
         why += ", and in no other zone as many"
     found.note("timezone", zone, sure, why)
-    ts = bars.ts // QUARTER_NS
-    quarters, quarter_of = np.unique(ts, return_inverse=True)
-    shift = move(quarters * QUARTER_NS, zone) - quarters * QUARTER_NS
     low, high = move(np.array(span), zone).tolist()
-    return replace(bars, ts=bars.ts + shift[quarter_of]).sorted(), (low, high)
+    return replace(bars, ts=move(bars.ts, zone)).sorted(), (low, high)
 
 
 def _calendar(

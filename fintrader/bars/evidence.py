@@ -19,6 +19,7 @@ import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, night_borders
+from fintrader.bars.clean import put_together
 from fintrader.errors import BarError
 
 _STEP = 30 * MINUTE_NS
@@ -193,11 +194,7 @@ def _votes_at_the_edges(days: BarsByDay) -> Votes:
     early = plain | starts
     prints = usual & before & flat_before & at_open & ~flat_last & (days.last <= final)
     proper = usual & at_open & ~end & ~early & (~flat_open | ~late)
-    return Votes(*map(_count, (end, proper | prints, early, prints, usual)))
-
-
-def _count(mask: Array) -> int:
-    return int(np.count_nonzero(mask))
+    return Votes(*(int(mask.sum()) for mask in (end, proper | prints, early, prints, usual)))
 
 
 def _votes_of_volume(days: BarsByDay) -> Votes:
@@ -212,7 +209,7 @@ def _votes_of_volume(days: BarsByDay) -> Votes:
     early = wide & (jump == 0) & (before > _JUMP * two_before) & (at > 0)
     start = wide & (jump == 1) & (at > _JUMP * before)
     end = wide & (jump == 2) & (after > _JUMP * at) & (at > 0)
-    ends, starts, earlies, days_seen = map(_count, (end, start, early, wide))
+    ends, starts, earlies, days_seen = (int(mask.sum()) for mask in (end, start, early, wide))
     if max(ends, earlies) < 5:
         return Votes(start=starts, days=days_seen)
     return Votes(ends, starts, earlies, 0, days_seen)
@@ -380,29 +377,13 @@ class SessionEvidence:
 
 
 def merge_opening_prints(bars: Bars, days: BarsByDay) -> tuple[Bars, int]:
-    """The bars with each print that is stamped one bar before the open made part of the bar at the
-    open; how many.
-
-    The print gives the open, its volume is added, high and low hold it. One symbol's sorted bars.
-    """
+    """One symbol's sorted bars with each print that is stamped one bar before the open made part of
+    the bar at the open; how many."""
     row, there = days.at(days.open - days.step)
     there &= ~days.wide
-    at, first = days.at(days.open)
-    prints = row[there]
-    merged = at[there & first]
-    moved = row[there & ~first]
-    if not len(prints):
-        return bars, 0
-    columns = {name: getattr(bars, name).copy() for name in ("ts", "open", "high", "low", "volume")}
-    source = row[there & first]
-    columns["open"][merged] = bars.open[source]
-    columns["high"][merged] = np.maximum(bars.high[merged], bars.high[source])
-    columns["low"][merged] = np.minimum(bars.low[merged], bars.low[source])
-    columns["volume"][merged] += bars.volume[source]
-    columns["ts"][moved] = days.open[there & ~first]
-    keep = np.ones(len(bars), dtype=bool)
-    keep[source] = False
-    return replace(bars, **columns).take(keep), len(prints)
+    ts = bars.ts.copy()
+    ts[row[there]] = days.open[there]
+    return put_together(replace(bars, ts=ts).sorted()), int(there.sum())
 
 
 def has_opening_prints(days: BarsByDay) -> bool:

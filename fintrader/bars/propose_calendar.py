@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Array, Bars
-from fintrader.bars.calendar import FX, session_spans, timezone_of
+from fintrader.bars.calendar import FX, QUARTER_NS, session_spans, timezone_of
 from fintrader.errors import DataError
 from fintrader.results.market_description import MOST_OUTSIDE
 
@@ -45,8 +45,6 @@ _UTC_ONLY = ("24/7", "24/5")
 _REST = {"CMES": 60 * MINUTE_NS}
 """A pause at the end of each session, which exchange_calendars does not know."""
 _MOST_AT_REST = 0.2
-QUARTER_NS = 15 * MINUTE_NS
-"""No zone's offset or change of clocks is finer, and nearly all sessions begin and end so."""
 _CLEAR = {False: 20.0, True: 10.0}
 """A refuted hypothesis costs so much more: the rows of some hours at the wrong time, or two days of
 daily bars."""

@@ -20,9 +20,11 @@ from fintrader.bars.sources.cells import (
     CLOCK_DIGITS,
     EMPTY,
     EXCEL,
+    UNITS,
     ZONE_NAME,
     carries_zone,
     find_zone,
+    is_empty,
     parse_numbers,
 )
 from fintrader.bars.sources.listing import BarFile
@@ -47,7 +49,7 @@ _DATES = (
     *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
     *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
 )
-_CLOCKS = (*("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I-%p"),)
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I-%p")
 _COUNTED = {
     6: ("%d%m%y", "%m%d%y", "%y%m%d"),
     8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
@@ -116,10 +118,10 @@ def sniff(
     the user gave; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
     layout = Layout(file.name, is_alone, known or {})
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
-    if file.kind != "csv" and isinstance(table.columns, pd.RangeIndex) and len(table):
-        layout.note("header", [], "its columns have no names")
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
+    if isinstance(table.columns, pd.RangeIndex):
+        layout.note("header", [], "its columns have no names")
     given = _known_columns(table, layout)
     is_long = bool({"symbol", *COLUMNS} & {*given})
     columns = {} if is_long else _wide_roles(table, layout)
@@ -238,7 +240,6 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row, decimal)), 0)
     whole = [row for row in rows[names:] if len(row) == width and row not in rows[:names]]
     if not names:
-        layout.note("header", [], "the first line holds numbers and no names")
         return pd.DataFrame(whole)
     header = _name_columns(rows[:names])
     if header != rows[0]:
@@ -268,7 +269,7 @@ def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
     """Report whether most of a line's cells, without the first, are numbers: it is one of data."""
     stripped = (cell.strip().rstrip("%") for cell in row[1:])
     cells = pd.Series([cell for cell in stripped if cell.lower() not in EMPTY], dtype=str)
-    return 2 * int(parse_numbers(cells, decimal).notna().sum()) > len(cells)
+    return bool(parse_numbers(cells, decimal).notna().mean() > 0.5)
 
 
 def _to_numbers(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
@@ -301,10 +302,10 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
 def _delimiter(lines: Sequence[str]) -> str:
     """Find the mark that stands as often in nearly every line."""
     best = (1, ",")
-    for mark in ("\t", ";", "|", ","):
+    for mark in ("\t", ";", "|"):
         count, lines_alike = Counter(line.count(mark) for line in lines[:200]).most_common(1)[0]
         if count > best[0] and lines_alike >= 0.9 * min(len(lines), 200) - _MOST_ABOVE:
-            best = (count, mark) if mark != "," or best[1] == "," else best
+            best = (count, mark)
     return best[1]
 
 
@@ -411,11 +412,15 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         if spelt:
             found[role] = spelt[0]
     if "close" not in found:
-        bids = [column for column in table.columns if plain(column).startswith("bid")]
-        by_name = {plain(column).removeprefix("bid").strip("_"): column for column in bids}
-        spelt_bids = {role: by_name[role] for role in PRICES if role in by_name}
-        if spelt_bids:
-            found |= spelt_bids
+        names = {column: plain(column) for column in table.columns}
+        by_name = {
+            name.removeprefix("bid").strip("_"): column
+            for column, name in names.items()
+            if name.startswith("bid")
+        }
+        bids = {role: by_name[role] for role in PRICES if role in by_name}
+        if bids:
+            found |= bids
             layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
     if "volume" not in given:
         found["volume"] = _find_volume(table, found, layout)
@@ -468,33 +473,28 @@ def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     """Find the column of volumes: by its name, in the first currency, or of ticks if the volume is
     0; None without one."""
+    by_name = {plain(column): column for column in table.columns}
     found: Any = roles.get("volume")
-    if found is not None and "close" in roles:  # as `quoteVolume` and its value, `volume`
-        price: Any = roles["close"]
-        close = _read_numbers(table[price])
-        worth = _read_numbers(table[found])
-        for column in table.columns:
-            if "vol" in plain(column):
-                share = (worth / (close * _read_numbers(table[column]))).median()
-                if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are equal
-                    return column
-    if found is not None and not len(_clean(table[found])):
-        return None
     if found is None:
-        by_name = {plain(column): column for column in table.columns}
         if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
             return f"{by_name['up']} + {by_name['down']}"
         return next((by_name[name] for name in by_name if re.match("vol(ume)?_", name)), None)
-    if set(_clean(table[found])) <= {"0", "0.0"}:
-        for column in table.columns:
-            if plain(column) in ("tickvol", "tick_volume"):
-                layout.notes["columns"] = "by their names; the other volume is 0"
+    if "close" in roles:  # as `quoteVolume` and its value, `volume`
+        volumes = [column for column in table.columns if "vol" in plain(column)]
+        used = [*dict.fromkeys((roles["close"], found, *volumes))]
+        numbers = _to_numbers(table[used], layout).replace(0, np.nan)
+        close = numbers[roles["close"]]
+        for column in volumes:
+            share = (numbers[found] / (close * numbers[column])).median()
+            if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are equal
                 return column
+    if not len(_clean(table[found])):
+        return None
+    ticks = by_name.get("tickvol", by_name.get("tick_volume"))
+    if ticks is not None and set(_clean(table[found])) <= {"0", "0.0"}:
+        layout.notes["columns"] = "by their names; the other volume is 0"
+        return ticks
     return found
-
-
-def _read_numbers(column: pd.Series) -> pd.Series:
-    return pd.to_numeric(column, errors="coerce").replace(0.0, np.nan)
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
@@ -539,7 +539,7 @@ def _counts_rows(column: pd.Series[Any]) -> bool:
 def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
     """The cells of a column as text, without those that hold nothing."""
     cells = column.astype(str).str.strip()
-    return cells[~cells.isin(["", "nan", "None", "NaT", "null", "-", "--"])]
+    return cells[~is_empty(cells)]
 
 
 def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
@@ -614,9 +614,8 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     for column, cells in text.items():
         if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
             found.setdefault("ts", column)
-        elif (
-            cells.str.contains(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|^\d{8}(?:T$| \d\d:?\d\d)").all()
-            or column in numeric
+        elif column in numeric or (
+            cells.str.contains(_MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d)").all()
         ):
             found.setdefault("date", column)
         elif cells.any() and not cells.str.contains(r"^\d").any():
@@ -720,8 +719,8 @@ def _set_known_format(
     layout.note("time_format", written, "")
     if written == EXCEL:
         layout.whole_days = not (_to_numbers(column.to_frame(), layout) % 1).any(axis=None)
-    elif written in ("s", "ms", "us", "ns"):
-        a_day = 86_400 * 10 ** {"s": 0, "ms": 3, "us": 6, "ns": 9}[written]
+    elif written in UNITS:
+        a_day = 86_400 * UNITS["s"] // UNITS[written]
         is_clock = has_date or (date_in_name and pd.to_numeric(column).max() < a_day)
         layout.zoned = not is_clock
     else:

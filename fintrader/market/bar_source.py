@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +22,8 @@ from fintrader.bars.sources.feeds import FilesFeed, file_inputs
 from fintrader.bars.sources.ingest import iterate_checked
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import files_of
-from fintrader.bars.sources.vendor import CalendarDays, Vendor, VendorFeed
-from fintrader.bars.sources.vendor_settings import (
-    AlpacaSettings,
-    CcxtSettings,
-    VendorSettings,
-    YahooSettings,
-)
+from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
+from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.bars.sources.yahoo import Yahoo
 from fintrader.errors import DataError
 from fintrader.market.planted_in import PlantedInSettings
@@ -87,9 +83,7 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
     source = settings.source
     if isinstance(source, SyntheticSettings):
         if cache is not None:
-            bar_store(
-                settings, cache
-            )  # nothing goes there, but a store that cannot be one is an error now
+            bar_store(settings, cache)  # nothing goes there, but a wrong store is an error now
         return SyntheticFeed(source, settings.calendar, settings.bar_minutes, settings.start)
     if isinstance(source, VendorSettings):
         if cache is None:
@@ -98,7 +92,8 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         tickers, listed = _tickers(settings, settings.start)
         days = CalendarDays(settings.calendar, settings.start, settings.end)
         store = bar_store(settings, cache)
-        return VendorFeed(_vendor(source), tickers, days, store, listed=listed)
+        vendor: type[Any] = {"yahoo": Yahoo, "alpaca": Alpaca, "ccxt": Ccxt}[source.kind]
+        return VendorFeed(vendor(source), tickers, days, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
         found = own_files(files, settings.bar_path)
@@ -143,15 +138,6 @@ def _iterate_files(source: FilesSettings, path: str) -> Iterator[Bars]:
         yield from iterate_checked(file, source)
 
 
-def _vendor(source: VendorSettings) -> Vendor:
-    if isinstance(source, YahooSettings):
-        return Yahoo(source)
-    if isinstance(source, AlpacaSettings):
-        return Alpaca(source)
-    assert isinstance(source, CcxtSettings)  # the last of `SourceSettings`
-    return Ccxt(source)
-
-
 def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
     """Return the tickers to request from a vendor, and whether each must have bars: the universe's
     list (True), else all members in the range (False: those without bars are reported)."""
@@ -161,10 +147,7 @@ def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
     today = dt.datetime.now(dt.UTC).date()
     end = settings.end or today
     if universe.index is not None:
-        return (
-            index_tickers(universe.index, start, end, universe.tickers_as_of or today),
-            False,
-        )
+        return index_tickers(universe.index, start, end, universe.tickers_as_of or today), False
     members = load_membership(universe) or {}
     return sorted(
         name

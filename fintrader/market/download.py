@@ -13,13 +13,12 @@ from typing import Any
 
 from fintrader.bars.bars import DAY_MINUTES
 from fintrader.bars.calendar import session_date
-from fintrader.bars.checks.gates import name_faults, suggest_waivers
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection, Sure
 from fintrader.bars.propose_calendar import CALENDARS, propose, usual_step
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.tickers import calendar_of, read_pair
-from fintrader.bars.sources.vendor import VendorFeed, shorten_list
+from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.bars.sources.vendor_settings import (
     AlpacaSettings,
     CcxtSettings,
@@ -34,7 +33,7 @@ from fintrader.market.data_config import DataConfig
 from fintrader.market.inspect import quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.universe import index_tickers
-from fintrader.progress import Progress
+from fintrader.progress import Progress, shorten_list
 from fintrader.results.market_description import MOST_OUTSIDE
 
 FEWEST = 3
@@ -227,11 +226,7 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
     found.note("range", f"{found.first} to {found.last}", "sure", said)
     if num_rows <= _FEW_ROWS:
         report = quality_report(found.data_settings, cache=CACHE)
-        faults = [fault for fault in report.faults if fault.kind in STOPPING]
-        if faults:
-            found.waivers = suggest_waivers(faults)
-            said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
-            found.note("faults", len(faults), "sure", said)
+        found.note_faults([fault for fault in report.faults if fault.kind in STOPPING])
 
 
 def _explain_missing(found: Download, missing: Sequence[str]) -> str:

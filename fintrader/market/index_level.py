@@ -74,7 +74,8 @@ def _read_closes(table: pd.DataFrame, file: str, setting: str) -> Array:
     values = table["close"].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise DataError(
-            f"{file}: column 'close' holds values that are not positive; correct the file ({setting})"
+            f"{file}: column 'close' holds values that are not positive; correct the file"
+            f" ({setting})"
         )
     return values
 

@@ -30,7 +30,7 @@ from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings, factor_column
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import Coverage, choose, member_days
-from fintrader.progress import Progress
+from fintrader.progress import Progress, shorten_list
 
 log = logging.getLogger("fintrader.market")
 
@@ -132,8 +132,7 @@ def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
             f" are {', '.join(feed.symbols[:3])}, ...: correct the path"
         )
     if lacking:
-        rest = ", ..." if len(lacking) > 5 else ""
-        log.warning("data.daily has no bars of %s%s", ", ".join(lacking[:5]), rest)
+        log.warning("data.daily has no bars of %s", shorten_list(lacking))
     return {name: clean(feed.bars(name))[0] for name in names}
 
 

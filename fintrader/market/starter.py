@@ -149,7 +149,9 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
             if isinstance(found, Download):
                 _build_slice(*open_last(found, settings))
             else:
-                _build_slice(*_open_files(settings))
+                assert isinstance(settings.source, FilesSettings)
+                place = settings.bar_path, settings.calendar
+                _build_slice(settings, *open_slice(settings.source, *place))
     except DataError as error:
         raise type(error)(
             f"{path} is not written, because some of its bars make no market: {error}"
@@ -171,12 +173,6 @@ def _without_log() -> Iterator[None]:
     finally:
         for one, was_disabled in zip(logs, before, strict=True):
             one.disabled = was_disabled
-
-
-def _open_files(settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.date]]:
-    """Open the first bars of files."""
-    assert isinstance(settings.source, FilesSettings)
-    return settings, *open_slice(settings.source, settings.bar_path, settings.calendar)
 
 
 def _build_slice(settings: DataSettings, feed: Feed, days: Sequence[dt.date]) -> None:

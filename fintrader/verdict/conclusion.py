@@ -237,8 +237,8 @@ def _ask_for_trials(judged: Verdict) -> list[str]:
     if UNKNOWN_TRIALS not in judged.caveats:
         return []
     return [
-        "State how many strategies were tried on these returns (--trials N), or that it was selected"
-        " without them (--held-out)."
+        "State how many strategies were tried on these returns (--trials N), or that it was"
+        " selected without them (--held-out)."
     ]
 
 

@@ -78,8 +78,9 @@ def merged(table, rule="1D"):
     return table.groupby(by, as_index=False).agg({"ts": "first", **prices})
 
 
+WINDOWS = {"windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
 PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    **WINDOWS,
     "features": {"names": ["return_1", "sma_5"], "context": ["time_of_day", "index_return_1"]},
 }
 

@@ -100,21 +100,28 @@ def test_what_is_in_the_prices_reaches_no_account(kind, fake, tmp_path):
     assert found == [(12, 1.0, 0.1), (20, 1.0, 0.2)]  # for shares of today
 
 
-def market_of(settings, cache):
-    return MarketTensors.load(build_market(DataSettings.model_validate(settings), cache=cache))
+def test_an_action_of_a_day_off_happens_on_the_next_session(fake_alpaca, tmp_path):
+    fake_alpaca.actions = [("AAA", day, 1.0, 0.1) for day in ("2016-01-09", "2016-01-23")]
+    assert [action.day.day for action in prepared("alpaca", tmp_path).actions] == [11]
+
+
+def market_of(symbols, tmp_path, **changes):
+    """The market of Alpaca's bars of these symbols as traded."""
+    settings = {
+        "source": {"kind": "alpaca"},
+        "start": "2016-01-04",
+        "end": "2016-01-22",
+        "universe": {"symbols": symbols},
+        "features": {"names": ["return_1"], "context": []},
+    }
+    chosen = DataSettings.model_validate(settings | changes)
+    return MarketTensors.load(build_market(chosen, cache=tmp_path / "a"))
 
 
 @pytest.mark.usefixtures("then")
 def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, caplog):
     splitting(fake_alpaca)
-    base = {
-        "source": {"kind": "alpaca"},
-        "start": "2016-01-04",
-        "end": "2016-01-22",
-        "universe": {"symbols": ["AAA"]},
-        "features": {"names": ["return_1"], "context": []},
-    }
-    market = market_of(base, tmp_path / "a")
+    market = market_of(["AAA"], tmp_path)
     bar = 8 * 390
     assert market.events.bar.tolist() == [6 * 390, bar, 11 * 390]
     assert market.events.split.tolist() == [1.0, 4.0, 1.0]
@@ -125,7 +132,7 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, ca
         {"symbol": "AAA", "day": EX, "split": 4.0},
         {"symbol": "AAA", "day": "2016-01-12", "dividend_usd": 0.5},
     ]
-    again = market_of(base | {"actions": write_actions(tmp_path, mine)}, tmp_path / "a")
+    again = market_of(["AAA"], tmp_path, actions=write_actions(tmp_path, mine))
     assert again.events.split.tolist() == [1.0, 4.0, 1.0]  # declared and announced is one split
     assert again.events.dividend_usd.tolist() == [0.5, 0.0, 0.2]
     line = "AAA 2016-01-12: dividend_usd 0.5 is declared, the source says 0.4"
@@ -137,15 +144,8 @@ def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, ca
 def test_a_split_that_a_vendor_announces_and_its_prices_lack_is_refused(fake_alpaca, tmp_path):
     """The remedy of the message works: the user's actions override the vendor's."""
     fake_alpaca.actions = [("AAA", EX, 4.0, 0.0), ("BBB", "2016-01-12", 1.0, 0.01)]
-    base = {
-        "source": {"kind": "alpaca"},
-        "start": "2016-01-04",
-        "end": "2016-01-22",
-        "universe": {"symbols": ["AAA", "BBB"]},
-        "features": {"names": ["return_1"], "context": []},
-    }
     with pytest.raises(BarError, match="no split, and 4 to 1 is declared") as caught:
-        market_of(base, tmp_path / "a")
+        market_of(["AAA", "BBB"], tmp_path)
     assert "declare the action under data.actions (a split of 1 where there was none)" in str(
         caught.value
     )
@@ -153,7 +153,7 @@ def test_a_split_that_a_vendor_announces_and_its_prices_lack_is_refused(fake_alp
         {"symbol": "AAA", "day": EX, "split": 1.0},
         {"symbol": "BBB", "day": "2016-01-12", "dividend_usd": 0.0},
     ]
-    market = market_of(base | {"actions": write_actions(tmp_path, none)}, tmp_path / "a")
+    market = market_of(["AAA", "BBB"], tmp_path, actions=write_actions(tmp_path, none))
     assert len(market.events.bar) == 0
     assert market.provenance.contradictions == (
         f"AAA {EX}: split 1 is declared, the source says 4",
@@ -165,17 +165,10 @@ def test_a_split_that_a_vendor_announces_and_its_prices_lack_is_refused(fake_alp
 def test_a_step_in_a_vendors_prices_that_it_does_not_announce_is_refused(fake_alpaca, tmp_path):
     splitting(fake_alpaca)
     fake_alpaca.actions = fake_alpaca.actions[1:]
-    base = {
-        "source": {"kind": "alpaca"},
-        "start": "2016-01-04",
-        "end": "2016-01-22",
-        "universe": {"symbols": ["AAA"]},
-        "features": {"names": ["return_1"], "context": []},
-    }
     with pytest.raises(BarError, match="4 to 1, and none is declared"):
-        market_of(base, tmp_path / "a")
+        market_of(["AAA"], tmp_path)
     mine = write_actions(tmp_path, [{"symbol": "AAA", "day": EX, "split": 4.0}])
-    market = market_of(base | {"actions": mine}, tmp_path / "a")
+    market = market_of(["AAA"], tmp_path, actions=mine)
     assert market.events.split.tolist() == [1.0, 4.0, 1.0]
 
 
@@ -272,22 +265,14 @@ def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(tmp_path, row
     found = []
     for number, table in enumerate((TABLE, other)):
         actions = [{"symbol": "AAA", "day": "2016-01-07", "split": split, "dividend_usd": 2.0}]
-        features = {
-            "names": ["return_1", "sma_5"],
-            "context": ["index_return_1"],
-            "scaling": "none",
-        }
-        path = write_csv(tmp_path / str(number), table)
-        found.append(
-            make_market(
-                file_settings(
-                    path,
-                    actions=write_actions(tmp_path / "declared", actions),
-                    features=features,
-                    waive=STOPPING,
-                )
-            )
+        names = {"names": ["return_1", "sma_5"], "context": ["index_return_1"]}
+        chosen = file_settings(
+            write_csv(tmp_path / str(number), table),
+            actions=write_actions(tmp_path / "declared", actions),
+            features=names | {"scaling": "none"},
+            waive=STOPPING,
         )
+        found.append(make_market(chosen))
     one, two = found
     for name in ("open", "close", "features", "context", "benchmark", "adjusted_close"):
         assert torch.equal(getattr(one, name)[:row], getattr(two, name)[:row]), name

@@ -34,6 +34,7 @@ from tests.bars.tables import (
     stamps_of,
     write_csv,
 )
+from tests.engines.runs import fintrader
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +202,13 @@ def built(found, folder):
     return settings_of(render_yaml(found, folder / "x.yaml"))
 
 
+def refused(*words):
+    """Run a command that is refused; return its error."""
+    result = fintrader(*map(str, words))
+    assert result.status == 2
+    return result.err
+
+
 def findings(path):
     return {one.setting: one for one in detect(str(path)).findings}
 
@@ -257,7 +265,7 @@ def test_a_configuration_is_not_written_over(bars, tmp_path):
         write_config(found, path)
     write_config(found, path, force=True)
     assert str(config_path("x/my.bars.csv.gz")) == "my.bars.yaml"
-    with pytest.raises(BarError, match="the bars span 2 sessions"):
+    with pytest.raises(BarError, match="span 2 sessions"):
         render_yaml(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
 
 
@@ -274,11 +282,9 @@ def test_a_configuration_is_not_written_over(bars, tmp_path):
     ],
     ids=["no close", "no prices", "no time", "noon"],
 )
-def test_nothing_to_be_inferred(tmp_path, table, problem, capsys):
+def test_nothing_to_be_inferred(tmp_path, table, problem):
     out = tmp_path / "my.yaml"
-    with pytest.raises(SystemExit, match="2"):
-        main(["init", str(write_csv(tmp_path, table)), "--out", str(out)])
-    said = capsys.readouterr().err
+    said = refused("init", write_csv(tmp_path, table), "--out", out)
     assert said.startswith("fintrader: ")
     assert problem in said
     assert said.count("\n") == 1
@@ -295,19 +301,6 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset, told, tmp_path)
     told_row = rf"row {bad + 2} \(AAA at 2016-01-\d\dT{told}\), column 'low': -1\.0 is no price"
     with pytest.raises(BarError, match=told_row):
         detect(str(write_csv(tmp_path, table)))
-
-
-def test_daily_bars_are_sessions(tmp_path):
-    days = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 3, 30), 390).dates
-    days = pd.DatetimeIndex(days.astype("datetime64[ns]"))
-    close = 50 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, len(days))))
-    table = pd.DataFrame(
-        {"Date": days.strftime("%Y-%m-%d"), "Open": close, "High": close, "Low": close}
-    )
-    path = write_csv(tmp_path, table.assign(Close=close, Volume=100).round(2), "AAA.csv")
-    found = detect(str(path))
-    market = make_market(built(found, tmp_path))
-    assert (market.symbols, market.bar_minutes) == (("AAA",), 390)
 
 
 def walk_on(calendar, first, days, step, zone=None):
@@ -381,6 +374,7 @@ def test_the_days_with_bars_show_the_calendar(calendar, tmp_path):
     assert len(found.sessions) == len(table)
     market = make_market(built(found, tmp_path))
     assert market.num_bars == int(market.tradable.sum()) == len(table)
+    assert (market.symbols, market.bar_minutes) == (("AAA",), found.session_minutes)
 
 
 def test_without_volume_nothing_is_certain(tmp_path):
@@ -555,18 +549,14 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_the_options_that_a_refusal_names_answer_it(
-    name, bars, plain, tmp_path, monkeypatch, capsys
-):
+def test_the_options_that_a_refusal_names_answer_it(name, bars, plain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     change, how, steps = ANSWERS[name]
     write_csv(tmp_path, change(bars), "my.csv", **how)
     options = []
     for problem, answer in steps:
         if problem:
-            with pytest.raises(SystemExit, match="2"):
-                main(["init", "my.csv", *options])
-            said = capsys.readouterr().err
+            said = refused("init", "my.csv", *options)
             assert problem in said
             assert all(word in said for word in answer[:1] if word.startswith("--")), said
             assert "data.source" not in said
@@ -587,10 +577,7 @@ def test_symbols_with_their_own_times_are_refused(bars, tmp_path):
     rows += [[day, "5", "7", "4", "6", ""] * 2 for day in days]
     text = "\n".join(map(",".join, rows)) + "\n"
     (tmp_path / "pairs.csv").write_bytes(text.encode("shift_jis"))
-    with pytest.raises(
-        BarError,
-        match="each symbol has its own column of times next to the others, such as '日付_EURJPY'",
-    ):
+    with pytest.raises(BarError, match=r"its own column of times .* such as '日付_EURJPY'"):
         detect(str(tmp_path / "pairs.csv"))
 
 
@@ -681,25 +668,19 @@ def test_given_settings_are_not_guessed(bars, tmp_path):
         (many, ["--name-pattern", "*"], "give the one symbol of all bars: --symbol"),
     ],
 )
-def test_wrong_answers_are_refused(layout, options, said, bars, tmp_path, capsys):
+def test_wrong_answers_are_refused(layout, options, said, bars, tmp_path):
     path = layout(tmp_path, bars)
-    with pytest.raises(SystemExit, match="2"):
-        main(["init", str(path), "--out", str(tmp_path / "x.yaml"), *options])
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(said, refused("init", path, "--out", tmp_path / "x.yaml", *options))
     assert not (tmp_path / "x.yaml").exists()
 
 
-def test_nothing_is_written_where_the_first_bars_make_no_market(
-    bars, plain, tmp_path, monkeypatch, capsys
-):
+def test_nothing_is_written_where_the_first_bars_make_no_market(bars, plain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bars").mkdir()
     by_ticker(tmp_path / "bars", bars, ["ts", *COLUMNS], "{}-2016.csv")
     with monkeypatch.context() as patch:
         patch.setattr("fintrader.bars.detect.name_pattern", lambda *_: "{symbol}_*")
-        with pytest.raises(SystemExit, match="2"):
-            main(["init", "bars"])
-    said = capsys.readouterr().err
+        said = refused("init", "bars")
     assert re.search(r"bars.yaml is not written.*called like.*\(--name-pattern\)", said)
     assert [one.name for one in tmp_path.iterdir()] == ["bars"]
     main(["init", "bars", "--name-pattern", "{symbol}-*"])
@@ -728,9 +709,7 @@ def test_a_given_close_alone_fills_the_orders(bars, tmp_path, capsys):
     table = bars[bars.ticker == "AAA"].rename(columns={"close": "Kurs"})[["ts", "Kurs"]]
     path = write_csv(tmp_path, table, "AAA.csv")
     out = tmp_path / "x.yaml"
-    with pytest.raises(SystemExit, match="2"):
-        main(["init", str(path), "--out", str(out)])
-    assert "name it: --close COLUMN" in capsys.readouterr().err
+    assert "name it: --close COLUMN" in refused("init", path, "--out", out)
     main(["init", str(path), "--out", str(out), "--close", "Kurs"])
     assert "assumed  closes alone" in capsys.readouterr().out
     columns = yaml.safe_load(out.read_text())["data"]["source"]["columns"]
@@ -747,14 +726,12 @@ def test_given_divisors_and_zones_are_written(bars, tmp_path):
     assert np.allclose(market.close, plain.close)
 
 
-def test_bids_and_asks_are_not_mixed(bars, tmp_path, capsys):
+def test_bids_and_asks_are_not_mixed(bars, tmp_path):
     for word, factor in (("Bid", 0.99), ("Ask", 1.01)):
         table = bars.assign(**{name: bars[name] * factor for name in PRICES})
         by_ticker(tmp_path, table, ["ts", *COLUMNS], f"{{}}.{word}.csv")
     out = tmp_path / "x.yaml"
-    with pytest.raises(SystemExit, match="2"):
-        main(["init", str(tmp_path), "--out", str(out)])
-    said = capsys.readouterr().err
+    said = refused("init", tmp_path, "--out", out)
     pattern = re.search(r"--name-pattern '(.*)'", said)[1]
     main(["init", str(tmp_path), "--out", str(out), "--name-pattern", pattern])
     market = make_market(settings_of(out.read_text()))
@@ -786,12 +763,10 @@ def test_seconds_of_a_day_are_no_days_of_excel(bars, tmp_path):
         detect(str(path))
 
 
-def test_a_zone_with_an_unknown_name_is_asked_for(bars, plain, tmp_path, capsys):
+def test_a_zone_with_an_unknown_name_is_asked_for(bars, plain, tmp_path):
     table = bars.assign(ts=bars.ts.dt.strftime("%Y-%m-%d %H:%M:%S NYT"))
     path, out = str(write_csv(tmp_path, table)), tmp_path / "x.yaml"
-    with pytest.raises(SystemExit, match="2"):
-        main(["init", path, "--out", str(out)])
-    said = capsys.readouterr().err
+    said = refused("init", path, "--out", out)
     written = re.search("--time-format '(.*)' --zone", said)[1]
     main(["init", path, "--out", str(out), "--time-format", written, "--zone", "America/New_York"])
     assert_same_market(make_market(settings_of(out.read_text())), plain)

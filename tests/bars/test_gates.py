@@ -20,6 +20,7 @@ from tests.bars.tables import (
     PRICES,
     REAL_2016,
     REAL_FOLDER,
+    WINDOWS,
     file_settings,
     merged,
     minute_table,
@@ -140,10 +141,7 @@ def test_a_company_under_two_names_is_no_stranger(tmp_path, healthy):
 
 def test_bars_in_pandas_pass_the_same_gate(healthy):
     _, change, day = FAULTS["a day 6 % up"]
-    chosen = {
-        "timezone": "America/New_York",
-        "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    }
+    chosen = {"timezone": "America/New_York", **WINDOWS}
     with pytest.raises(BarError, match=f"excursion_day of BBB on {day}"):
         load_market(change(healthy.copy()), **chosen)
     assert load_market(change(healthy.copy()), **chosen, waive=["excursion_day"]).provenance.waived

@@ -8,6 +8,7 @@ import shutil
 import signal
 import traceback
 import warnings
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -80,67 +81,59 @@ def waits(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def yahoo_of(monkeypatch):
-    """Make yfinance's own client request from a server of this table."""
-    curl = pytest.importorskip("curl_cffi.requests")
-    with _servers() as start:
+def serving():
+    """Start servers of a table on loopback, with a vendor's answers."""
+    with ExitStack() as running:
 
-        def serve(table):
+        def start(table, answer):
             fake = Fake(table)
-            session = leading_to(start(fake, yahoo), curl.Session())
-            monkeypatch.setattr(bar_source, "Yahoo", lambda source: Yahoo(source, session))
-            return fake
+            return fake, running.enter_context(listen(fake, answer))
 
-        yield serve
+        yield start
 
 
 @pytest.fixture
-def alpaca_of(monkeypatch):
+def yahoo_of(serving, monkeypatch):
+    """Make yfinance's own client request from a server of this table."""
+    curl = pytest.importorskip("curl_cffi.requests")
+
+    def serve(table):
+        fake, address = serving(table, yahoo)
+        session = leading_to(address, curl.Session())
+        monkeypatch.setattr(bar_source, "Yahoo", lambda source: Yahoo(source, session))
+        return fake
+
+    return serve
+
+
+@pytest.fixture
+def alpaca_of(serving, monkeypatch):
     """Make alpaca-py request from a server of this table."""
     pytest.importorskip("alpaca")
     monkeypatch.setenv("APCA_API_KEY_ID", "PKTEST")
     monkeypatch.setenv("APCA_API_SECRET_KEY", "secret")
-    with _servers() as start:
 
-        def serve(table, answer=alpaca):
-            fake = Fake(table)
-            monkeypatch.setenv("APCA_API_DATA_URL", start(fake, answer))
-            return fake
+    def serve(table, answer=alpaca):
+        fake, address = serving(table, answer)
+        monkeypatch.setenv("APCA_API_DATA_URL", address)
+        return fake
 
-        yield serve
+    return serve
 
 
 @pytest.fixture
-def binance_of(monkeypatch):
+def binance_of(serving, monkeypatch):
     """Make ccxt request from a server of this table."""
     ccxt = pytest.importorskip("ccxt")
-    with _servers() as start:
 
-        def serve(table):
-            fake = Fake(table)
-            client = ccxt.binance({"enableRateLimit": False})
-            client.session = leading_to(start(fake, binance), requests.Session())
-            monkeypatch.setattr(bar_source, "Ccxt", lambda source: Ccxt(source, client))
-            return fake
+    def serve(table):
+        fake, address = serving(table, binance)
+        client = ccxt.binance({"enableRateLimit": False})
+        client.session = leading_to(address, requests.Session())
+        monkeypatch.setattr(bar_source, "Ccxt", lambda source: Ccxt(source, client))
+        return fake
 
-        yield serve
-
-
-class _servers:
-    """Servers on loopback until the block ends."""
-
-    def __enter__(self):
-        self.running = []
-        return self.start
-
-    def start(self, fake, answer):
-        context = listen(fake, answer)
-        self.running.append(context)
-        return context.__enter__()
-
-    def __exit__(self, *error):
-        for context in self.running:
-            context.__exit__(None, None, None)
+    return serve
 
 
 def done(*words):
@@ -272,6 +265,39 @@ def test_minutes_of_alpaca_come_by_month_and_reach_a_market(alpaca_of):
     requests_nothing(fake, "aapl-brk-b.yaml")
 
 
+BAR = {"t": f"{sessions_back(5).dates[-1]}T05:00:00Z", "o": 9, "h": 9, "l": 9, "c": 9, "v": 7}
+ACTION = {"symbol": "AAPL", "ex_date": f"{YESTERDAY}"}
+NOTHING = {"new_rate": 0, "old_rate": 1} | ACTION
+
+
+@pytest.mark.parametrize(
+    ("place", "body", "said"),
+    [
+        ("/bars", None, "another form"),
+        ("/bars", {"bars": {"AAPL": "x"}}, "another form"),
+        ("/bars", {"bars": {"AAPL": [BAR | {"c": "x"}]}}, "another form"),
+        ("/bars", {"bars": {"AAPL": [BAR | {"l": -1}]}}, "column 'low': -1.0 is no price"),
+        ("actions", None, "another form"),
+        ("actions", {"corporate_actions": {"cash_dividends": [ACTION]}}, "another form"),
+        ("actions", {"corporate_actions": {"forward_splits": [NOTHING]}}, "another form"),
+    ],
+)
+def test_an_odd_answer_is_refused_and_not_stored(place, body, said, alpaca_of):
+    """The remedy works: once the vendor answers as usual, the same command succeeds."""
+
+    def answer(fake, path, query, headers):
+        if path.endswith(place):
+            return 200, body and {**body, "next_page_token": None}
+        return alpaca(fake, path, query, headers)
+
+    table = days_table(["AAPL"])
+    alpaca_of(table, answer)
+    words = ("init", "AAPL", "--from", "alpaca", "--days", "60")
+    assert re.search(f"{said}.*; try again later", refused(*words))
+    alpaca_of(table)
+    done(*words)
+
+
 def test_without_keys_alpaca_says_which(alpaca_of, monkeypatch):
     alpaca_of(days_table(["AAPL"]))
     monkeypatch.delenv("APCA_API_SECRET_KEY")
@@ -369,20 +395,10 @@ def test_no_network_is_reported_at_once(monkeypatch, waits):
 def test_a_path_is_no_ticker(tmp_path):
     (tmp_path / "AAPL").mkdir()
     (tmp_path / "data").mkdir()
-    paths = [
-        "AAPL",
-        "my.csv",
-        "nosuch/my.parquet",
-        "*.csv",
-        "data/bars",
-        "data/usd",
-        "a/b/c",
-        "./x",
-    ]
-    paths += ["s3://bucket/x", "my file", "..", "bars.csv.gz"]
-    assert [word for word in paths if not is_path(word)] == []
-    words = ["aapl", "MSFT,AAPL", "BRK.B", "^NDX", "EURUSD=X", "0700.HK", "BTC/USDT", "btc-usd"]
-    assert [word for word in words if is_path(word)] == []
+    paths = "AAPL my.csv nosuch/my.parquet *.csv data/bars data/usd a/b/c ./x s3://bucket/x .."
+    assert all(map(is_path, [*paths.split(), "my file", "bars.csv.gz"]))
+    words = "aapl MSFT,AAPL BRK.B ^NDX EURUSD=X 0700.HK BTC/USDT btc-usd"
+    assert not any(map(is_path, words.split()))
 
 
 def test_a_missing_file_is_a_missing_file_and_a_folder_wins(tmp_path, yahoo_of):
@@ -430,13 +446,9 @@ def test_more_minutes_than_yahoo_keeps_are_refused_with_the_most(yahoo_of):
 
 def test_words_are_read_as_users_write_them():
     assert read_tickers(["aapl", "MSFT, nvda", "AAPL,"]) == ["AAPL", "MSFT", "NVDA"]
-    assert [read_pair(word) for word in ("BTC/USDT", "BTCUSDT", "btc-usdt", "ETH/BTC")] == [
-        "BTC/USDT",
-        "BTC/USDT",
-        "BTC/USDT",
-        "ETH/BTC",
-    ]
-    assert [read_pair(word) for word in ("BTC-USD", "AAPL", "BRK-B", "ETHBTC")] == [None] * 4
+    assert {*map(read_pair, ("BTC/USDT", "BTCUSDT", "btc-usdt"))} == {"BTC/USDT"}
+    assert read_pair("ETH/BTC") == "ETH/BTC"
+    assert {*map(read_pair, ("BTC-USD", "AAPL", "BRK-B", "ETHBTC"))} == {None}
     assert read_pair("BTC-USD", is_certain=True) == "BTC/USD"
     assert read_pair("ETHBTC", is_certain=True) == "ETH/BTC"
 
@@ -514,14 +526,7 @@ SPAN = ["--start", "2016-03-07", "--end", "2016-04-01"]
 def test_the_members_of_an_index_come_by_date_and_the_papers_configuration_runs_on_them(alpaca_of):
     """SNDK leaves the index, and later the exchange; the bars of BKNG and META have today's
     tickers; most members have no bars."""
-    tickers = {
-        "AAPL": None,
-        "MSFT": None,
-        "BKNG": None,
-        "META": None,
-        "AMZN": None,
-        "SNDK": "2016-03-30",
-    }
+    tickers = dict.fromkeys(("AAPL", "MSFT", "BKNG", "META", "AMZN")) | {"SNDK": "2016-03-30"}
     fake = alpaca_of(at_2016(tickers, "2016-03-07", "2016-04-01"))
     words = ["init", "--index", "nasdaq100", "--from", "alpaca", *SPAN]
     planned = done(*words, "--print")

@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import sys
-import zipfile
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,6 @@ from tests.bars.tables import (
     PRICES,
     SHORT_WINDOWS,
     file_settings,
-    merged,
     minute_table,
     stamps_of,
     write_csv,
@@ -109,6 +107,7 @@ WRITERS = {
     "lines.ndjson.gz": to_json("records", lines=True),
     "bars.xlsx": lambda path: TABLE.to_excel(path, index=False),
     "bars.tsv": lambda path: TABLE.to_csv(path, index=False, sep="\t"),
+    "bars.csv.zip": lambda path: TABLE.to_csv(path, index=False),
     "bars.csv.bz2": packed(pack_twice(bz2.compress)),
     "bars.csv.gz": packed(pack_twice(gzip.compress)),
     "bars.csv.zst": packed(pack_twice(zstd)),
@@ -370,18 +369,3 @@ def test_what_was_built_in_a_folder_is_no_bar_of_it(tmp_path, monkeypatch):
         read(tmp_path / "data" / "**" / "*.parquet")
     write_csv(tmp_path / "of", table, "manifest.csv")
     check(read(tmp_path / "of"), table)
-
-
-@pytest.mark.parametrize("rule", ["1D", "60min"])
-def test_leans_zips_of_longer_bars(rule, tmp_path):
-    table = merged(minute_table(2, 5).round(dict.fromkeys(PRICES, 2)), rule)
-    table["ts"] = table.ts.dt.floor(rule)
-    for ticker, rows in table.groupby("ticker"):
-        stamps = rows.ts.dt.strftime("%Y%m%d %H:%M")
-        whole = rows.assign(ts=stamps, **{name: (rows[name] * 1e4).round() for name in PRICES})
-        text = whole[["ts", *COLUMNS]].to_csv(index=False, header=False)
-        with zipfile.ZipFile(tmp_path / f"{ticker.lower()}.zip", "w") as archive:
-            archive.writestr(f"{ticker.lower()}.csv", text)
-            archive.writestr("__MACOSX/._aaa.csv", "not bars")
-    how = {"time_format": "%Y%m%d %H:%M", "price_divisor": 10_000, "uppercase": True}
-    check(read(tmp_path, header=["ts", *COLUMNS], name_pattern="{symbol}", **how), table)

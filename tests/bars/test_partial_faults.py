@@ -12,7 +12,7 @@ from fintrader.market.inspect import examine
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from tests import ROOT
-from tests.bars.tables import REAL_2019, as_bars
+from tests.bars.tables import REAL_2019, WINDOWS, as_bars
 from tests.engines import partial_faults as engine
 from tests.engines.partial_faults import (
     FAULTS,
@@ -78,19 +78,18 @@ def long_table(table):
 
 
 def test_the_message_lets_it_pass_and_the_market_remembers(clean):
-    settings = {"windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
     market = clean["us"]
     early = long_table(FAULTS["a week of two names one bar early"].apply(market))
     with pytest.raises(BarError, match="1 minute early, to 2019-03-15") as caught:
-        load_market(early, **settings)
+        load_market(early, **WINDOWS)
     waive = re.search(r"data\.waive: \[(.*)\]", str(caught.value))[1].split(", ")
-    built = load_market(early, **settings, waive=waive)
+    built = load_market(early, **WINDOWS, waive=waive)
     assert [(one.kind, one.symbol) for one in built.provenance.waived] == [
         ("misaligned", "N01"),
         ("misaligned", "N04"),
     ]
     named = long_table(FAULTS["6 % up for 45 bars"].apply(market))
-    doubtful = load_market(named, **settings).provenance.doubtful
+    doubtful = load_market(named, **WINDOWS).provenance.doubtful
     assert [(one.kind, one.symbol, one.count) for one in doubtful] == [("price_spike", "N02", 45)]
 
 

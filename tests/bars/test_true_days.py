@@ -1,6 +1,8 @@
 """True days stop no build: crashes, coarse prices, thin trading, price limits and outages. Errors
 among them do."""
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,10 +12,9 @@ from fintrader.errors import BarError
 from fintrader.market.inspect import examine
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
-from tests.bars.tables import PRICES, as_bars
+from tests.bars.tables import PRICES, WINDOWS, as_bars
 
 DATES = pd.bdate_range("2016-01-04", "2019-12-31")
-WINDOWS = {"windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
 
 
 def make_days(seed, *, tick=0.01, volatility=0.015, nights=0.5, names=1, price=60.0, lot=1):
@@ -48,14 +49,9 @@ def make_days(seed, *, tick=0.01, volatility=0.015, nights=0.5, names=1, price=6
 def find(table, calendar="24/5", minutes=1440):
     """Count by kind the faults that stop a build, and those that are named."""
     settings = DataSettings(calendar=calendar, bar_minutes=minutes)
-    faults = examine(as_bars(table), settings).faults
+    counts = Counter(fault.kind for fault in examine(as_bars(table), settings).faults)
     return tuple(
-        {
-            kind: sum(one.kind == kind for one in faults)
-            for kind in kinds
-            if kind in {f.kind for f in faults}
-        }
-        for kinds in (STOPPING, DOUBTFUL)
+        {kind: counts[kind] for kind in kinds if kind in counts} for kinds in (STOPPING, DOUBTFUL)
     )
 
 
@@ -196,24 +192,27 @@ def test_a_price_at_its_limit_is_named_and_a_frozen_one_stops(healthy):
         assert ("frozen_price" in stopping) == (expected == "frozen_price")
 
 
+DAYS = {"calendar": "24/5", "bar_minutes": 1440, **WINDOWS}
+
+
+def in_utc(table):
+    """The table as `load_market` takes it."""
+    return table.assign(ts=table.ts.dt.tz_localize("UTC")).rename(columns={"ticker": "symbol"})
+
+
 def test_lows_above_highs_stop_a_build_until_they_are_waived():
-    table = make_days(3)
-    swapped = table.copy()
-    swapped.loc[:100, ["high", "low", "close"]] = table.loc[
-        :100, ["close", "high", "low"]
-    ].to_numpy()
-    bars = swapped.assign(ts=swapped.ts.dt.tz_localize("UTC")).rename(columns={"ticker": "symbol"})
-    chosen = {"calendar": "24/5", "bar_minutes": 1440, **WINDOWS}
+    swapped = make_days(3)
+    moved = swapped.loc[:100, ["close", "high", "low"]].to_numpy()
+    swapped.loc[:100, ["high", "low", "close"]] = moved
+    bars = in_utc(swapped)
     with pytest.raises(BarError, match=r"crossed_range.*data\.waive: \[crossed_range\]"):
-        load_market(bars, **chosen)
-    assert len(load_market(bars, **chosen, waive=["crossed_range"]).provenance.waived) > 90
+        load_market(bars, **DAYS)
+    assert len(load_market(bars, **DAYS, waive=["crossed_range"]).provenance.waived) > 90
 
 
 def test_ranges_too_narrow_for_many_rows_are_named():
-    table = make_days(3)
-    bars = table.assign(ts=table.ts.dt.tz_localize("UTC")).rename(columns={"ticker": "symbol"})
-    chosen = {"calendar": "24/5", "bar_minutes": 1440, **WINDOWS}
-    assert load_market(bars, **chosen).provenance.doubtful == ()
+    bars = in_utc(make_days(3))
+    assert load_market(bars, **DAYS).provenance.doubtful == ()
     bars.loc[:50, "close"] = bars.loc[:50, "high"] * 1.002
-    named = load_market(bars, **chosen).provenance.doubtful
+    named = load_market(bars, **DAYS).provenance.doubtful
     assert [(one.kind, one.count) for one in named] == [("close_outside_range", 51)]

@@ -362,15 +362,6 @@ def pipes(zoo):
     return zoo.folder / "all.csv"
 
 
-def packed(ext, compression):
-    def layout(zoo):
-        path = zoo.folder / f"all.csv{ext}"
-        zoo.long().to_csv(path, index=False, compression=compression)
-        return path
-
-    return layout
-
-
 def hive(zoo):
     for symbol, frame in zoo.frames.items():
         home = zoo.folder / f"symbol={symbol}"
@@ -392,6 +383,7 @@ def lean_zips(zoo):
         table[PRICES] = (table[PRICES] * 10_000).round().astype(int)
         with zipfile.ZipFile(zoo.folder / f"{symbol.lower()}.zip", "w") as archive:
             archive.writestr(f"{symbol.lower()}.csv", table.to_csv(header=False))
+            archive.writestr("__MACOSX/._abcd.csv", "not bars")
     return zoo.folder
 
 
@@ -817,8 +809,6 @@ DAILY = {
 BOTH = {
     "levels_price_first": levels(["Price", "Ticker"]),
     "levels_ticker_first": levels(["Ticker", "Price"]),
-    "gzip": packed(".gz", "gzip"),
-    "zip": packed(".zip", "zip"),
     "xts_numbered": xts(True, "Index"),
     "xts_named": xts(False, "Index"),
     **{

@@ -31,7 +31,10 @@ KINDS: dict[str, str] = {
         "the open lies outside low and high: the range is widened; named in the log above 1 % of a"
         " symbol's rows"
     ),
-    "close_outside_range": "the close lies outside low and high: as above",
+    "close_outside_range": (
+        "the close lies outside low and high: the range is widened; named in the log above 1 % of a"
+        " symbol's rows"
+    ),
     "closed_day": "bars on a day without a session: left out",
     "outside_session": "bars before the open or after the close: left out",
     "shifted_day": (
@@ -150,22 +153,7 @@ KINDS: dict[str, str] = {
 
 STOPPING = tuple(kind for kind, meaning in KINDS.items() if "stops the build" in meaning)
 """Kinds that no market produces: a build goes on only where `data.waive` names them."""
-DOUBTFUL = (
-    "open_outside_range",
-    "close_outside_range",
-    "small_split",
-    "quiet_jump",
-    "filled_day",
-    "volume_jump",
-    "limit_price",
-    "between_bars",
-    "missing_edge",
-    "middle_close",
-    "adjusted_part",
-    "paid_twice",
-    "unlike_daily",
-    "price_spike",
-)
+DOUBTFUL = tuple(kind for kind, meaning in KINDS.items() if "named in the log" in meaning)
 """Kinds that a market rarely produces: a build names them and goes on."""
 
 SURE = 6.0

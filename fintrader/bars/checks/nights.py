@@ -18,21 +18,7 @@ from fintrader.bars.checks.kinds import SURE
 from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
 
-_SPLITS = (
-    1.25,
-    1.5,
-    2.0,
-    2.5,
-    *map(float, range(3, 9)),
-    10.0,
-    12.0,
-    15.0,
-    20.0,
-    25.0,
-    30.0,
-    40.0,
-    50.0,
-)
+_SPLITS: tuple[float, ...] = (1.25, 1.5, 2, 2.5, *range(3, 9), 10, 12, 15, 20, 25, 30, 40, 50)
 _AROUND = 20
 """Days on each side from which the usual move and volume are taken."""
 _FEWEST = 5

@@ -33,6 +33,7 @@ log = logging.getLogger("fintrader.bars")
 
 BATCH_ROWS = 500_000
 _HEADER_BYTES = 1 << 16
+_BLOCK_BYTES = 32 << 20
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
 _BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _FOREIGN = ("gb18030", "cp949", "shift_jis")
@@ -272,8 +273,8 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
     last = fields[-1] if fields else ""
     if not fields or not _may_be_whole(last, fields[:-1], settings.decimal):
         raise BarError(
-            f"{file.name}: the last line has no newline, and its last number may be cut off; fetch the"
-            " file again, or add a newline where the number is whole"
+            f"{file.name}: the last line has no newline, and its last number may be cut off; fetch"
+            " the file again, or add a newline where the number is whole"
         )
     if re.fullmatch(r"\d+\D?\d*", last):
         log.warning(
@@ -353,11 +354,7 @@ def read_head(file: BarFile, rows: int) -> pd.DataFrame:
 
 def csv_line(file: BarFile, number: int = 0) -> str:
     """One of the first lines of a CSV, counted from 0. Raises BarError when there is none."""
-    for size in (1 << 12, _HEADER_BYTES):  # few have a longer one
-        lines = csv_head(file, size).splitlines()[number:]
-        if len(lines) > 1:
-            break
-    for line in filter(str.strip, lines):
+    for line in filter(str.strip, csv_head(file, _HEADER_BYTES).splitlines()[number:]):
         return line
     raise BarError(f"{file.name}: holds no row; check the file")
 
@@ -453,7 +450,7 @@ def _read_csv(
         return "skip"
 
     def read(types: dict[str, pa.DataType]) -> Iterator[pa.Table]:
-        with _open_csv(file, settings, types, (offset, names), leave_out=leave_out) as reader:
+        with _open_csv(file, settings, types, (offset, names), leave_out) as reader:
             yield from (pa.Table.from_batches([batch]) for batch in reader)
 
     def number(table: pa.Table) -> Array:
@@ -560,13 +557,11 @@ def _open_csv(
     file: BarFile,
     settings: FilesSettings,
     types: dict[str, pa.DataType],
-    tail: tuple[int, list[str]] = (0, []),
-    *,
-    leave_out: Callable[[Any], str] | None = None,
-    block_bytes: int = 32 << 20,
+    tail: tuple[int, list[str]],
+    leave_out: Callable[[Any], str],
 ) -> Any:
-    """Open a reader of a CSV's columns in `types`, or of all if that is empty. `tail`: bytes to
-    skip, and the names of the columns. `leave_out` judges lines with another number of fields."""
+    """Open a reader of a CSV's columns in `types`. `tail`: bytes to skip, and the names of the
+    columns. `leave_out` judges lines with another number of fields."""
     # NA, TRUE and nan are tickers; only an empty cell is none
     options = pa_csv.ConvertOptions(
         column_types=types,
@@ -577,7 +572,7 @@ def _open_csv(
     )
     source = _open_text(file, tail[0])
     reading = pa_csv.ReadOptions(
-        block_size=block_bytes,
+        block_size=_BLOCK_BYTES,
         use_threads=False,
         column_names=tail[1] or settings.header or None,
         skip_rows=0 if tail[0] else settings.skip_rows,

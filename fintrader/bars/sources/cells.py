@@ -8,6 +8,7 @@ import logging
 import re
 import zoneinfo
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
+from fintrader.bars.calendar import to_wall
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.errors import BarError
 
@@ -23,7 +25,7 @@ log = logging.getLogger("fintrader.bars")
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
-EMPTY = ("", "null", "none", "nan", "na", "n/a", "#n/a", "-", "--")
+EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
 _MONEY = "[$€£¥₩₹]"
@@ -53,9 +55,9 @@ EXCEL = "excel"
 """Time format of days since 1899-12-30."""
 _MOST_CLOSES = 0.05
 """Largest share of rows with a close alone that counts as days without trade."""
-_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
-_SECOND = _UNITS["s"]
+_SECOND = UNITS["s"]
 _LARGEST = np.array([10**10, 10**13, 10**16])
 """Numbers below are seconds, milliseconds and microseconds since 1970."""
 
@@ -88,6 +90,12 @@ class Column:
         if not pa.types.is_dictionary(kind):
             return self.cells.cast(pa.string())
         return self.cells.cast(pa.dictionary(kind.index_type, pa.string())).cast(pa.string())
+
+    @cached_property
+    def stripped(self) -> pd.Series[Any]:
+        """The cells as text, without spaces around it."""
+        text: pd.Series[Any] = self.text.to_pandas()
+        return text.str.strip()
 
     def unfit(self, said: str) -> BarError:
         """Return the error of a column that is wrong as a whole."""
@@ -154,22 +162,6 @@ def table_bars(
     )
 
 
-def shorten(single: Array) -> Array:
-    """Read `[R]` float32 prices as the shortest decimals that they stand for: 1.10235, not
-    1.1023500..., as float64."""
-    wide = single.astype(np.float64)
-    result = wide.copy()
-    pending = np.isfinite(wide) & (wide > 0)
-    for digits in (6, 7, 8):  # any decimal of six digits survives float32; nine always suffice
-        at = np.flatnonzero(pending)
-        scale = 10.0 ** np.clip(digits - 1 - np.floor(np.log10(wide[at])), 0, 22)
-        decimal = np.round(wide[at] * scale) / scale
-        fits = decimal.astype(np.float32) == single[at]
-        result[at[fits]] = decimal[fits]
-        pending[at[fits]] = False
-    return result
-
-
 def one_kind(column: Column, zoned: bool | None) -> bool | None:
     """True where times as text carry a zone: all like the first of them, or like those before
     (`zoned`).
@@ -219,8 +211,8 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     kind = column.cells.type
     if settings.time_format == EXCEL:
         ns = _count_days(column, settings)
-    elif settings.time_format in ("epoch", *_UNITS):
-        ns = _count_times(column, _UNITS.get(settings.time_format), days, settings)
+    elif settings.time_format in ("epoch", *UNITS):
+        ns = _count_times(column, UNITS.get(settings.time_format), days, settings)
     elif column.is_text or days is not None:
         text = column.text
         if days is not None:
@@ -229,17 +221,16 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
             text = pc.binary_join_element_wise(days, text, " ")
         ns = _parse_times(replace(column, cells=text), settings)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        ns = _epoch(column, settings)
+        ns = _epoch(column, column.cells, settings)
     else:
         raise column.unfit(
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
             " (data.source.time_format: epoch)"
         )
     if settings.label in ("day", "eve"):
-        wall = pd.DatetimeIndex(ns, tz="UTC").tz_convert(settings.timezone).tz_localize(None)
         late = pd.Timedelta(hours=12 if settings.label == "eve" else 0)
-        midnight = pa.array((wall + late).normalize().to_numpy())
-        ns = _epoch(replace(column, cells=pa.chunked_array([midnight])), settings)
+        midnight = (to_wall(ns, settings.timezone) + late).normalize()
+        ns = _epoch(column, midnight, settings)
     if settings.label == "end":  # some end their bars a millisecond early
         return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
     return ns
@@ -251,7 +242,7 @@ def _count_days(column: Column, settings: FilesSettings) -> Array:
     column.refuse(pd.Series(~(np.abs(days) < 100_000)), "not an Excel day number")
     seconds = np.round(days * 86_400).astype("timedelta64[s]")  # fractions of a day are inexact
     stamps = (np.datetime64("1899-12-30", "s") + seconds).astype("datetime64[ns]")
-    return _epoch(replace(column, cells=pa.chunked_array([pa.array(stamps)])), settings)
+    return _epoch(column, stamps, settings)
 
 
 def _date_text(days: Column) -> pa.ChunkedArray:
@@ -282,7 +273,7 @@ def _count_times(
         if unit is None and (counts != numbers).any():  # seconds with a fraction
             counts = np.round(numbers * 1e3).astype(np.int64)
     if unit is None:
-        scale = np.array(list(_UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
+        scale = np.array(list(UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
         far = np.abs(counts) > 2**62 // scale
         column.refuse(pd.Series(far, dtype=bool), "not a time since 1970")
         return np.asarray(counts * scale)
@@ -296,8 +287,7 @@ def _count_times(
     dates = [days] * len(counts) if isinstance(days, str) else days.to_pylist()
     known = {text: np.datetime64(pd.Timestamp(text), "ns") for text in set(dates)}
     midnight = np.array([known[text] for text in dates], dtype="datetime64[ns]")
-    stamps = midnight + counts * np.timedelta64(unit, "ns")
-    return _epoch(replace(column, cells=pa.chunked_array([pa.array(stamps)])), settings)
+    return _epoch(column, midnight + counts * np.timedelta64(unit, "ns"), settings)
 
 
 def _parse_times(column: Column, settings: FilesSettings) -> Array:
@@ -308,16 +298,15 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
     zoned = bool(one_kind(column, None)) if written is None else "%z" in written
     parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
-    return _epoch(replace(column, cells=pa.chunked_array([pa.array(parsed)])), settings)
+    return _epoch(column, parsed, settings)
 
 
 def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
     """Read times that each end with the name of their zone."""
-    text = column.cells.to_pandas().str.strip()
-    parts = text.str.extract(ZONE_NAME)
+    parts = column.stripped.str.extract(ZONE_NAME)
     column.refuse(parts[1].isna(), "not a time that ends with the name of its zone")
     written = str(settings.time_format).removesuffix(" %Z")
-    ns = np.zeros(len(text), dtype=np.int64)
+    ns = np.zeros(len(parts), dtype=np.int64)
     for name, rows in parts.groupby(1).indices.items():
         zone = find_zone(str(name)) or ""
         column.refuse((parts[1] == name) & (not zone), f"of an unknown zone {name!r}")
@@ -349,10 +338,12 @@ def carries_zone(times: pd.Series[Any]) -> bool:
     return bool(times.astype(str).str.contains(_ZONE).all())
 
 
-def _epoch(column: Column, settings: FilesSettings) -> Array:
-    """Timestamps as int64 UTC nanoseconds; those without a zone are of the settings' zone."""
-    stamps = column.cells
+def _epoch(column: Column, stamps: Any, settings: FilesSettings) -> Array:
+    """A column's timestamps as int64 UTC nanoseconds; those without a zone are of the settings'
+    zone."""
     try:
+        if not isinstance(stamps, pa.ChunkedArray):
+            stamps = pa.chunked_array([pa.array(stamps)])
         if getattr(stamps.type, "tz", None) is None:
             stamps = pc.assume_timezone(stamps.cast(pa.timestamp("ns")), settings.timezone)
         return np.asarray(stamps.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
@@ -405,16 +396,16 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
 
 def _numbers(column: Column, settings: FilesSettings) -> Array:
     """Numbers of cells, NaN for an empty one."""
-    if column.cells.type == pa.float32():
-        return shorten(column.cells.to_numpy())
     if not column.is_text:
+        cells = column.cells
+        if cells.type == pa.float32():  # the shortest decimals: 1.10235, not 1.1023500...
+            cells = cells.cast(pa.string())
         try:
-            return np.asarray(column.cells.cast(pa.float64()).to_numpy())
+            return np.asarray(cells.cast(pa.float64()).to_numpy())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise column.unfit(f"is {column.cells.type}, not numbers") from None
-    text = column.text.to_pandas().str.strip()
-    numbers = parse_numbers(text, settings.decimal)
-    column.refuse(numbers.isna() & ~_is_empty(text), "no number")
+            raise column.unfit(f"is {cells.type}, not numbers") from None
+    numbers = parse_numbers(column.stripped, settings.decimal)
+    column.refuse(numbers.isna() & ~is_empty(column.stripped), "no number")
     return np.asarray(numbers)
 
 
@@ -424,7 +415,7 @@ def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
     if decimal == ",":
         text = text.str.translate(str.maketrans(",.", ".,"))
     numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)
-    others = text[numbers.isna() & ~_is_empty(text)]
+    others = text[numbers.isna() & ~is_empty(text)]
     parts = others.str.extract(rf"^{_WRITTEN.pattern}$", flags=re.IGNORECASE).dropna()
     digits = parts["digits"].str.replace(_MARKS, "", regex=True)
     written = parts["sign"] + digits + parts["unit"].str.upper().map(_EXPONENTS)
@@ -432,23 +423,23 @@ def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
     return numbers
 
 
-def _is_empty(text: pd.Series[str]) -> pd.Series[bool]:
+def is_empty(text: pd.Series[Any]) -> pd.Series[bool]:
+    """Mark the stripped cells that hold nothing."""
     return text.isna() | text.str.lower().isin(EMPTY)
 
 
 def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> None:
     """Raise BarError for a column of numbers like 1,234 only, where no cell of the table says
     whether a comma parts thousands or decimals."""
-    columns = {name: column for name, column in columns.items() if column.is_text}
     if settings.decimal == ",":
         return
+    texts = {name: column.stripped for name, column in columns.items() if column.is_text}
     # 1,234,567 and 1,234.5 show that a comma parts thousands, 1.25 that a point parts decimals
     shown = r",\d{3}[,.]|^\d+\.(?:\d{1,2}|\d{4,})$"
-    texts = {name: column.text.to_pandas().str.strip() for name, column in columns.items()}
     if any(text.str.contains(shown, na=False).any() for text in texts.values()):
         return
     for name, text in texts.items():
-        cells = text[~_is_empty(text)]
+        cells = text[~is_empty(text)]
         if len(cells) and cells.str.fullmatch(r"\d{1,3},\d{3}").all():
             raise columns[name].unfit(
                 f"has only numbers like {cells.iloc[0]}: if the comma parts decimals, set"

@@ -183,12 +183,8 @@ class BarFile:
     def appendable(self) -> bool:
         """True where rows are added by adding bytes at the file's end, and it can be read from
         there."""
-        return (
-            self.kind == "csv"
-            and self.member is None
-            and self.path.lower().endswith(".csv")
-            and not is_url(self.path)
-        )
+        is_plain = self.member is None and self.path.lower().endswith(".csv")
+        return is_plain and not is_url(self.path)
 
     def sha256(self) -> str:
         """SHA-256 of its content, in hex."""

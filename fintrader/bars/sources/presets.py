@@ -12,18 +12,17 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-Preset = Literal["lean", "polygon", "databento", "firstrate", "kibot", "alpaca", "yahoo"]
+from fintrader.bars.bars import COLUMNS
 
-_TITLE = {"open": "Open", "high": "High", "low": "Low", "close": "Close", "volume": "Volume"}
+Preset = Literal["lean", "polygon", "databento", "firstrate", "kibot", "alpaca", "yahoo"]
 
 PRESETS: dict[Preset, dict[str, Any]] = {
     "lean": {
-        "header": ("ts", "open", "high", "low", "close", "volume"),
+        "header": ("ts", *COLUMNS),
         "name_pattern": "{date}_{symbol}_minute_trade",
         "uppercase": True,
         "time_format": "ms",
         "price_divisor": 10_000,
-        "timezone": "America/New_York",
     },
     "polygon": {
         "columns": {"ts": "window_start", "symbol": "ticker"},
@@ -32,22 +31,19 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     },
     "databento": {"columns": {"ts": "ts_event", "symbol": "symbol"}, "timezone": "UTC"},
     "firstrate": {
-        "header": ("ts", "open", "high", "low", "close", "volume"),
+        "header": ("ts", *COLUMNS),
         "name_pattern": "{symbol}_full_1min*",
-        "timezone": "America/New_York",
     },
     "kibot": {
-        "header": ("date", "ts", "open", "high", "low", "close", "volume"),
+        "header": ("date", "ts", *COLUMNS),
         "columns": {"date": "date"},
         "name_pattern": "{symbol}",
         "time_format": "%m/%d/%Y %H:%M",
-        "timezone": "America/New_York",
     },
     "alpaca": {"columns": {"ts": "timestamp", "symbol": "symbol"}, "timezone": "UTC"},
     "yahoo": {
-        "columns": {"ts": "Datetime", **_TITLE},
+        "columns": {"ts": "Datetime", **{name: name.title() for name in COLUMNS}},
         "name_pattern": "{symbol}",
-        "timezone": "America/New_York",
     },
 }
 """Name -> settings of a `files` source that read the vendor's files; a configuration's settings

@@ -26,6 +26,7 @@ import numpy as np
 from fintrader.bars.bars import PRICES, Bars, concat
 from fintrader.bars.calendar import day_starts, session_grid, timezone_of
 from fintrader.bars.chunks import Chunk, Collection, decode
+from fintrader.bars.clean import refuse_bad_rows
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import (
     Adjustment,
@@ -36,9 +37,9 @@ from fintrader.bars.sources.announced import (
 )
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.vendor_settings import VendorSettings
-from fintrader.errors import DataError
+from fintrader.errors import BarError, DataError
 from fintrader.files import hash_bytes
-from fintrader.progress import SILENT, Progress, format_duration
+from fintrader.progress import SILENT, Progress, format_duration, shorten_list
 from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
@@ -222,7 +223,7 @@ class VendorFeed(Feed):
             self._collection = self._open_stored()
             self._announced = Announced(self._collection.objects)
             self._download(progress)
-        chunks = {name: self._collection.list_chunks(name, self._months) for name in self.asked}
+        chunks = {name: self.list_chunks(name) for name in self.asked}
         self.symbols = [name for name in self.asked if chunks[name]]
         self.missing = [name for name in self.asked if not chunks[name]]
         if self.missing and (self._listed or not self.symbols):
@@ -283,12 +284,15 @@ class VendorFeed(Feed):
         self._silent.clear()
 
     def _select_actions(self) -> Iterator[Action]:
-        """Yield the actions of the range that the prices do not hold."""
+        """Yield the actions of the range that the prices do not hold; one of a day off happens on
+        the next session."""
+        dates = self._grid.dates
         for name in self.symbols:
             known = self._announced.list_actions(name)
             for action in select_for_accounts(known, self.vendor.adjustment, self._basis(name)):
-                if self.start <= action.day <= self.end:
-                    yield action
+                if self.start <= action.day <= dates[-1]:
+                    day = dates[np.searchsorted(dates, np.datetime64(action.day))].item()
+                    yield action.model_copy(update={"day": day})
 
     def list_requests(self) -> list[Request]:
         """List the requests that the store does not answer, without making any."""
@@ -347,7 +351,7 @@ class VendorFeed(Feed):
 
     def bars(self, symbol: str) -> Bars:
         parts = []
-        for chunk in self._collection.list_chunks(symbol, self._months):
+        for chunk in self.list_chunks(symbol):
             bars = decode(self._collection.read(chunk), symbol, str(self._collection.objects))
             ratio = self._scale(symbol, chunk)
             if ratio != 1:
@@ -362,7 +366,7 @@ class VendorFeed(Feed):
 
     def _basis(self, name: str) -> dt.date:
         """The day as of which a ticker's prices are adjusted: that of the last request for them."""
-        return max(chunk.asked for chunk in self._collection.list_chunks(name, self._months))
+        return max(chunk.asked for chunk in self.list_chunks(name))
 
     def _scale(self, name: str, chunk: Chunk) -> float:
         """The divisor that puts a chunk's prices on the scale of the last request's."""
@@ -445,7 +449,7 @@ class VendorFeed(Feed):
     def _request_bars(self, request: Request) -> None:
         collection = self._collection
         found = self._fetch(request)
-        days = {"asked": str(self.today), **self.vendor.identity}
+        asked = {"asked": str(self.today), **self.vendor.identity}
         for name in request.symbols:
             bars = self._keep_sessions(found[name]) if name in found else None
             if bars is not None:
@@ -460,7 +464,7 @@ class VendorFeed(Feed):
                     mine = mine.take(~np.isin(mine.ts, collection.bars(name, [month]).ts))
                 if mine:
                     span = {"first": str(part.first), "last": str(part.last)}
-                    collection.add(name, month, mine, {"symbols": request.symbols, **span, **days})
+                    collection.add(name, month, mine, {"symbols": request.symbols, **span, **asked})
                 self._settle(name, part)
 
     def _fetch(self, request: Request) -> dict[str, Bars]:
@@ -490,6 +494,12 @@ class VendorFeed(Feed):
                     break
                 if attempt < self.retries:
                     self._sleep(2.0 * 2**attempt)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise DataError(
+                    f"{self.vendor.name}: the answer for {shorten_list(request.symbols)} has"
+                    f" another form than expected ({type(error).__name__}); try again later, or update the"
+                    " vendor's package"
+                ) from None
             else:
                 self._is_reached = True
                 return found
@@ -535,30 +545,28 @@ class VendorFeed(Feed):
 
     def _find_empty_sessions(self, name: str, request: Request) -> list[dt.date]:
         """Find sessions of a request without a stored bar of a ticker."""
-        dates = self._grid.dates
-        is_empty = (dates >= np.datetime64(request.first)) & (dates <= np.datetime64(request.last))
+        held = set[dt.date]()
         if self._collection.list_chunks(name, [request.month]):
-            # the month may hold days outside of this request
             at = self._grid.locate(self._collection.bars(name, [request.month]).ts)
-            is_empty[self._grid.session[at[at >= 0]]] = False
-        found: list[dt.date] = dates[is_empty].tolist()
-        return found
+            held = {*self._grid.dates[self._grid.session[at[at >= 0]]].tolist()}
+        wanted = self.list_sessions(request.first, request.last)
+        return [day for day in wanted if day not in held]
 
     def _keep_sessions(self, bars: Bars) -> Bars:
         """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
-        minute."""
+        minute. Raises BarError for impossible ones, which would stay in the store."""
         if self.vendor.settings.interval == "1d":
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         is_inside = self._grid.locate(bars.ts) >= 0
         is_outside = ~is_inside & ~self._grid.early_or_late(bars.ts)
         self.num_outside += int(np.count_nonzero(is_outside))
-        return bars.take(is_inside)
-
-
-def shorten_list(names: Sequence[str]) -> str:
-    """List the first of some names, and the number of the others."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+        bars = bars.take(is_inside)
+        try:
+            refuse_bad_rows(bars)
+        except BarError as error:
+            problem = str(error).partition("; correct")[0]
+            raise BarError(f"{problem}; try again later, or leave the ticker out") from None
+        return bars
 
 
 def _name_days(days: Sequence[dt.date]) -> str:

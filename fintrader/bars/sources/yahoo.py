@@ -20,7 +20,6 @@ from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
 from fintrader.bars.sources.vendor import TIMEOUT_SECONDS, Busy, Vendor, spell_share_class
 from fintrader.bars.sources.vendor_settings import YahooSettings
-from fintrader.errors import DataError
 
 _DAYS_KEPT = {"1m": 30, "5m": 60, "1h": 730}
 _DAYS_PER_REQUEST = {"1m": 7, "5m": 60, "1h": 700, "1d": 20_000}
@@ -133,12 +132,9 @@ class Yahoo(Vendor):
             return ()  # no bars: an error only if all months lack them
         except errors.YFDataException as error:
             raise Busy(str(error), error) from None
+        except (LookupError, TypeError, AttributeError):  # of an answer in another form
+            raise
         except Exception as error:  # requests and curl_cffi raise their own kinds for a broken line
-            if isinstance(error, KeyError | TypeError | AttributeError | IndexError):
-                raise DataError(
-                    f"yahoo: the answer for {symbol} has another form than expected; update"
-                    " yfinance"
-                ) from None
             if getattr(getattr(error, "response", None), "status_code", None) == 404:
                 return ()  # a ticker of an unknown zone
             raise Busy(type(error).__name__, error) from None
