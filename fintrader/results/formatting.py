@@ -179,13 +179,13 @@ class Opening(NamedTuple):
 
     @property
     def sentences(self) -> dict[str, str]:
-        """Sentences that are not empty, each with the question it answers."""
+        """Sentences that are not empty, each with its heading."""
         found = {
-            "Why": self.why,
-            "What this window can see": self.sees,
-            "What would change it": self.change,
+            "Finding": self.why,
+            "Power": self.sees,
+            "Evidence needed": self.change,
         }
-        return {question: said for question, said in found.items() if said}
+        return {heading: said for heading, said in found.items() if said}
 
 
 def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:

@@ -146,7 +146,7 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
         key = link_choices(
             "beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest)
         )
-        chosen = st.pills("Beside it", rest, selection_mode="multi", format_func=human, key=key)
+        chosen = st.pills("Compare with", rest, selection_mode="multi", format_func=human, key=key)
     others = [name for name in rest if name in (chosen or [])]
     remember("beside", ",".join(others))
     return main, others

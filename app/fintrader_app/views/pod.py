@@ -57,7 +57,7 @@ def render(runs: RunsFolder) -> None:
         )
     with right:
         rest = [pod for pod in order if pod != name]
-        others = choose_several("Beside it", rest, "pods", [], MOST - 1)
+        others = choose_several("Compare with", rest, "pods", [], MOST - 1)
     chosen = select_pod(by_name, name)
     show_cards(chosen)
 
