@@ -16,8 +16,8 @@ from fintrader.results.formatting import (
     explain_short_window,
     format_metric,
     is_result,
+    rival_name,
     statistic,
-    title_of,
 )
 from fintrader.results.settings import Setting, changed, differing, text_of
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
@@ -104,7 +104,7 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
             about = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}."
             difference = None
             if mine is not None and other is not None and key != "sessions":
-                versus = title_of(str(rival)).lower()
+                versus = rival_name(str(rival))
                 difference = f"{statistic(key, mine - other, signed=True)} vs {versus}"
                 about += " Below it: the difference from the benchmark portfolio."
             tone: Any = "inverse" if key == "annual_volatility" else "normal"

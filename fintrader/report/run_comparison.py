@@ -21,6 +21,7 @@ from fintrader.results.formatting import (
     format_metric,
     look_words,
     main_strategy,
+    rival_name,
     title_of,
 )
 from fintrader.results.sections import BacktestView, Chart, Section, present_origin
@@ -99,7 +100,7 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
         own = stored.metrics[main]
         alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
-        against = f", against {stored.portfolio.replace('_', ' ')}" if stored.portfolio else ""
+        against = f", against {rival_name(stored.portfolio)}" if stored.portfolio else ""
         rivals = (stored.metrics_of(rival) for rival in ("equal_weight", "benchmark"))
         cells = (
             name,

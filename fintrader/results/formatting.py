@@ -223,6 +223,11 @@ def title_of(strategy: str) -> str:
     return "Index" if strategy == "benchmark" else strategy.replace("_", " ").capitalize()
 
 
+def rival_name(portfolio: str) -> str:
+    """A benchmark portfolio inside a sentence: `equal weight`, `index`, a foreign name as it is."""
+    return title_of(portfolio).lower() if portfolio in BASELINES else portfolio
+
+
 def find_timezone(name: str) -> str:
     """Return a stored time zone (an IANA name); UTC where it is none."""
     try:
@@ -267,7 +272,7 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
     returned = number(own.cumulative_return)
     if not is_result(name) or returned is None or portfolio is None:
         return ""
-    rivals = {f"its benchmark portfolio, {portfolio.replace('_', ' ')}": metrics.get(portfolio)}
+    rivals = {f"its benchmark portfolio, {rival_name(portfolio)}": metrics.get(portfolio)}
     if portfolio == "cash":  # some backtests have no row for it
         rivals = {"its benchmark portfolio, cash": StrategyMetrics.of({"cumulative_return": 0.0})}
     sides = []
@@ -294,7 +299,7 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
         )
         if own.active_return is not None:
             text += f" Active return {percent(own.active_return, signed=True)} a year (the mean"
-            text += f" daily difference from {portfolio.replace('_', ' ')}, not compounded)."
+            text += f" daily difference from {rival_name(portfolio)}, not compounded)."
         text += f" Information ratio {ratio(own.information_ratio)}"
         text += f" ({INTERVAL} {format_interval(low, high)}): {worth}."
     if "ridge" not in metrics and "ridge" in context.left_out:

@@ -22,6 +22,7 @@ from fintrader.results.formatting import (
     PAPER_COLUMNS,
     explain_short_window,
     format_metric,
+    rival_name,
     title_of,
 )
 from fintrader.results.strategy_metrics import StrategyMetrics
@@ -158,7 +159,7 @@ def active_table(
     metrics: Mapping[str, StrategyMetrics], portfolio: str | None = None, *, main: str = ""
 ) -> Table:
     """Tabulate the differences of each strategy from the benchmark portfolio."""
-    against = "the portfolio" if portfolio is None else portfolio.replace("_", " ")
+    against = "the portfolio" if portfolio is None else rival_name(portfolio)
     rows = tuple(
         Row((title_of(name), *format_active(values)), is_main=name == main)
         for name, values in metrics.items()

@@ -303,6 +303,16 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset, told, tmp_path)
         detect(str(write_csv(tmp_path, table)))
 
 
+@pytest.mark.parametrize(("sessions", "tested"), [(100, 40), (320, 126), (800, 160)])
+def test_few_sessions_are_tested_on_half_a_year_where_they_hold_one(sessions, tested, tmp_path):
+    days = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2019, 12, 30), 390).dates[:sessions]
+    prices = dict.fromkeys(("Open", "High", "Low", "Close"), np.linspace(50.0, 60.0, sessions))
+    table = pd.DataFrame({"Date": days.astype(str), **prices, "Volume": 100})
+    found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    first, last = built(found, tmp_path).windows.test
+    assert sum(first <= day <= last for day in found.sessions) == tested
+
+
 def walk_on(calendar, first, days, step, zone=None):
     """A walk over all bars of so many days of a calendar; `zone` writes its times without one."""
     last = first + dt.timedelta(days - 1)

@@ -93,7 +93,11 @@ def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_
         tmp_path, tournament=TINY["tournament"] | {"pods": 1, "pool_size": 1, "ensemble_size": 1}
     )
     for _ in range(2):  # when it is made, and when it is there
-        *_, report, own = fintrader("run", str(config)).out.splitlines()
+        *printed, report, own = fintrader("run", str(config)).out.splitlines()
+        first = [line.split("  ")[0].partition(":")[0] for line in printed]
+        banner = "Synthetic market with a planted signal"
+        assert first.count(banner) == 1
+        assert first.index(banner) < first.index("Strategy")
         page = tmp_path / "runs" / "tiny" / "backtest" / "report.html"
         assert report.startswith(f"Open {page} in a browser")
         assert page.is_file()

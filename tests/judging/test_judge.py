@@ -163,6 +163,8 @@ def test_a_page_omits_what_returns_do_not_show(tmp_path):
     text = page.read_text()
     for heading in ("Wealth and drawdown", "Years and months", "In which markets", "Rolling risk"):
         assert f"<h2>{heading}</h2>" in text
+    assert "Against SPY</th>" in text
+    assert "daily returns less those of SPY." in text
     for absent in ("Positions", "Capacity", "time of day", "Net of costs", "free of commission"):
         assert absent not in text
     fintrader.judge(make_returns(40, freq="ME"), "SPY", trials=1, report=page)

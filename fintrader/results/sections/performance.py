@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from fintrader.numerals import count, percent, period_name, ratio
 from fintrader.results import figures, periods
-from fintrader.results.formatting import is_baseline, statistic, title_of
+from fintrader.results.formatting import is_baseline, rival_name, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 
@@ -34,17 +34,20 @@ def present_baselines(view: BacktestView) -> Section:
     )
     tables = [replace(paper, notes=notes)]
     if stored.portfolio is not None:
+        rival = stored.portfolio
+        if view.is_foreign and stored.verdict is not None:
+            rival = stored.verdict.evidence.against
         reasons = "; ".join(f"{name}: {why}" for name, why in context.left_out.items())
         pays = " (env.benchmark), which pays the same costs; the index pays none"
         notes = (
-            f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')}"
+            f"Active: daily returns less those of {rival_name(rival)}"
             f"{'' if view.is_foreign else pays}. Active return: mean times"
             f" {stored.sessions_a_year}, not compounded as the annual return is. The interval is"
             " the information ratio's, by resampling blocks of the same days of both; one that"
             " holds 0 says that chance could have done it.",
             *([f"Left out: {reasons}."] if reasons else []),
         )
-        tables.append(replace(active_table(metrics, stored.portfolio, main=view.main), notes=notes))
+        tables.append(replace(active_table(metrics, rival, main=view.main), notes=notes))
     return Section("baselines", "Against the baselines", tables=tuple(tables))
 
 
