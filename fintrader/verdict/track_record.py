@@ -199,7 +199,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         kind = "returns"
     if hasattr(values, "to_pandas"):
         values = values.to_pandas()
-    if isinstance(values, tuple) and [*map(len, values)] == 2 * [*map(len, values[-1:])]:
+    if isinstance(values, tuple) and [*map(len, values)] == [sum(map(len, values[1:]))] * 2:
         dates, numbers = values
         values = pd.Series(np.asarray(numbers), pd.Index(np.asarray(dates)), name="returns")
     if isinstance(values, pd.Series):
