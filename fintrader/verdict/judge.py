@@ -43,7 +43,7 @@ def read_trials(trials: object) -> int | None:
         return None
     if isinstance(trials, bool) or not isinstance(trials, int) or not 1 <= trials <= 1e99:
         raise BacktestError(
-            f"trials is how many strategies were tried, from 1 to 1e99, or unknown; got {trials!r}"
+            f"trials is how many strategies were tried, at least 1 and at most 1e99, or unknown; got {trials!r}"
         )
     return trials
 

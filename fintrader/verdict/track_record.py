@@ -149,9 +149,8 @@ def make_record(
         notes.append("Months dated by their first day are moved to their last.")
     if len(ours) < bars:
         notes.append("Returns within a day were compounded to one a day.")
-    if rival is not None:
-        rival = match_periods(_by_session(rival), days, rival_name)
-    table = pd.DataFrame({"ours": ours, "theirs": 0.0 if rival is None else rival})
+    theirs = 0.0 if rival is None else match_periods(_by_session(rival), days, rival_name)
+    table = pd.DataFrame({"ours": ours, "theirs": theirs})
     rows = np.flatnonzero(np.isfinite(table.to_numpy()).all(axis=1))
     kept = table.iloc[rows]
     if len(kept) < len(table):
@@ -202,7 +201,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         kind = "returns"
     if hasattr(values, "to_pandas"):
         values = values.to_pandas()
-    if isinstance(values, tuple) and len(values) == 2 and len(values[0]) == len(values[1]):
+    if isinstance(values, tuple) and [*map(len, values)] == [sum(map(len, values[1:]))] * 2:
         dates, numbers = values
         values = pd.Series(np.asarray(numbers), pd.Index(np.asarray(dates)), name="returns")
     if isinstance(values, pd.Series):

@@ -152,7 +152,7 @@ def test_the_door_prints_three_sentences_and_a_table(tmp_path):
     assert "Losses that it could miss" in repr(verdict)
     assert "<table>" in verdict._repr_html_()
     for trials in (0, -1, True, 1.5, "many", 10**400):
-        with pytest.raises(BacktestError, match="from 1 to 1e99, or unknown; got "):
+        with pytest.raises(BacktestError, match="at least 1 and at most 1e99, or unknown; got "):
             fintrader.judge(make_returns(), "SPY", trials=trials)
     assert judge_record(read(make_returns()), trials=10**9).evidence.level < 1e-10
 

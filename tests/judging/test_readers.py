@@ -150,6 +150,8 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
         (pd.concat([RETURNS, RETURNS], axis=1), {}, "two columns have one name", None),
         (RETURNS[:0], {}, "the table is empty", None),
         ((DAYS, RETURNS[:9]), {}, "a pair of arrays .dates, values. of one length", None),
+        ((DAYS, RETURNS, INDEX), {}, "a pair of arrays .dates, values. of one length", None),
+        ((), {}, "a pair of arrays .dates, values. of one length", None),
         (RETURNS.mask(RETURNS > 0, np.inf), {}, "a value is infinite", None),
         (RETURNS, {"benchmark": INDEX.to_frame("a").join(INDEX)}, "has 2 columns", None),
         (pd.concat({"mine": RETURNS}), {}, "with dates, or as a pair of arrays", None),
