@@ -40,7 +40,7 @@ from fintrader.runs import Manifest, versions
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
 from fintrader.verdict import claims
-from fintrader.verdict.looks import UnwritableLedgerError
+from fintrader.verdict.looks import LedgerError
 
 log = logging.getLogger("fintrader.deploy")
 
@@ -137,13 +137,13 @@ def _run(
 def _register(home: Path, bundle: Bundle, benchmark: str) -> None:
     """Register the claim that the deployment beats its benchmark from its next day on, unless it
     is registered."""
-    if any(one.claim.content == bundle.id for one in claims.list_registrations()):
-        return
     first = claims.find_first_day()
     claim = claims.Claim(bundle.name, bundle.id, None, benchmark, first, None)
     try:
+        if any(one.claim.content == bundle.id for one in claims.list_registrations()):
+            return
         digest = claims.register(claim).digest[: claims.SHOWN]
-    except UnwritableLedgerError as error:
+    except LedgerError as error:  # a deployment with positions has to go on
         log.warning("not registered, so that its returns will be no first look: %s", error)
         return
     print(
