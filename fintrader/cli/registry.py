@@ -107,7 +107,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "doubt": {
         "judge": Command(
             "judging:judge",
-            "FILE [--benchmark COLUMN|FILE|cash] [--trials N] [--held-out] [--claim DIGEST] [--out PAGE]",
+            "FILE [--benchmark COLUMN|FILE|cash] [--trials N] [--held-out] [--claim ID]",
             "test any strategy's returns for skill; FILE: CSV, Parquet, or a result of"
             " freqtrade or Lean; --weights FILE --prices FILE in its place",
             ("fintrader.cli.judging:JudgeOptions",),
@@ -116,7 +116,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "judging:register",
             "SOURCE [--first DATE] [--last DATE] [--benchmark COLUMN|FILE|cash]",
             "seal a claim on a window that has not begun; SOURCE: a file of returns that grows, or"
-            " files of a strategy; `judge --claim DIGEST` judges it, as a first look",
+            " files of a strategy; `judge --claim ID` judges it, as a first look",
             ("fintrader.cli.judging:RegisterOptions",),
         ),
         "verify": Command(

@@ -55,7 +55,6 @@ def judge(
     report: Path | str | None = None,
     command: str | None = None,
     claim: str | None = None,
-    strategy: Path | str | None = None,
     **reading: Any,
 ) -> PrintedVerdict:
     """Judge returns or equity of any strategy against its benchmark.
@@ -67,7 +66,7 @@ def judge(
     `held_out`: True states that the strategy was selected without them. Likely skill needs one of
     the two. `caveats`: reasons against likely skill, each completing "with ...".
     `claim`: digest of a claim registered before the returns' window (`fintrader judge register`);
-    `strategy`: the files that it sealed.
+    if it sealed files of a strategy, they are `strategy` among `reading`.
     `report`: a page to write, `command`: the command line that makes it. `reading`: `name`, `kind`,
     `column` and `sessions_a_year` of `track_record.make_record`.
 
@@ -75,6 +74,7 @@ def judge(
     names the argument that helps, and LedgerError for a changed ledger.
     """
     number = read_trials(trials)
+    strategy = reading.pop("strategy", None)
     record = returns
     if not isinstance(returns, TrackRecord):
         record = make_record(returns, benchmark=benchmark, **reading)

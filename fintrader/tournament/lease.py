@@ -71,8 +71,8 @@ def acquire(
                 if try_lock(other):
                     raise TournamentError(
                         f"{run.root}: file locks exclude no process here (a network file system?),"
-                        " and two orchestrators would spoil one run; choose a local disk (--runs-dir),"
-                        " or a store (`store: s3://...`)"
+                        " and two orchestrators would spoil one run; choose a local disk"
+                        " (--runs-dir), or a store (`store: s3://...`)"
                     )
             yield Lease(run, claim(_open_folder(run)))
             return

@@ -8,17 +8,15 @@ window the best may be shown, so they share the level.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fintrader.errors import ReturnsError
 from fintrader.files import hash_bytes, hash_file
-from fintrader.records import from_json, to_json
+from fintrader.records import from_json
 from fintrader.verdict.looks import Ledger, result_hash
 from fintrader.verdict.track_record import TrackRecord
 
@@ -101,23 +99,20 @@ def register(claim: Claim) -> Registration:
             f"a window from {claim.first} on has begun, or begins within a day; choose"
             f" {find_first_day()} or later"
         )
-    digest = Ledger().note_claim(to_json(claim))
+    digest = Ledger().note_claim(claim)
     return find_registration(digest)
 
 
 def list_registrations() -> list[Registration]:
     """List the claims on the user's ledger, oldest first. Raises LedgerError."""
     lines = [line for line in Ledger().lines() if line.get("kind") == "claim"]
-    claims = [_read_claim(line) for line in lines]
+    names = Claim.__dataclass_fields__
+    claims = [from_json(Claim, {name: line[name] for name in names}) for line in lines]
     found = []
     for line, claim in zip(lines, claims, strict=True):
         sharing = sum(one.overlaps(claim) for one in claims)
         found.append(Registration(claim, line["sha256"], line["time"], sharing))
     return found
-
-
-def _read_claim(line: Mapping[str, Any]) -> Claim:
-    return from_json(Claim, {name: line[name] for name in Claim.__dataclass_fields__})
 
 
 def find_registration(digest: str) -> Registration:

@@ -43,7 +43,8 @@ def read_trials(trials: object) -> int | None:
         return None
     if isinstance(trials, bool) or not isinstance(trials, int) or not 1 <= trials <= 1e99:
         raise BacktestError(
-            f"trials is how many strategies were tried, at least 1 and at most 1e99, or unknown; got {trials!r}"
+            "trials is how many strategies were tried, at least 1 and at most 1e99, or unknown; got"
+            f" {trials!r}"
         )
     return trials
 

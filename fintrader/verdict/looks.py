@@ -233,9 +233,9 @@ class Ledger:
         """Record the hash of a backtest's seal; `line` has its look."""
         self._append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
 
-    def note_claim(self, claim: Mapping[str, Any]) -> str:
+    def note_claim(self, claim: object) -> str:
         """Record a claim (`verdict.claims`); return the hash of its line."""
-        return str(self._append({**claim, "kind": "claim"})[-1]["sha256"])
+        return str(self._append({"kind": "claim", **vars(claim)})[-1]["sha256"])
 
     def lines(self) -> list[dict[str, Any]]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is

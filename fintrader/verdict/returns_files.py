@@ -150,7 +150,7 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
     name = path.name.split(".")[0] or "strategy"
     kind = path.suffix.lower()
     if (path / "drift.json").is_file():
-        return _read_deployment(json.loads((path / "drift.json").read_bytes()), path)
+        return _read_deployment(path)
     if not path.is_file():
         raise ReturnsError(f"{path}: no such file")
     if kind in MODELS or _is_sb3(path):
@@ -216,8 +216,9 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
     raise ValueError(f"it holds {', '.join(map(str, content))}"[:80])
 
 
-def _read_deployment(drift: Mapping[str, Any], home: Path) -> ReturnsFile:
+def _read_deployment(home: Path) -> ReturnsFile:
     """Read the account's daily returns of a deployment, and its benchmark portfolio's."""
+    drift = json.loads((home / "drift.json").read_bytes())
     daily = drift["daily"]
     if "portfolio_return" not in daily:
         raise ReturnsError(

@@ -285,8 +285,8 @@ def _pick(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series:
     if len(frame.columns) == 1 or likely:
         return frame[likely[0] if likely else frame.columns[0]]
     raise ReturnsError(
-        f"{name} has {len(frame.columns)} columns ({_list(frame.columns)}); name one (column=), or keep"
-        f" one. If each is a strategy that was tried, say so too: trials={len(frame.columns)}"
+        f"{name} has {len(frame.columns)} columns ({_list(frame.columns)}); name one (column=),"
+        f" or keep one. If each is a strategy that was tried, say so too: trials={len(frame.columns)}"
     )
 
 

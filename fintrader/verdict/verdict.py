@@ -13,7 +13,7 @@ State: TypeAlias = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
 without a caveat. `no_verdict`: the window allows no conclusion, or there was nothing to test.
 `not_told_from_luck`: everything else, a bankrupt account included."""
 ACTIVE_RETURN = "active return"
-"""The usual question: is the strategy ahead of its benchmark? Looks are counted for each question."""
+"""The usual question: is the strategy ahead of its benchmark? Each question has looks of its own."""
 HELD_OUT = "test"
 FOREIGN = "foreign"
 """Window of external returns; `verdict.judge` has its rules."""

@@ -171,7 +171,7 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
 
 
 def test_an_alpha_beyond_the_effect_of_survivors_may_be_skill():
-    """The growth that names must have to be missing is bounded by that of the names that are left."""
+    """The growth of the names that are left bounds that of the missing ones."""
     known = replace(
         MARKET.provenance,
         survivorship=Survivorship(True, 250, 0, 0, (), 0.0, None, None, None, None),

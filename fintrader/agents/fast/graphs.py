@@ -86,8 +86,8 @@ class ReplayedStep:
         return dict(zip(recording.names, results.unbind(), strict=True))
 
     def _run(self, step: StepFunction, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
-        # In the stream of the graphs, because a gradient is added up in the stream that it was first
-        # added up in.
+        # In the stream of the graphs, because gradients accumulate in the stream of their first
+        # use.
         here = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):

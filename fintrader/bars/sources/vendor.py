@@ -497,8 +497,8 @@ class VendorFeed(Feed):
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise DataError(
                     f"{self.vendor.name}: the answer for {shorten_list(request.symbols)} has"
-                    f" another form than expected ({type(error).__name__}); try again later, or update the"
-                    " vendor's package"
+                    f" another form than expected ({type(error).__name__}); try again later, or"
+                    " update the vendor's package"
                 ) from None
             else:
                 self._is_reached = True
