@@ -106,6 +106,7 @@ def assess(
         selection=selection,
         tail=measure_tail(daily, evidence.alpha, year),
         notice=known.notice,
+        trusted_columns=known.trusted_columns,
         survivors_bound=bound,
     )
     return conclude(judged)

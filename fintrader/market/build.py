@@ -258,6 +258,9 @@ def _draft(
         repairs = {
             kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS
         }
+        drift = describe_drift(settings, len(symbols))
+        taken = settings.features
+        others = (*taken.extra, *taken.extra_raw, *taken.daily)
         provenance = Provenance(
             source=source,
             calendar=settings.calendar,
@@ -265,7 +268,7 @@ def _draft(
             sessions_a_year=sessions_a_year(settings.calendar),
             hours=settings.hours,
             build_version=BUILD_VERSION,
-            planted_drift=describe_drift(settings, len(symbols)),
+            planted_drift=drift,
             planted_signal=signal,
             repairs=repairs,
             outside=repairs["outside_session"] / sum(reader.rows[symbol] for symbol in symbols),
@@ -275,6 +278,9 @@ def _draft(
             waived=waived,
             doubtful=doubtful,
             contradictions=tuple(reader.contradictions),
+            trusted_columns=tuple(
+                name for name in others if name != SIGNAL or not (drift or signal)
+            ),
         )
         if sparse:
             log.warning("left out: %s", "; ".join(f"{one} {why}" for one, why in sparse.items()))

@@ -196,6 +196,8 @@ class Provenance:
     """Lines on splits and dividends that the source announces otherwise than declared."""
     changes: tuple[str, ...] = ()
     """Changes to the market since its build."""
+    trusted_columns: tuple[str, ...] = ()
+    """Features and context that others computed: columns of the bars, and daily series."""
     is_adjacent: bool = False
     """A window of a split without an embargo."""
 

@@ -306,6 +306,8 @@ class Verdict:
     """Question asked of the window; a claim is one of its own."""
     registered: str = ""
     """The claim that named this window before it began (`verdict.claims`), as a clause."""
+    trusted_columns: tuple[str, ...] = ()
+    """Features that others computed; no test shows when their values were known."""
     notice: str = ""
     """Banner of a market that is made up."""
     survivors_bound: float | None = None

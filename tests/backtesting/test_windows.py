@@ -150,6 +150,7 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
         survivorship=survivors,
         outside=0.015,
         planted_signal=signal,
+        trusted_columns=("mood",),
     )
     third = SESSIONS // 3 * BARS
     adjacent = Windows((0, third), (third, 2 * third), (2 * third, 3 * third))
@@ -168,6 +169,8 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
             "a planted feature that knows the future",
         } <= {*verdict.caveats}
         assert not verdict.is_likely_skill
+        assert verdict.trusted_columns == ("mood",)
+    assert "Columns on trust" in repr(tests.verdict)
 
 
 def test_an_alpha_beyond_the_effect_of_survivors_may_be_skill():

@@ -140,6 +140,7 @@ def test_extra_columns_become_features(long):
         features={"names": ["return_1"], "extra": ["mood"], "context": []},
     )
     assert market.feature_names == ("return_1", "mood")
+    assert market.provenance.trusted_columns == ("mood",)
     with pytest.raises(BarError, match="column 'mood' is missing"):
         load_market(long, windows=windows, features={"names": ["return_1"], "extra": ["mood"]})
 
