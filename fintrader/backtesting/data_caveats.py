@@ -73,10 +73,11 @@ def describe_idle(
 
 
 def bound_survivorship(windows: Sequence[MarketTensors]) -> float | None:
-    """Bound the effect of a universe of survivors on alpha, a year; None for other universes."""
+    """Bound the effect of a universe of survivors on alpha, a year; None for other universes, and
+    for a single name, which shows no spread of growth."""
     market = windows[0].provenance
     survivors = market.survivorship
-    if survivors is None or not survivors.survivors_only:
+    if survivors is None or not survivors.survivors_only or windows[0].num_assets < 2:
         return None
     growth = np.log1p(np.maximum(symbol_returns(windows), -0.999)).sum(axis=0)
     sessions = sum(len(np.unique(window.session.numpy())) for window in windows)
@@ -96,5 +97,5 @@ def bound_absence(growth: Array, years: float, absent: float = 0.0) -> float:
     share = max(1 - (1 - EXITS) ** years, absent)
     edge = float(stats.norm.ppf(share))
     lift = float(stats.norm.pdf(edge)) / (1 - share)
-    deviation = np.std(growth) / math.sqrt(1 + edge * lift - lift**2)
+    deviation = np.std(growth, ddof=1) / math.sqrt(1 + edge * lift - lift**2)
     return float(deviation * lift / years)

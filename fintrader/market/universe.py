@@ -252,7 +252,6 @@ def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
 
 
 _QUARTER = 63
-_FEW = 10
 
 
 def missing_members(
@@ -297,7 +296,7 @@ def survivorship(
     """Judge whether a universe holds survivors only, and by how much that flatters it.
 
     close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each
-    session's end. A universe is suspect if it has ten names or more and none leaves it in a
+    session's end. A universe of several names is suspect if none leaves it in a
     quarter or longer (entries prove nothing), or if more than a twentieth of its member-days has no
     bars.
 
@@ -325,7 +324,7 @@ def survivorship(
     elif exits and share <= MOST_ABSENT:
         reference = by_day
         against = "the members of each day"
-    is_closed = sessions >= _QUARTER and names >= _FEW and exits == 0
+    is_closed = sessions >= _QUARTER and names > 1 and exits == 0
     return Survivorship(
         survivors_only=share > MOST_ABSENT or is_closed,
         sessions=sessions,

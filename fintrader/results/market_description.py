@@ -153,7 +153,7 @@ class Survivorship:
             return lack
         why = lack
         if share <= MOST_ABSENT:
-            why = "; ".join(filter(None, (f"nobody leaves in {self.sessions} sessions", lack)))
+            why = "; ".join(filter(None, (f"no symbol leaves in {self.sessions} sessions", lack)))
         if self.bias_per_year is None:
             size = (
                 "by how much that flatters it is unknown (an index under data.benchmark would tell)"

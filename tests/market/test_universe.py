@@ -165,7 +165,7 @@ def test_who_enters_proves_nothing_and_who_leaves_does():
     assert not some.survivors_only
     assert some.describe() == "1 members lack bars (0.40% of the member-days: GONE)"
     closed = survivorship([], close, np.ones(close.shape, dtype=bool), missing={"GONE": 0.004})
-    assert "nobody leaves in 252 sessions; 1 members lack bars" in closed.describe()
+    assert "no symbol leaves in 252 sessions; 1 members lack bars" in closed.describe()
 
 
 def test_members_without_bars_are_counted_by_company():

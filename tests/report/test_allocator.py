@@ -116,7 +116,7 @@ def test_survivorship_and_costs_in_words(stored):
     assert "+2.1 % a year" in words
     suspect = replace(measured, ended=0, left_the_list=0, survivors_only=True)
     words = describe_survivorship(replace(real, survivorship=suspect))
-    assert "nobody leaves in 250 sessions" in words
+    assert "no symbol leaves in 250 sessions" in words
     assert describe_survivorship(Provenance()).startswith("not known")
     own = stored.metrics["ensemble"]
     words = describe_costs(stored, "ensemble")
