@@ -13,6 +13,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +245,8 @@ def _draft(
             index_name=benchmark_name,
             sessions_a_year=sessions_a_year(settings.calendar),
         )
+        if source.kind == "synthetic":  # made-up names were not chosen by their returns
+            survivors = replace(survivors, survivors_only=False)
         member = Sheet(
             close.shape, lambda start, stop: days[grid.session[start:stop]], columns.block(1)
         )
