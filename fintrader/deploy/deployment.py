@@ -135,21 +135,19 @@ def _run(
 
 
 def _register(home: Path, bundle: Bundle, benchmark: str) -> None:
-    """Register the claim that the deployment beats its benchmark from its next day on, unless it
-    is registered."""
+    """Register the claim that the bundle beats its benchmark from the next day on, unless one of
+    its deployments has."""
     first = claims.find_first_day()
     claim = claims.Claim(bundle.name, bundle.id, None, benchmark, first, None)
     try:
-        if any(one.claim.content == bundle.id for one in claims.list_registrations()):
-            return
-        digest = claims.register(claim).digest[: claims.SHOWN]
+        known = [one for one in claims.list_registrations() if one.claim.content == bundle.id]
+        found = known[0] if known else claims.register(claim)
     except LedgerError as error:  # a deployment with positions has to go on
         log.warning("not registered, so that its returns will be no first look: %s", error)
         return
-    print(
-        f"Claim {digest}: {claim.describe()}; `fintrader judge {home} --claim {digest}` judges it",
-        flush=True,
-    )
+    digest = found.digest[: claims.SHOWN]
+    said = f"Claim {digest}: {found.claim.describe()}"
+    print(f"{said}; `fintrader judge {home} --claim {digest}` judges it", flush=True)
 
 
 def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:

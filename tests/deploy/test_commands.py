@@ -187,9 +187,9 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
     assert {
         order["client_order_id"] for order in market.orders.values()
     } == known  # the paper account's, none twice
-    own = {one.claim.source: one for one in list_registrations()}
-    for home, text in zip(homes, (said[0], first), strict=True):
-        assert f"Claim {own[home.name].digest[:12]}: {home.name} is ahead of " in text
+    (claim,) = list_registrations()  # of the bundle that both trade
+    for text in (first, *said):
+        assert f"Claim {claim.digest[:12]}: {claim.claim.source} is ahead of " in text
     assert market.least_cash >= 0
     nothing_leaked(tmp_path, first, *said)
 
