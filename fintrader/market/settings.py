@@ -135,6 +135,11 @@ def read_settings(
     Raises ConfigError naming the field that is wrong.
     """
     if isinstance(what, str | Path):
+        if Path(what).suffix.lower() not in ("", ".yaml", ".yml"):
+            raise ConfigError(
+                f"{what} is no configuration; `fintrader init {what}` writes one for files of bars,"
+                " or give a DataFrame"
+            )
         values = read_yaml(Path(what))
         where = str(what)
         values = values.get("data", values)

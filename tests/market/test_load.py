@@ -217,3 +217,9 @@ def test_what_is_wrong_with_a_table_is_named(form, settings, message, long):
 def test_a_wrong_setting_is_named(settings, message, long):
     with pytest.raises(ConfigError, match=message):
         load_market(long, **settings)
+
+
+def test_a_file_of_bars_is_no_configuration(tmp_path):
+    (tmp_path / "bars.csv").write_text("date,close\n2020-01-02,5\n")
+    with pytest.raises(ConfigError, match=r"`fintrader init .*bars.csv` writes one"):
+        load_market(tmp_path / "bars.csv")
