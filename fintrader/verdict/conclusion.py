@@ -220,7 +220,8 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
         stricter_by = ev.level_of_look(evidence.look + 1) / ev.level_of_look(evidence.look)
         stricter = f"{evidence.level * stricter_by:.3g}"
         condition = f"another look at this window has a level of {stricter}"
-    lines.append(f"New sessions would confirm it; {condition}.")
+    unit = period_name(judged.sessions_a_year)
+    lines.append(f"New {unit}s would confirm it; {condition}.")
     shift = evidence.shift
     if shift is not None and shift.p_value > LEVEL:
         lines.append(

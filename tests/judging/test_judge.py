@@ -1,5 +1,6 @@
 """The verdict on external returns: its wording, its looks, `judge` and the command."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -229,3 +230,13 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
             main(words.split())
         assert message in capsys.readouterr().err
     main(["judge", "percent.csv", "--column", "mine", "--kind", "percent"])
+
+
+def test_a_page_of_months_speaks_of_months(tmp_path):
+    frame = make_returns(150, 0.004, freq="ME")
+    fintrader.judge(frame, "SPY", trials=1, report=tmp_path / "page.html")
+    page = re.sub(r"(?s)<(script|style).*?</\1>", "", (tmp_path / "page.html").read_text())
+    words = re.sub("<[^>]+>", " ", page)
+    assert "New months would confirm it" in words
+    assert "Distribution of monthly returns" in words
+    assert re.findall(r"(?i)[^.]*\b(?:daily|sessions?)\b[^.]*", words) == []

@@ -5,15 +5,17 @@ A terminal prints its words and tables (`str`), a report renders it as HTML, the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import plotly.graph_objects as go
 
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import in_order, main_strategy, title_of
-from fintrader.results.table import Table
+from fintrader.results.table import Row, Table
 from fintrader.verdict.verdict import FOREIGN
 
 Tone: TypeAlias = Literal["good", "doubt", "alarm"]
@@ -108,3 +110,38 @@ class Section:
         """Words and tables as text."""
         parts = [self.warning, self.title, self.headline, *map(str, self.tables), *self.notes]
         return "\n".join(filter(None, parts))
+
+
+# --- periods other than days ----------------------------------------------------------------------
+
+_OF_DAYS = re.compile(r"\b(daily|session|day)(?=s?\b)", re.IGNORECASE)
+
+
+def name_periods(part: Any, unit: str) -> Any:
+    """Put `unit` (week, month) in place of sessions and days in the words of a section and of its
+    figures."""
+
+    def rename(found: re.Match[str]) -> str:
+        word = f"{unit}ly" if found[1].lower() == "daily" else unit
+        return word.capitalize() if found[1][0].isupper() else word
+
+    if isinstance(part, str):
+        return _OF_DAYS.sub(rename, part)
+    if isinstance(part, tuple):
+        return tuple(name_periods(one, unit) for one in part)
+    if isinstance(part, Chart):
+        return replace(part, note=name_periods(part.note, unit), draw=partial(_redraw, part, unit))
+    if isinstance(part, Section | Table | Row):
+        words = {one.name: name_periods(getattr(part, one.name), unit) for one in fields(part)}
+        return replace(part, **words | ({"key": part.key} if isinstance(part, Section) else {}))
+    return part
+
+
+def _redraw(chart: Chart, unit: str) -> go.Figure:
+    """Draw a chart with the titles of its periods."""
+    figure = chart.draw()
+    for holder in (figure.layout, figure.layout.xaxis, figure.layout.yaxis, *figure.data):
+        for name in ("title.text", "name"):
+            if name.split(".")[0] in holder and holder[name]:
+                holder[name] = name_periods(holder[name], unit)
+    return figure
