@@ -1,13 +1,16 @@
 import datetime as dt
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from fintrader.bars.calendar import session_grid
 from fintrader.config import validate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import DataError
 from fintrader.market.build import make_market
+from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.universe import (
     missing_members,
@@ -194,6 +197,14 @@ def test_survivors_are_reported_with_the_market(tmp_path, caplog):
         "bar_minutes": 30,
     }
     market = make_market(validate(DataSettings, values, "test"))
-    assert market.provenance.survivorship.survivors_only
+    assert not market.provenance.survivorship.survivors_only  # nobody chose names that are made up
     assert market.provenance.survivorship.bias_against == "synthetic index"
+    assert caplog.text == ""
+    days = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 5, 30), 390).dates
+    close = 50 * np.exp(np.random.default_rng(0).normal(0, 0.01, (len(days), 3)).cumsum(axis=0))
+    bars = pd.DataFrame(close, pd.DatetimeIndex(days.astype("datetime64[ns]"), name="date"))
+    long = bars.rename(columns="S{}".format).reset_index().melt("date", None, "symbol", "close")
+    prices = dict.fromkeys(("open", "high", "low"), long.close)
+    market = load_market(long.assign(volume=1000.0, **prices), bar_minutes=390)
+    assert market.provenance.survivorship.survivors_only
     assert "a list of survivors?" in caplog.text

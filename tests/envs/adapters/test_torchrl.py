@@ -39,6 +39,7 @@ def test_other_modes_are_refused():
 def test_collector_and_gae_find_the_known_value():
     torch.manual_seed(0)
     env = make_env(oracle=True, num_envs=8)
+    env.set_seed(0)
     policy = TensorDictModule(
         lambda obs: torch.rand(obs.shape[0], 2), in_keys=["observation"], out_keys=["action"]
     )
