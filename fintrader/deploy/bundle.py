@@ -85,6 +85,14 @@ class Bundle:
         """Eight hexadecimal digits of its content (`BundleRecord.id`)."""
         return self.record.id
 
+    @property
+    def benchmark(self) -> str:
+        """Kind of the benchmark portfolio; `auto` by the bars of the training, as live bars do not
+        know their source."""
+        if self.env.benchmark != "auto":
+            return self.env.benchmark
+        return "cash" if self.data.source.kind == "synthetic" else "equal_weight"
+
     @cached_property
     def data(self) -> DataSettings:
         """Settings that make the market, from files in the bundle."""

@@ -23,7 +23,6 @@ from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.envs.benchmark import benchmark_kind
 from fintrader.errors import DeployError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
@@ -123,7 +122,7 @@ def _run(
         )
         if journal.last(DeploymentEnd) is None:
             if not replay:
-                _register(home, bundle, benchmark_kind(market, bundle.env.benchmark))
+                _register(home, bundle)
                 print(
                     f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until it is"
                     " stopped (Ctrl-C), and this command goes on with it. In another terminal:"
@@ -134,11 +133,11 @@ def _run(
     report_drift(home, feed)
 
 
-def _register(home: Path, bundle: Bundle, benchmark: str) -> None:
+def _register(home: Path, bundle: Bundle) -> None:
     """Register the claim that the bundle beats its benchmark from the next day on, unless one of
     its deployments has."""
     first = claims.find_first_day()
-    claim = claims.Claim(bundle.name, bundle.id, None, benchmark, first, None)
+    claim = claims.Claim(bundle.name, bundle.id, None, bundle.benchmark, first, None)
     try:
         known = [one for one in claims.list_registrations() if one.claim.content == bundle.id]
         found = known[0] if known else claims.register(claim)

@@ -68,7 +68,8 @@ def measure(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
         )
     result, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
-    portfolio = benchmark_portfolio(market, bundle.env)
+    terms = bundle.env.model_copy(update={"benchmark": bundle.benchmark})
+    portfolio = benchmark_portfolio(market, terms)
     theirs = result.equity[at]
     session = market.session.numpy()[at]
     ends = find_session_ends(session)

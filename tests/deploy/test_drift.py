@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
@@ -45,6 +46,8 @@ def test_a_replay_does_not_drift(made):
     assert report.sessions == len(np.unique(market.session.numpy()))
     assert report.shortfall.bps["fees"] == pytest.approx(bundle.env.cost_bps, rel=1e-2)
     assert report.shortfall.fills == report.shortfall.orders > 50
+    assert report.daily.portfolio == bundle.benchmark
+    assert len(report.daily.portfolio_return) == report.sessions
     assert max(row.psi for row in report.features) < 0.1
     assert find_heading(report)[1] == "good"
     page = render_drift(report)
@@ -56,6 +59,8 @@ def test_the_recorded_market_is_the_one_that_was_built(made):
     home, bundle, market = made
     with Journal(home / JOURNAL, reading=True) as journal:
         recorded = Recorder(bundle, journal).recorded()
+    terms = bundle.env.model_copy(update={"benchmark": "equal_weight"})
+    assert benchmark_portfolio(recorded, terms).name == "equal_weight"
     assert recorded.num_bars == market.num_bars
     for name in ("minutes", "open", "close", "volume", "tradable", "features"):
         assert (getattr(recorded, name) == getattr(market, name)).all(), name

@@ -139,12 +139,12 @@ def test_a_day_counts_as_begun_when_it_has_begun_in_the_east():
 
 
 def test_a_deployment_registers_once_and_its_report_is_judged(in_2021, capsys, caplog):
-    bundle = SimpleNamespace(name="mine", id="mine-0123")
+    bundle = SimpleNamespace(name="mine", id="mine-0123", benchmark="equal_weight")
     for _ in range(2):
-        deployment._register(in_2021 / "mine", bundle, "equal_weight")
+        deployment._register(in_2021 / "mine", bundle)
     (known,) = claims.list_registrations()
     assert (known.claim.first, known.claim.last, known.claim.content) == (FIRST, None, "mine-0123")
     assert "mine is ahead of equal_weight, from 2021-01-04 on" in capsys.readouterr().out
     (in_2021 / "home" / "looks.jsonl").write_text('{"n": 1}\n')
-    deployment._register(in_2021 / "mine", bundle, "equal_weight")
+    deployment._register(in_2021 / "mine", bundle)
     assert "not registered" in caplog.text
