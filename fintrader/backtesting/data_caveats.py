@@ -51,8 +51,8 @@ def describe_idle(
     invested = None if held is None else held.metrics.invested_share
     if held is None or invested is None or invested >= 0.5:
         return ""
-    traded = [window.tradable.any(dim=1).numpy() for window in windows]
-    session = [window.session.numpy() for window in windows]
+    traded = [window.to_numpy("tradable").any(axis=1) for window in windows]
+    session = [window.to_numpy("session") for window in windows]
     silent = sum(
         len(np.setdiff1d(one, one[busy])) for one, busy in zip(session, traded, strict=True)
     )
@@ -80,13 +80,13 @@ def bound_survivorship(windows: Sequence[MarketTensors]) -> float | None:
     if survivors is None or not survivors.survivors_only or windows[0].num_assets < 2:
         return None
     growth = np.log1p(np.maximum(symbol_returns(windows), -0.999)).sum(axis=0)
-    sessions = sum(len(np.unique(window.session.numpy())) for window in windows)
+    sessions = sum(len(np.unique(window.to_numpy("session"))) for window in windows)
     years = sessions / market.sessions_a_year
     return bound_absence(growth, years, survivors.member_days_without_bars)
 
 
 def bound_absence(growth: Array, years: float, absent: float = 0.0) -> float:
-    """Bound what names that are missing from a universe would have taken from an alpha, a year.
+    """Bound the alpha, a year, that a universe owes to the absence of other names.
 
     `growth` `[N]`: log growth over so many `years` of the names that are left; `absent`: share of
     the others, if known. As many are taken to be missing as leave an index in that time (`EXITS`),

@@ -127,7 +127,7 @@ def register(argv: list[str]) -> None:
     benchmark = options.benchmark
     if Path(source).suffix.lower() in TABLES:
         record = options.read(source)
-        until = str(record.dates[-1])[:10]
+        until = str(record.dates[-2])[:10]  # the last period may not be over
         content = claims.hash_history(record, until)
         benchmark = record.benchmark_name
     claim = claims.Claim(

@@ -23,7 +23,7 @@ from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.errors import DeployError, RunError
+from fintrader.errors import DeployError, ReturnsError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
@@ -141,7 +141,7 @@ def _register(home: Path, bundle: Bundle) -> None:
     try:
         known = [one for one in claims.list_registrations() if one.claim.content == bundle.id]
         found = known[0] if known else claims.register(claim)
-    except LedgerError as error:  # a deployment with positions has to go on
+    except (LedgerError, ReturnsError) as error:  # a deployment with positions has to go on
         log.warning("not registered, so that its returns will be no first look: %s", error)
         return
     digest = found.digest[: claims.SHOWN]

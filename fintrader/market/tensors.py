@@ -275,7 +275,10 @@ class MarketTensors:
         events = self.events.within(start, stop)
         known = self.provenance
         if self.windows is not None:
-            is_adjacent = any(one[1] == after[0] for one, after in pairwise(self.windows))
+            is_adjacent = any(
+                self.session[after[0]] <= self.session[one[1] - 1] + 1
+                for one, after in pairwise(self.windows)
+            )
             known = replace(known, is_adjacent=is_adjacent)
         return replace(
             self,

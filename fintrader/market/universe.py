@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import Field
+from scipy import stats
 
 from fintrader.bars.bars import Array
 from fintrader.bars.companies import Interval, index_companies, overlaps
@@ -252,6 +253,9 @@ def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
 
 
 _QUARTER = 63
+_EXITS = 0.04
+"""Share of an index that leaves it in a year: of the S&P 500 from 2010 to 2024."""
+_UNLIKELY = 0.05
 
 
 def missing_members(
@@ -297,7 +301,7 @@ def survivorship(
 
     close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each
     session's end. A universe of several names is suspect if none leaves it in a
-    quarter or longer (entries prove nothing), or if more than a twentieth of its member-days has no
+    quarter or longer, or much fewer than leave an index (entries prove nothing), or if more than a twentieth of its member-days has no
     bars.
 
     `bias_per_year` is the yearly log growth of the names that are still members at the end, in
@@ -324,7 +328,9 @@ def survivorship(
     elif exits and share <= MOST_ABSENT:
         reference = by_day
         against = "the members of each day"
-    is_closed = sessions >= _QUARTER and names > 1 and exits == 0
+    usual = stats.poisson(_EXITS * names * sessions / sessions_a_year)
+    are_few = exits == 0 or usual.cdf(exits) < _UNLIKELY
+    is_closed = sessions >= _QUARTER and names > 1 and bool(are_few)
     return Survivorship(
         survivors_only=share > MOST_ABSENT or is_closed,
         sessions=sessions,

@@ -153,7 +153,9 @@ class Survivorship:
             return lack
         why = lack
         if share <= MOST_ABSENT:
-            why = "; ".join(filter(None, (f"no symbol leaves in {self.sessions} sessions", lack)))
+            gone = self.ended + self.left_the_list
+            few = f"{gone or 'no'} symbol{'s leave' if gone > 1 else ' leaves'}"
+            why = "; ".join(filter(None, (f"{few} in {self.sessions} sessions", lack)))
         if self.bias_per_year is None:
             size = (
                 "by how much that flatters it is unknown (an index under data.benchmark would tell)"

@@ -16,14 +16,16 @@ import numpy as np
 
 from fintrader.errors import ReturnsError
 from fintrader.files import hash_bytes, hash_file
-from fintrader.records import from_json
-from fintrader.verdict.looks import Ledger, result_hash
+from fintrader.verdict.looks import Ledger, read_entry, result_hash
 from fintrader.verdict.track_record import TrackRecord
 
 EAST = timedelta(hours=14)
 """Time zone in which a day begins first."""
 LATE = timedelta(days=7)
 """Holidays that may lie between the last session of a window and its last day."""
+DAY = np.timedelta64(1, "D")
+MADE_BY_USE = "__pycache__"
+"""Folder that running a strategy makes; it and hidden files are not sealed."""
 SHOWN = 12
 """Digits of a digest that are shown; any 8 identify a claim."""
 
@@ -35,7 +37,8 @@ class Claim:
     source: str
     """Name of the strategy, or of its file of returns."""
     content: str
-    """Hash of the strategy's files, or of its returns up to `until`; a deployment's bundle."""
+    """Hash of the strategy's files, or of the returns up to `until`, its own and the benchmark's;
+    a deployment's bundle."""
     until: str | None
     """Last day of the returns that `content` hashes; None for a strategy's files."""
     benchmark: str
@@ -83,9 +86,9 @@ class Registration:
         return f"registered on {self.time[:10]} as claim {self.digest[:SHOWN]}{shared}"
 
 
-def find_first_day() -> str:
+def find_first_day(now: datetime | None = None) -> str:
     """Find the first day that has not begun anywhere."""
-    return str((datetime.now(UTC) + EAST).date() + timedelta(days=1))
+    return str(((now or datetime.now(UTC)) + EAST).date() + timedelta(days=1))
 
 
 def register(claim: Claim) -> Registration:
@@ -99,20 +102,26 @@ def register(claim: Claim) -> Registration:
             f"a window from {claim.first} on has begun, or begins within a day; choose"
             f" {find_first_day()} or later"
         )
-    digest = Ledger().note_claim(claim)
-    return find_registration(digest)
+    return find_registration(Ledger().note_claim(claim))
 
 
 def list_registrations() -> list[Registration]:
-    """List the claims on the user's ledger, oldest first. Raises LedgerError."""
-    lines = [line for line in Ledger().lines() if line.get("kind") == "claim"]
-    names = Claim.__dataclass_fields__
-    claims = [from_json(Claim, {name: line[name] for name in names}) for line in lines]
-    found = []
-    for line, claim in zip(lines, claims, strict=True):
-        sharing = sum(one.overlaps(claim) for one in claims)
-        found.append(Registration(claim, line["sha256"], line["time"], sharing))
-    return found
+    """List the claims on the user's ledger, oldest first; a line that was written after its window
+    began is none. Raises LedgerError."""
+    lines = []
+    claims = []
+    for line in Ledger().lines():
+        if line.get("kind") == "claim":
+            claim = read_entry(Claim, line, ("kind",))
+            if claim.first >= find_first_day(datetime.fromisoformat(line["time"])):
+                lines.append(line)
+                claims.append(claim)
+    return [
+        Registration(
+            claim, line["sha256"], line["time"], sum(one.overlaps(claim) for one in {*claims})
+        )
+        for line, claim in zip(lines, claims, strict=True)
+    ]
 
 
 def find_registration(digest: str) -> Registration:
@@ -126,26 +135,34 @@ def find_registration(digest: str) -> Registration:
 
 
 def hash_source(path: Path | str) -> str:
-    """Hash a file, or all files of a folder with their names. Raises ReturnsError."""
+    """Hash a file, or the files of a folder with their names. Raises ReturnsError."""
     path = Path(path)
     if path.is_file():
         return hash_file(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    if not files:
+    lines = [
+        f"{file.relative_to(path).as_posix()} {hash_file(file)}"
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+        and not any(
+            part == MADE_BY_USE or part.startswith(".") for part in file.relative_to(path).parts
+        )
+    ]
+    if not lines:
         raise ReturnsError(f"{path}: no such file, and no folder with files")
-    lines = [f"{file.relative_to(path).as_posix()} {hash_file(file)}" for file in files]
     return hash_bytes("\n".join(lines).encode())
 
 
 def hash_history(record: TrackRecord, until: str) -> str:
-    """Hash the returns up to a day."""
-    return result_hash({"": record.returns[record.dates <= np.datetime64(until)]})
+    """Hash a strategy's returns and its benchmark's up to a day."""
+    known = record.dates <= np.datetime64(until)
+    return result_hash({"": record.returns[known], "benchmark": record.yardstick[known]})
 
 
 def restrict(
     record: TrackRecord, registration: Registration, strategy: Path | str | None = None
 ) -> TrackRecord:
-    """Cut a track record to the window of its claim.
+    """Cut a track record to the window of its claim. A period that began before the window (a
+    month, the days since a Friday) is left out.
 
     `strategy`: the files that the claim has sealed. Raises ReturnsError if they, the returns before
     the window or the benchmark are others, and if the window is not over.
@@ -165,7 +182,9 @@ def restrict(
     elif claim.content != (record.strategy or (strategy and hash_source(strategy))):
         given = "these are not" if strategy or record.strategy else "give"
         raise ReturnsError(f"{given} the files that the claim sealed as {claim.source} (strategy=)")
-    inside = record.dates >= np.datetime64(claim.first)
+    usual = record.dates[0] - np.median(np.diff(record.dates))
+    begins = np.append(usual, record.dates[:-1]) + DAY
+    inside = np.asarray(begins >= np.datetime64(claim.first))
     if claim.last is not None:
         if record.dates[-1] + np.timedelta64(LATE) < np.datetime64(claim.last):
             raise ReturnsError(

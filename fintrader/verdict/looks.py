@@ -37,7 +37,7 @@ from fintrader.files import (
     seal,
     unseal,
 )
-from fintrader.records import RecordError, from_json, to_json
+from fintrader.records import RecordError, T, from_json, to_json
 from fintrader.system import sync, wait_for_lock
 from fintrader.verdict.sketch import Curve, Sketch, session_returns
 from fintrader.verdict.verdict import ACTIVE_RETURN
@@ -331,16 +331,22 @@ def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
     found = []
     for line in lines:
         if "result" in line:
-            said = {name: value for name, value in line.items() if name not in _OF_LINE}
-            try:
-                look = from_json(Look, said)
-            except RecordError as error:
-                raise LedgerError(
-                    f"line {line['n']} of the ledger of looks was written by another version"
-                    f" ({error}); read it with that version, or move the ledger away"
-                ) from None
+            look = read_entry(Look, line)
             found.append(Line(line["n"], line["sha256"], line["time"], look))
     return found
+
+
+def read_entry(kind: type[T], line: Mapping[str, Any], beside: Sequence[str] = ()) -> T:
+    """Read the record of a line, without its seal and the fields named `beside`. Raises
+    LedgerError."""
+    left_out = (*_OF_LINE, *beside)
+    try:
+        return from_json(kind, {key: line[key] for key in line if key not in left_out})
+    except RecordError as error:
+        raise LedgerError(
+            f"line {line['n']} of the ledger of looks was written by another version ({error});"
+            " read it with that version, or move the ledger away"
+        ) from None
 
 
 # --- summary --------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from fintrader.verdict.weights_account import hold_weights
 
 PICKLES = (".pkl", ".pickle", ".p", ".joblib")
 MODELS = (".pt", ".pth", ".h5", ".hdf5", ".onnx", ".safetensors")
+DRIFT = "drift.json"
 CLOSED_TRADES = "profits booked when trades close, {days:.1f} days after they open on average"
 WINDOW = ("backtest_start", "backtest_end")
 LONG_TRADES_DAYS = 1.0
@@ -149,10 +150,8 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
     path = Path(path)
     name = path.name.split(".")[0] or "strategy"
     kind = path.suffix.lower()
-    if (path / "drift.json").is_file():
-        return _read_deployment(path)
-    if not path.is_file():
-        raise ReturnsError(f"{path}: no such file")
+    if not path.is_file() and not (path / DRIFT).is_file():
+        raise ReturnsError(f"{path}: no such file, and no deployment with a {DRIFT}")
     if kind in MODELS or _is_sb3(path):
         raise ReturnsError(
             f"{path.name} is a model, not its returns; backtest it first (fintrader.backtest), and"
@@ -164,6 +163,8 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
             " the returns as CSV or Parquet, or open it with --trust if you made it yourself"
         )
     try:
+        if path.is_dir():
+            return _read_deployment(path)
         if kind in PICKLES:
             return ReturnsFile(pd.read_pickle(path), name)  # noqa: S301  the user trusts it
         if kind in (".parquet", ".pq"):
@@ -218,7 +219,7 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
 
 def _read_deployment(home: Path) -> ReturnsFile:
     """Read the account's daily returns of a deployment, and its benchmark portfolio's."""
-    drift = json.loads((home / "drift.json").read_bytes())
+    drift = json.loads((home / DRIFT).read_bytes())
     daily = drift["daily"]
     if "portfolio_return" not in daily:
         raise ReturnsError(

@@ -173,6 +173,13 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
     assert "Columns on trust" in repr(tests.verdict)
 
 
+def test_a_gap_inside_a_session_is_no_embargo():
+    third = SESSIONS // 3 * BARS
+    windows = Windows((0, third), (third + 1, 2 * third), (2 * third + 1, 3 * third))
+    assert replace(MARKET, windows=windows).split().test.provenance.is_adjacent
+    assert not MARKET.split().test.provenance.is_adjacent
+
+
 def test_an_alpha_beyond_the_effect_of_survivors_may_be_skill():
     """The growth of the names that are left bounds that of the missing ones."""
     known = replace(

@@ -1,6 +1,8 @@
 """Claims: sealed before a window, judged after it as a first look."""
 
+import json
 import re
+from datetime import datetime
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,20 +12,28 @@ import fintrader
 from fintrader.cli import main
 from fintrader.deploy import deployment
 from fintrader.errors import ReturnsError
-from fintrader.verdict import claims
+from fintrader.verdict import claims, looks
 from fintrader.verdict.alpha import level_of_look
 from fintrader.verdict.looks import HOME
+from fintrader.verdict.returns_files import read_record
 from tests.judging.test_judge import make_returns
 
-FIRST = "2021-01-04"
+FIRST = "2021-01-02"
 LAST = "2022-01-31"
 
 
 @pytest.fixture
 def in_2021(tmp_path, monkeypatch):
-    """A ledger on which windows from 2021 on have not begun."""
+    """A ledger at noon of the last day of 2020."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2020, 12, 31, 12, tzinfo=tz)
+
     monkeypatch.setenv(HOME, str(tmp_path / "home"))
-    monkeypatch.setattr(claims, "find_first_day", lambda: FIRST)
+    monkeypatch.setattr(claims, "datetime", Clock)
+    monkeypatch.setattr(looks, "datetime", Clock)
     return tmp_path
 
 
@@ -85,7 +95,7 @@ def test_other_returns_than_the_claimed_ones_are_refused(in_2021, capsys):
     with pytest.raises(ReturnsError, match=f"no claim 00000000 .* there are: {digest[:12]}"):
         judge(file, claim="00000000")
     write(in_2021, 600, seed=2)
-    with pytest.raises(ReturnsError, match="up to 2020-12-30 are not those of the claim"):
+    with pytest.raises(ReturnsError, match="up to 2020-12-29 are not those of the claim"):
         judge(file, claim=digest)
 
 
@@ -103,8 +113,10 @@ def test_a_strategy_is_shown_as_it_was_sealed(in_2021, capsys):
     code = in_2021 / "strategy"
     code.mkdir()
     (code / "rule.py").write_text("WINDOW = 20\n")
+    (code / "__pycache__").mkdir()
     digest = register(capsys, code, "--benchmark", "SPY")
     file = write(in_2021, 600)
+    (code / "__pycache__" / "rule.pyc").write_text("made by running it")
     assert judge(file, claim=digest, strategy=code).is_likely_skill
     with pytest.raises(ReturnsError, match=r"give the files .* sealed as strategy \(strategy=\)"):
         judge(file, claim=digest)
@@ -144,7 +156,40 @@ def test_a_deployment_registers_once_and_its_report_is_judged(in_2021, capsys, c
         deployment._register(in_2021 / "mine", bundle)
     (known,) = claims.list_registrations()
     assert (known.claim.first, known.claim.last, known.claim.content) == (FIRST, None, "mine-0123")
-    assert "mine is ahead of equal_weight, from 2021-01-04 on" in capsys.readouterr().out
+    assert "mine is ahead of equal_weight, from 2021-01-02 on" in capsys.readouterr().out
     (in_2021 / "home" / "looks.jsonl").write_text('{"n": 1}\n')
     deployment._register(in_2021 / "mine", bundle)
     assert "not registered" in caplog.text
+
+
+def test_a_period_that_began_before_the_window_is_left_out(in_2021, capsys):
+    """A month is nearly known on its 30th, and the last day of a file may not be over."""
+    months = make_returns(100, freq="ME")
+    file = in_2021 / "months.csv"
+    months[:13].to_csv(file)  # up to 2021-01-31, not over
+    digest = register(capsys, file, "--benchmark", "SPY")
+    changed = months.copy()
+    changed.iloc[12] += 0.01
+    found = fintrader.judge(changed, "SPY", claim=digest)
+    assert found.sessions == len(months) - 13
+    other = months.copy()
+    other.iloc[5, 1] += 0.01
+    with pytest.raises(ReturnsError, match="not those of the claim"):  # another SPY
+        fintrader.judge(other, "SPY", claim=digest)
+
+
+def test_a_claim_whose_line_came_after_its_window_began_is_none(in_2021):
+    """The guard stands in the list of claims, not only in the command that writes them."""
+    claim = claims.Claim("mine", "0" * 64, None, "cash", "2020-12-01", None)
+    digest = looks.Ledger().note_claim(claim)
+    with pytest.raises(ReturnsError, match=r"no claim .* there are: none"):
+        claims.find_registration(digest)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"daily": {}}', json.dumps({"daily": 1})])
+def test_a_damaged_report_of_a_deployment_is_one_line(tmp_path, text):
+    with pytest.raises(ReturnsError, match=r"no deployment with a drift\.json"):
+        read_record(tmp_path)
+    (tmp_path / "drift.json").write_text(text)
+    with pytest.raises(ReturnsError):
+        read_record(tmp_path)

@@ -145,6 +145,11 @@ def test_who_enters_proves_nothing_and_who_leaves_does():
     assert entries.survivors_only
     assert entries.bias_per_year is None
     member[150:, 4] = False
+    four_years = np.ones((1008, 150), dtype=bool)
+    four_years[500:, 4] = False
+    one = survivorship([], np.tile(close, (4, 5)), four_years)
+    assert one.survivors_only  # one exit of 150 names in four years makes no complete list
+    assert one.describe().startswith("a list of survivors? 1 symbol leaves in 1008 sessions")
     exits = survivorship([], close, member)
     assert not exits.survivors_only
     lasting = np.ones(close.shape, dtype=bool)
