@@ -72,12 +72,10 @@ def assess(
     window = result.cut_from[0] if result.cut_from else WHOLE
     evidence = _test_window(results, name, windows, look, seed)
     known = result.provenance
-    taken = [*caveats, *list_data_caveats(known)]
-    if settings is not None:
-        taken += _list_optimism(settings)
-    if windows is not None:
-        idle = describe_idle(windows, results, None if settings is None else settings.participation)
-        taken += [idle] if idle else []
+    taken = [*caveats, *list_data_caveats(known), *_list_optimism(settings)]
+    participation = None if settings is None else settings.participation
+    if windows is not None and (idle := describe_idle(windows, results, participation)):
+        taken.append(idle)
     bound = None if windows is None else bound_survivorship(windows)
     if known.survivorship is not None and known.survivorship.survivors_only:
         taken += _flag_survivors(result, evidence, bound, seed)
@@ -219,8 +217,10 @@ def _draw_portfolios(
     return drawn.compare(result.metrics.cumulative_return, result.metrics.sharpe)
 
 
-def _list_optimism(settings: EnvSettings) -> list[str]:
+def _list_optimism(settings: EnvSettings | None) -> list[str]:
     """List the optimistic assumptions of the settings, in words that complete "with ..."."""
+    if settings is None:
+        return []
     assumptions = []
     if settings.fill == "close":
         assumptions.append("orders filled at the close that they were decided on")

@@ -22,14 +22,13 @@ the S&P 500's 0.04."""
 
 def list_data_caveats(market: Provenance) -> list[str]:
     """List the caveats of a market, in words that complete "with ..."."""
-    found = []
-    if outside := describe_outside(market):
-        found.append(outside)
-    if market.is_adjacent:
-        found.append("no embargo between the windows")
-    if market.planted_signal is not None and market.planted_signal.ic != 0:
-        found.append("a planted feature that knows the future")
-    return found
+    signal = market.planted_signal
+    found = {
+        describe_outside(market): True,
+        "no embargo between the windows": market.is_adjacent,
+        "a planted feature that knows the future": signal is not None and signal.ic != 0,
+    }
+    return [caveat for caveat, applies in found.items() if caveat and applies]
 
 
 def describe_outside(market: Provenance) -> str:

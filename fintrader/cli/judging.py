@@ -36,7 +36,11 @@ class FileOptions(Settings):
     """Open a pickle, which runs the code in it."""
 
     def read(self, file: str) -> TrackRecord:
-        """Read the file. Raises ReturnsError."""
+        """Read the file, or a deployment's folder. Raises ReturnsError, DeployError."""
+        if Path(file).is_dir():
+            from fintrader.deploy.drift_report import read_account
+
+            return read_account(Path(file))
         from fintrader.verdict.returns_files import read_record
 
         return read_record(file, **self.model_dump(include={*FileOptions.model_fields}))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fintrader.deploy.control import REPORT
 from fintrader.errors import DeployError, RunError
 from fintrader.files import read_json
 from fintrader.records import from_json
+from fintrader.verdict.track_record import TrackRecord, make_record
 
 ALARM = 20.0
 """Threshold of the e-process: it is passed by one in twenty deployments without drift, however long
@@ -172,3 +174,20 @@ def read_report(path: Path) -> DriftReport | None:
             f"{path} is damaged or of another version ({error}); `fintrader status"
             f" {path.parent.name} --drift` writes it anew"
         ) from None
+
+
+def read_account(home: Path) -> TrackRecord:
+    """Read the daily returns of a deployment's account, and its benchmark portfolio's. Raises
+    DeployError without a report, ReturnsError for fewer than two sessions."""
+    report = read_report(home / REPORT)
+    if report is None:
+        raise DeployError(
+            f"{home} holds no {REPORT} of a deployment; `fintrader status {home.name} --drift`"
+            " writes it"
+        )
+    daily = report.daily
+    rival = (daily.days, daily.portfolio_return)
+    record = make_record(
+        (daily.days, daily.account_return), name=home.name, benchmark=rival, kind="returns"
+    )
+    return replace(record, benchmark_name=daily.portfolio, strategy=report.bundle)

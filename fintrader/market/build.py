@@ -43,7 +43,12 @@ from fintrader.market.market_file import stored_hash
 from fintrader.market.planted_in import PlantedInSettings, plant
 from fintrader.market.reading import Reader, candidates_of, read_all
 from fintrader.market.scaling import apply_scale, fit_scales, name_scales, read_statistics
-from fintrader.market.settings import DataSettings, describe_drift, raw_features
+from fintrader.market.settings import (
+    DataSettings,
+    describe_drift,
+    list_trusted_columns,
+    raw_features,
+)
 from fintrader.market.synthetic import SIGNAL
 from fintrader.market.universe import (
     load_membership,
@@ -261,9 +266,6 @@ def _draft(
         repairs = {
             kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS
         }
-        drift = describe_drift(settings, len(symbols))
-        taken = settings.features
-        others = (*taken.extra, *taken.extra_raw, *taken.daily)
         provenance = Provenance(
             source=source,
             calendar=settings.calendar,
@@ -271,7 +273,7 @@ def _draft(
             sessions_a_year=sessions_a_year(settings.calendar),
             hours=settings.hours,
             build_version=BUILD_VERSION,
-            planted_drift=drift,
+            planted_drift=describe_drift(settings, len(symbols)),
             planted_signal=signal,
             repairs=repairs,
             outside=repairs["outside_session"] / sum(reader.rows[symbol] for symbol in symbols),
@@ -281,9 +283,7 @@ def _draft(
             waived=waived,
             doubtful=doubtful,
             contradictions=tuple(reader.contradictions),
-            trusted_columns=tuple(
-                name for name in others if name != SIGNAL or not (drift or signal)
-            ),
+            trusted_columns=list_trusted_columns(settings),
         )
         if sparse:
             log.warning("left out: %s", "; ".join(f"{one} {why}" for one, why in sparse.items()))

@@ -164,14 +164,28 @@ def read_settings(
 def raw_features(settings: DataSettings) -> tuple[str, ...]:
     """Features that stay as they are: extra columns, and the planted signal, which is always one of
     them."""
-    source = settings.source
     names = settings.features.extra_raw
-    if isinstance(source, PlantedInSettings):
-        return (*names, SIGNAL)
-    is_planted = isinstance(source, SyntheticSettings) and source.planted is not None
-    if is_planted and SIGNAL not in (*names, *settings.features.extra):
-        return (*names, SIGNAL)
-    return names
+    planted = planted_column(settings)
+    if planted is None or planted in (*names, *settings.features.extra):
+        return names
+    return (*names, planted)
+
+
+def planted_column(settings: DataSettings) -> str | None:
+    """Return the feature that knows something of the returns ahead on purpose."""
+    source = settings.source
+    is_planted = isinstance(source, PlantedInSettings) or (
+        isinstance(source, SyntheticSettings) and source.planted is not None
+    )
+    return SIGNAL if is_planted else None
+
+
+def list_trusted_columns(settings: DataSettings) -> tuple[str, ...]:
+    """List the features and context that others computed, from columns of the bars and from files;
+    no test shows when their values were known."""
+    taken = settings.features
+    others = (*taken.extra, *taken.extra_raw, *taken.daily)
+    return tuple(name for name in others if name != planted_column(settings))
 
 
 def factor_column(settings: DataSettings) -> str | None:

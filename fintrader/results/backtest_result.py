@@ -110,21 +110,6 @@ class BacktestResult(AccountHistory):
         """All measures of the result; `catalogue.CATALOGUE` defines each."""
         return measure(self, sharpe_interval)
 
-    def trade_list_profit(self) -> float:
-        """Recompute the profit from the trade list: cash flows, costs, interest, dividends and the
-        holdings at the end."""
-        flows = (
-            self.income_usd.sum()
-            - (self.trades["shares"] * self.trades["price_usd"]).sum()
-            - self.trades["cost_usd"].sum()
-        )
-        interest = self.costs_usd.sum() - self.trades["cost_usd"].sum()
-        held = self.trades.groupby("symbol")["shares"].sum()
-        last = dict(zip(self.symbols, self.mark[-1], strict=True))
-        return float(
-            flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items())
-        )
-
 
 def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResult) -> None:
     """Raise BacktestError unless all results cover the same bars as `other`."""

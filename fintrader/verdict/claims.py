@@ -24,8 +24,9 @@ EAST = timedelta(hours=14)
 LATE = timedelta(days=7)
 """Holidays that may lie between the last session of a window and its last day."""
 DAY = np.timedelta64(1, "D")
-MADE_BY_USE = "__pycache__"
-"""Folder that running a strategy makes; it and hidden files are not sealed."""
+UNSEALED = (".", "__pycache__")
+"""Beginnings of names that are not sealed: hidden files, and traces of running a strategy."""
+KIND = "claim"
 SHOWN = 12
 """Digits of a digest that are shown; any 8 identify a claim."""
 
@@ -47,6 +48,7 @@ class Claim:
     """First day of the window, like 2027-01-04."""
     last: str | None
     """Its last day; None for an open window, each later end of which is another look."""
+    kind: str = KIND
 
     def __post_init__(self) -> None:
         for day in filter(None, (self.first, self.last)):
@@ -106,13 +108,13 @@ def register(claim: Claim) -> Registration:
 
 
 def list_registrations() -> list[Registration]:
-    """List the claims on the user's ledger, oldest first; a line that was written after its window
-    began is none. Raises LedgerError."""
+    """List the claims on the user's ledger, oldest first; none was written after its window began.
+    Raises LedgerError."""
     lines = []
     claims = []
     for line in Ledger().lines():
-        if line.get("kind") == "claim":
-            claim = read_entry(Claim, line, ("kind",))
+        if line.get("kind") == KIND:
+            claim = read_entry(Claim, line)
             if claim.first >= find_first_day(datetime.fromisoformat(line["time"])):
                 lines.append(line)
                 claims.append(claim)
@@ -139,13 +141,11 @@ def hash_source(path: Path | str) -> str:
     path = Path(path)
     if path.is_file():
         return hash_file(path)
+    inside = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
     lines = [
-        f"{file.relative_to(path).as_posix()} {hash_file(file)}"
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-        and not any(
-            part == MADE_BY_USE or part.startswith(".") for part in file.relative_to(path).parts
-        )
+        f"{name.as_posix()} {hash_file(file)}"
+        for name, file in inside.items()
+        if not any(part.startswith(UNSEALED) for part in name.parts)
     ]
     if not lines:
         raise ReturnsError(f"{path}: no such file, and no folder with files")

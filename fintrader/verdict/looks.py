@@ -37,7 +37,7 @@ from fintrader.files import (
     seal,
     unseal,
 )
-from fintrader.records import RecordError, T, from_json, to_json
+from fintrader.records import JsonValue, RecordError, T, from_json, to_json
 from fintrader.system import sync, wait_for_lock
 from fintrader.verdict.sketch import Curve, Sketch, session_returns
 from fintrader.verdict.verdict import ACTIVE_RETURN
@@ -235,7 +235,7 @@ class Ledger:
 
     def note_claim(self, claim: object) -> str:
         """Record a claim (`verdict.claims`); return the hash of its line."""
-        return str(self._append({"kind": "claim", **vars(claim)})[-1]["sha256"])
+        return str(self._append(vars(claim))[-1]["sha256"])
 
     def lines(self) -> list[dict[str, Any]]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is
@@ -336,12 +336,10 @@ def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
     return found
 
 
-def read_entry(kind: type[T], line: Mapping[str, Any], beside: Sequence[str] = ()) -> T:
-    """Read the record of a line, without its seal and the fields named `beside`. Raises
-    LedgerError."""
-    left_out = (*_OF_LINE, *beside)
+def read_entry(kind: type[T], line: Mapping[str, JsonValue]) -> T:
+    """Read the record of a line. Raises LedgerError."""
     try:
-        return from_json(kind, {key: line[key] for key in line if key not in left_out})
+        return from_json(kind, {key: line[key] for key in line if key not in _OF_LINE})
     except RecordError as error:
         raise LedgerError(
             f"line {line['n']} of the ledger of looks was written by another version ({error});"

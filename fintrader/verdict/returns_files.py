@@ -36,7 +36,6 @@ from fintrader.verdict.weights_account import hold_weights
 
 PICKLES = (".pkl", ".pickle", ".p", ".joblib")
 MODELS = (".pt", ".pth", ".h5", ".hdf5", ".onnx", ".safetensors")
-DRIFT = "drift.json"
 CLOSED_TRADES = "profits booked when trades close, {days:.1f} days after they open on average"
 WINDOW = ("backtest_start", "backtest_end")
 LONG_TRADES_DAYS = 1.0
@@ -53,7 +52,6 @@ class ReturnsFile:
     benchmark: pd.Series | None = None
     notes: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
-    strategy: str | None = None
 
 
 def read_record(
@@ -86,7 +84,7 @@ def read_record(
     )
     notes = found.notes + record.notes
     caveats = found.caveats + record.caveats
-    return replace(record, notes=notes, caveats=caveats, strategy=found.strategy)
+    return replace(record, notes=notes, caveats=caveats)
 
 
 def read_weights(
@@ -150,8 +148,8 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
     path = Path(path)
     name = path.name.split(".")[0] or "strategy"
     kind = path.suffix.lower()
-    if not path.is_file() and not (path / DRIFT).is_file():
-        raise ReturnsError(f"{path}: no such file, and no deployment with a {DRIFT}")
+    if not path.is_file():
+        raise ReturnsError(f"{path}: no such file")
     if kind in MODELS or _is_sb3(path):
         raise ReturnsError(
             f"{path.name} is a model, not its returns; backtest it first (fintrader.backtest), and"
@@ -163,8 +161,6 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
             " the returns as CSV or Parquet, or open it with --trust if you made it yourself"
         )
     try:
-        if path.is_dir():
-            return _read_deployment(path)
         if kind in PICKLES:
             return ReturnsFile(pd.read_pickle(path), name)  # noqa: S301  the user trusts it
         if kind in (".parquet", ".pq"):
@@ -215,21 +211,6 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
     if charts is not None:
         return _read_lean(charts, name)
     raise ValueError(f"it holds {', '.join(map(str, content))}"[:80])
-
-
-def _read_deployment(home: Path) -> ReturnsFile:
-    """Read the account's daily returns of a deployment, and its benchmark portfolio's."""
-    drift = json.loads((home / DRIFT).read_bytes())
-    daily = drift["daily"]
-    if "portfolio_return" not in daily:
-        raise ReturnsError(
-            f"{home}: its report is of another version; `fintrader status {home.name} --drift`"
-            " writes it anew"
-        )
-    days = pd.to_datetime(daily["days"])
-    rival = pd.Series(daily["portfolio_return"], days, name=str(daily["portfolio"]))
-    ours = pd.Series(daily["account_return"], days, name="returns")
-    return ReturnsFile(ours, home.name, "returns", rival, strategy=str(drift["bundle"]))
 
 
 # --- freqtrade ------------------------------------------------------------------------------------

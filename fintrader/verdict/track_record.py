@@ -201,9 +201,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         kind = "returns"
     if hasattr(values, "to_pandas"):
         values = values.to_pandas()
-    if isinstance(values, tuple) and [*map(len, values)] == [sum(map(len, values[1:]))] * 2:
-        dates, numbers = values
-        values = pd.Series(np.asarray(numbers), pd.Index(np.asarray(dates)), name="returns")
+    values = _join_arrays(values)
     if isinstance(values, pd.Series):
         values = values.to_frame("returns" if values.name is None else values.name)
     if not isinstance(values, pd.DataFrame) or isinstance(values.index, pd.MultiIndex):
@@ -229,6 +227,13 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         twice = frame.index[frame.index.duplicated()][0]
         raise ReturnsError(f"{twice} occurs twice; give one row a date, for one strategy at a time")
     return frame.sort_index(), kind
+
+
+def _join_arrays(values: Any) -> Any:
+    """Make a Series of a pair of arrays; other values stay."""
+    if not isinstance(values, tuple) or len(values) != 2 or len(values[0]) != len(values[1]):
+        return values
+    return pd.Series(np.asarray(values[1]), np.asarray(values[0]), name="returns")
 
 
 def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from tests.engines.policies import crashing_market, noisy_policy
 from tests.engines.strategies import env_settings
 from tests.factories import examples, make_market
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
+from tests.oracles.trade_list import trade_list_profit
 
 ENDS_AND_IS_CALLED_IN = EnvSettings(
     action="trade",
@@ -87,7 +88,7 @@ def test_every_setting_is_bit_for_bit_the_environments(chosen, seed):
     assert fast.costs_usd == pytest.approx(slow.costs_usd, abs=1e-5)
     assert fast.turnover_usd == pytest.approx(slow.turnover_usd, abs=1e-5)
     assert fast.ruined == slow.ruined
-    assert fast.trade_list_profit() == pytest.approx(
+    assert trade_list_profit(fast) == pytest.approx(
         fast.equity[-1] - fast.equity[0], abs=1e-6 * fast.equity[0] + 0.01
     )
 
@@ -180,7 +181,7 @@ def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings():
     once = once_at_first(make_market(60, 5), 0.2)
     forced = once.trades[once.trades["kind"] == "forced"]
     assert list(forced["symbol"]) == ["S002"]
-    assert once.trade_list_profit() == pytest.approx(once.equity[-1] - once.equity[0])
+    assert trade_list_profit(once) == pytest.approx(once.equity[-1] - once.equity[0])
 
 
 def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later():
@@ -201,7 +202,7 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later():
     )
     assert result.ruined
     assert list(result.trades["kind"]) == ["order", "order", "ruin", "ruin"]
-    assert result.trade_list_profit() == pytest.approx(result.equity[-1] - result.equity[0])
+    assert trade_list_profit(result) == pytest.approx(result.equity[-1] - result.equity[0])
 
 
 @pytest.mark.gpu

@@ -36,7 +36,10 @@ def with_returns(result, daily):
 @pytest.fixture(scope="module")
 def template():
     test = make_market(180, 4).split().test
-    return simulate(noisy_policy(4), test, EnvSettings(), name="ensemble")
+    embargoed = replace(test.provenance, is_adjacent=False)
+    return simulate(
+        noisy_policy(4), replace(test, provenance=embargoed), EnvSettings(), name="ensemble"
+    )
 
 
 def pair(template, ours, theirs):

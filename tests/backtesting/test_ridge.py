@@ -15,6 +15,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import Windows
 from tests.factories import joined, make_market, planted_market
+from tests.oracles.trade_list import trade_list_profit
 
 SETTINGS = EnvSettings(decision_interval=5, cost_bps=5, benchmark="equal_weight")
 
@@ -122,6 +123,6 @@ def test_gaps_splits_and_members_that_come_and_go(market):
         result = ridge(test, settings, fit_ridge(train, settings, validation=validation))
         assert np.isfinite(result.equity).all()
         profit = result.equity[-1] - result.equity[0]
-        assert result.trade_list_profit() == pytest.approx(profit, abs=1e-6 * result.equity[0])
+        assert trade_list_profit(result) == pytest.approx(profit, abs=1e-6 * result.equity[0])
     with pytest.raises(BacktestError, match="2 features, here are 3"):
         ridge(market, SETTINGS, fit_ridge(train, SETTINGS))

@@ -13,6 +13,7 @@ from fintrader.errors import BacktestError
 from fintrader.metrics import daily_returns
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
+from tests.oracles.trade_list import trade_list_profit
 
 VARIANTS = {
     "default": {},
@@ -65,7 +66,7 @@ def test_equity_is_what_the_trade_list_says(variant):
     result = simulate(noisy_policy(5), market, settings)
     profit = result.equity[-1] - result.equity[0]
     assert len(result.trades) > 20
-    assert result.trade_list_profit() == pytest.approx(profit, rel=1e-9, abs=1e-6)
+    assert trade_list_profit(result) == pytest.approx(profit, rel=1e-9, abs=1e-6)
     expected = replay(result, market, settings)
     if settings.borrow_bps_per_year:  # interest is no trade: it stands in the costs
         shown = result.costs_usd.copy()
@@ -107,7 +108,7 @@ def test_a_ruined_account_is_closed_and_stays_closed():
     assert (result.equity[ruin:] == result.equity[ruin]).all()
     assert result.equity[ruin] > 0
     assert result.trades["kind"].iloc[-1] == "ruin"
-    assert result.trade_list_profit() == pytest.approx(
+    assert trade_list_profit(result) == pytest.approx(
         result.equity[-1] - result.equity[0], rel=1e-9
     )
     assert result.metrics["cumulative_return"] < -0.9

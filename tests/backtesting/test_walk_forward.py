@@ -14,6 +14,7 @@ from fintrader.errors import BacktestError
 from fintrader.results.market_description import Provenance
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
+from tests.oracles.trade_list import trade_list_profit
 
 SHORT = WalkForwardSettings(sessions=(6, 3, 4))
 
@@ -61,7 +62,7 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission):
         growth *= (part.equity[-1] - fee.sum()) / part.equity[0]
     growth *= parts[-1].equity[-1] / parts[-1].equity[0]
     assert whole.equity[-1] / whole.equity[0] == pytest.approx(growth, rel=1e-10)
-    assert whole.trade_list_profit() == pytest.approx(whole.equity[-1] - whole.equity[0], rel=1e-9)
+    assert trade_list_profit(whole) == pytest.approx(whole.equity[-1] - whole.equity[0], rel=1e-9)
     # What is carried over is what was left: no return appears between two windows.
     for edge in np.cumsum([len(part.equity) for part in parts])[:-1]:
         for curve in (whole.equity, whole.benchmark):

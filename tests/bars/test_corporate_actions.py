@@ -27,6 +27,7 @@ from tests.bars.tables import (
     write_actions,
     write_csv,
 )
+from tests.oracles.trade_list import trade_list_profit
 
 EX_DAY = dt.date(2016, 1, 7)
 EX_BAR = 3 * 390
@@ -283,7 +284,7 @@ def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path, held, l
     )
     assert result.shares[-1].tolist() == [left, 0.0]
     assert result.income_usd.sum() > 0
-    assert result.trade_list_profit() == pytest.approx(result.equity[-1] - 1e6, abs=1e-3)
+    assert trade_list_profit(result) == pytest.approx(result.equity[-1] - 1e6, abs=1e-3)
     assert result.metrics["round_trips"] == 0.0
 
 
@@ -321,5 +322,5 @@ def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fra
     assert result.equity[-1] == pytest.approx(shares * float(market.close[-1, 0]) + cash, abs=0.01)
     assert result.shares[-1, 0] == pytest.approx(4 * bought)
     assert result.income_usd.sum() == pytest.approx(cash - (1e6 - bought * price), abs=0.01)
-    assert result.trade_list_profit() == pytest.approx(result.equity[-1] - 1e6, abs=0.01)
+    assert trade_list_profit(result) == pytest.approx(result.equity[-1] - 1e6, abs=0.01)
     assert result.metrics["max_drawdown"] > -0.5  # no phantom loss of three quarters at the split

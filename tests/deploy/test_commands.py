@@ -19,6 +19,7 @@ from fintrader.deploy import status
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.deployment import freeze_run, locate_home, report_drift
+from fintrader.deploy.drift_report import read_account
 from fintrader.deploy.entries import BarDecision, DeploymentStart
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
@@ -26,7 +27,6 @@ from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.pipeline.config import RunConfig
 from fintrader.verdict.claims import list_registrations
-from fintrader.verdict.returns_files import read_record
 from tests.engines.alpaca_loopback import KEY, SECRET
 from tests.engines.alpaca_market import LoopbackMarket
 from tests.engines.deployments import MINUTE, LiveClock
@@ -221,7 +221,7 @@ def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
     home = twenty_days_on_paper(market)
     report = report_drift(home)
     assert report.sessions >= 20
-    record = read_record(home)
+    record = read_account(home)
     assert record.strategy == report.bundle
     assert record.returns.tolist() == [*report.daily.account_return]
     assert record.yardstick.tolist() == pytest.approx([*report.daily.portfolio_return])

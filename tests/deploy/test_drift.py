@@ -8,7 +8,7 @@ from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.drift_page import find_heading, render_drift
-from fintrader.deploy.drift_report import PSI_NOTABLE, read_report
+from fintrader.deploy.drift_report import PSI_NOTABLE, read_account, read_report
 from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
@@ -46,6 +46,11 @@ def test_a_replay_does_not_drift(made):
     assert report.sessions == len(np.unique(market.session.numpy()))
     assert report.shortfall.bps["fees"] == pytest.approx(bundle.env.cost_bps, rel=1e-2)
     assert report.shortfall.fills == report.shortfall.orders > 50
+    write_json(home / "drift.json", to_json(report))
+    record = read_account(home)
+    assert (record.strategy, record.benchmark_name) == (bundle.id, bundle.benchmark)
+    assert record.returns.tolist() == [*report.daily.account_return]
+    assert record.yardstick.tolist() == [*report.daily.portfolio_return]
     assert report.daily.portfolio == bundle.benchmark
     assert len(report.daily.portfolio_return) == report.sessions
     assert max(row.psi for row in report.features) < 0.1

@@ -1,6 +1,5 @@
 """Claims: sealed before a window, judged after it as a first look."""
 
-import json
 import re
 from datetime import datetime
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from fintrader.errors import ReturnsError
 from fintrader.verdict import claims, looks
 from fintrader.verdict.alpha import level_of_look
 from fintrader.verdict.looks import HOME
-from fintrader.verdict.returns_files import read_record
 from tests.judging.test_judge import make_returns
 
 FIRST = "2021-01-02"
@@ -186,10 +184,12 @@ def test_a_claim_whose_line_came_after_its_window_began_is_none(in_2021):
         claims.find_registration(digest)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"daily": {}}', json.dumps({"daily": 1})])
-def test_a_damaged_report_of_a_deployment_is_one_line(tmp_path, text):
-    with pytest.raises(ReturnsError, match=r"no deployment with a drift\.json"):
-        read_record(tmp_path)
-    (tmp_path / "drift.json").write_text(text)
-    with pytest.raises(ReturnsError):
-        read_record(tmp_path)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"daily": {}}'])
+def test_a_damaged_report_of_a_deployment_names_the_command_that_writes_it(tmp_path, capsys, text):
+    for said in ("holds no drift.json of a deployment", "is damaged or of another version"):
+        with pytest.raises(SystemExit):
+            main(["judge", str(tmp_path)])
+        error = capsys.readouterr().err
+        assert said in error
+        assert f"`fintrader status {tmp_path.name} --drift`" in error
+        (tmp_path / "drift.json").write_text(text)

@@ -22,7 +22,6 @@ from fintrader.backtesting.lookahead.fresh import FreshBuilds
 from fintrader.backtesting.lookahead.report import (
     LookaheadReport,
     gathered,
-    planted_column,
     trusted,
 )
 from fintrader.backtesting.lookahead.views import MODES, Cut, Mode, View
@@ -31,7 +30,7 @@ from fintrader.bars.calendar import exchange_days, session_date
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import BacktestError, DataError
 from fintrader.market.index_level import EQUAL_WEIGHT
-from fintrader.market.settings import DataSettings
+from fintrader.market.settings import DataSettings, planted_column
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.seeding import create_numpy_generator

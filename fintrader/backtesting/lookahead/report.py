@@ -1,4 +1,4 @@
-"""What was tried, what was found, and what could not be proved: never silently clean."""
+"""The report of a look-ahead check: trials, findings, and inputs that cannot be proved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from fintrader.backtesting.lookahead.differences import Leak
 from fintrader.backtesting.lookahead.views import MODES
 from fintrader.config import strip_folders
 from fintrader.market.planted_in import PlantedInSettings
-from fintrader.market.settings import DataSettings, factor_column
-from fintrader.market.synthetic import SIGNAL, SyntheticSettings
+from fintrader.market.settings import (
+    DataSettings,
+    factor_column,
+    list_trusted_columns,
+    planted_column,
+)
 
 
 @dataclass(frozen=True)
 class LookaheadReport:
-    """What was tried and what was found."""
+    """Trials and findings of a look-ahead check."""
 
     cuts: tuple[int, ...]
     """Bars from which on the whole market's future was changed."""
@@ -26,7 +30,7 @@ class LookaheadReport:
     """Columns that know implausibly much of the returns after them: no proof, but a reason to
     ask."""
     trusted: tuple[str, ...] = ()
-    """What no view can prove because it is not made of bars."""
+    """Inputs that no view can prove, because they are not made of bars."""
     untried: tuple[str, ...] = ()
     """What the pieces around a bar were too short for, or could not be built for."""
 
@@ -63,11 +67,10 @@ def gathered(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
 def trusted(
     data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequence[str]
 ) -> tuple[str, ...]:
-    """By name, what nobody computed from the bars that were changed; `unmoved` are columns that did
+    """List the inputs that were not computed from the changed bars; `unmoved` are columns that did
     not react.
 
-    A file's rows are hidden from their dates on, but when each was really known only its maker can
-    say.
+    A file's rows are hidden from their dates on, but only its maker can say when each was known.
     """
     features = data.features
     universe = data.universe
@@ -102,15 +105,6 @@ def trusted(
     factor = factor_column(data)
     if factor is not None:
         found.append(f"prices: as traded by the column {factor}")
-    declared = {*features.extra, *features.extra_raw, *features.daily, planted}
+    declared = {*list_trusted_columns(data), planted}
     still = "stays the same when every bar changes, so it is not computed from them"
     return (*found, *(f"{name}: {still}" for name in unmoved if name not in declared))
-
-
-def planted_column(data: DataSettings) -> str | None:
-    """The column that knows something of the returns ahead because somebody asked for it."""
-    source = data.source
-    is_planted = isinstance(source, PlantedInSettings) or (
-        isinstance(source, SyntheticSettings) and source.planted is not None
-    )
-    return SIGNAL if is_planted else None

@@ -140,8 +140,6 @@ def name_periods(part: Any, unit: str) -> Any:
 def _redraw(chart: Chart, unit: str) -> go.Figure:
     """Draw a chart with the titles of its periods."""
     figure = chart.draw()
-    for holder in (figure.layout, figure.layout.xaxis, figure.layout.yaxis, *figure.data):
-        for name in ("title.text", "name"):
-            if name.split(".")[0] in holder and holder[name]:
-                holder[name] = name_periods(holder[name], unit)
+    for part in (figure.layout, figure.layout.xaxis, figure.layout.yaxis):
+        part.title.text = name_periods(part.title.text, unit)
     return figure

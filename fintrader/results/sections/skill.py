@@ -183,11 +183,11 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         meaning = f"{count(drawn.count)} random sets of members, {held}"
         rows.append(("Random static portfolios", f"{better} did better", meaning))
     if verdict.trusted_columns:
-        meaning = "computed by others: no test here shows when their values were known"
+        meaning = "computed by others; no test shows when they were known"
         rows.append(("Columns on trust", ", ".join(verdict.trusted_columns), meaning))
     if verdict.survivors_bound is not None:
         scale, over = span(verdict.sessions, verdict.sessions_a_year)
-        meaning = f"{over}, at most: the universe holds names that stayed; alpha must exceed it"
+        meaning = f"{over}, at most; alpha must exceed it"
         added = percent(scale * verdict.survivors_bound)
         rows.append(("Survivors may have added", added, meaning))
     rows += [
