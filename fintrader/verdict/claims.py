@@ -66,8 +66,7 @@ class Claim:
 
     def overlaps(self, other: Claim) -> bool:
         """Report whether the windows share a day."""
-        ends = [one.last or "9999" for one in (self, other)]
-        return self.first <= ends[1] and other.first <= ends[0]
+        return self.first <= (other.last or "9999") and other.first <= (self.last or "9999")
 
 
 @dataclass(frozen=True)
@@ -110,20 +109,16 @@ def register(claim: Claim) -> Registration:
 def list_registrations() -> list[Registration]:
     """List the claims on the user's ledger, oldest first; none was written after its window began.
     Raises LedgerError."""
-    lines = []
-    claims = []
-    for line in Ledger().lines():
-        if line.get("kind") == KIND:
-            claim = read_entry(Claim, line)
-            if claim.first >= find_first_day(datetime.fromisoformat(line["time"])):
-                lines.append(line)
-                claims.append(claim)
-    return [
-        Registration(
-            claim, line["sha256"], line["time"], sum(one.overlaps(claim) for one in {*claims})
-        )
-        for line, claim in zip(lines, claims, strict=True)
+    found = [
+        Registration(read_entry(Claim, line), line["sha256"], line["time"], 1)
+        for line in Ledger().lines()
+        if line.get("kind") == KIND
     ]
+    valid = [
+        one for one in found if one.claim.first >= find_first_day(datetime.fromisoformat(one.time))
+    ]
+    claims = {one.claim for one in valid}
+    return [replace(one, sharing=sum(map(one.claim.overlaps, claims))) for one in valid]
 
 
 def find_registration(digest: str) -> Registration:
