@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor
 
 from fintrader import metrics as m
@@ -274,6 +273,8 @@ def long_only_minimum_variance(covariance: Array) -> Array:
     """
     scaled = covariance / np.trace(covariance)
     rows = np.vstack([np.linalg.cholesky(scaled).T, np.ones(len(scaled))])
+    from scipy.optimize import nnls  # a second of start-up that workers never need
+
     raw, _ = nnls(rows, np.append(np.zeros(len(scaled)), 1.0))
     weights: Array = raw / raw.sum()
     return weights

@@ -80,15 +80,14 @@ def judge(argv: list[str]) -> None:
     """Judge a file of returns; print the verdict and write a page."""
     file = argv[0] if argv and not argv[0].startswith("-") else None
     options = parse(JudgeOptions(), argv[1:] if file else argv, "judge")
-    from fintrader.report.judged import judge as judge_returns
-    from fintrader.verdict.returns_files import read_weights
-
     if (options.weights is None) != (options.prices is None) or (
         (file is None) == (options.weights is None)
     ):
         raise ConfigError("`fintrader judge` needs FILE, or --weights FILE --prices FILE")
     try:
         if options.weights is not None and options.prices is not None:
+            from fintrader.verdict.returns_files import read_weights
+
             record = read_weights(
                 options.weights,
                 options.prices,
@@ -102,6 +101,8 @@ def judge(argv: list[str]) -> None:
         if page.suffix != ".html":
             raise ConfigError(f"--out {page}: give the page a name that ends in .html")
         command = shlex.join(["fintrader", "judge", *argv])
+        from fintrader.report.judged import judge as judge_returns
+
         print(
             judge_returns(
                 record,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import Field
-from scipy import stats
 
 from fintrader.bars.bars import Array
 from fintrader.bars.companies import Interval, index_companies, overlaps
@@ -328,8 +327,10 @@ def survivorship(
     elif exits and share <= MOST_ABSENT:
         reference = by_day
         against = "the members of each day"
-    usual = stats.poisson(_EXITS * names * sessions / sessions_a_year)
-    are_few = exits == 0 or usual.cdf(exits) < _UNLIKELY
+    from scipy.stats import poisson  # a second of start-up that most commands never need
+
+    usual = _EXITS * names * sessions / sessions_a_year
+    are_few = exits == 0 or poisson.cdf(exits, usual) < _UNLIKELY
     is_closed = sessions >= _QUARTER and names > 1 and bool(are_few)
     return Survivorship(
         survivors_only=share > MOST_ABSENT or is_closed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fintrader.agents import training
 from fintrader.agents.agent import Agent, make_agent
@@ -15,12 +15,10 @@ from fintrader.agents.training import TrainResult
 from fintrader.config import Settings, validate
 from fintrader.errors import ConfigError, RunError
 from fintrader.market.tensors import MarketTensors, Split
-from fintrader.pipeline import session
-from fintrader.pipeline.config import RunConfig, configured
-from fintrader.pipeline.run_stages import run as run_stages
-from fintrader.pipeline.run_stages import run_tournament as run_search
-from fintrader.results.run import Run
-from fintrader.runs import RunFolder
+
+if TYPE_CHECKING:
+    from fintrader.pipeline.config import RunConfig
+    from fintrader.results.run import Run
 
 
 def train(
@@ -92,17 +90,27 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
     run that was killed goes on where it was, a finished one is opened. Raises ConfigError naming
     the setting, DataError, RunError when the folder is in use or was made with other settings.
     """
-    return Run(run_stages(configured(config, overrides)), load_policy=load_policy)
+    from fintrader.pipeline import run_stages  # `train` begins without the pipeline's imports
+    from fintrader.pipeline.config import configured
+
+    return open_run(run_stages.run(configured(config, overrides)))
 
 
 def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """Run data and tournament, without the look at the test window."""
-    return Run(run_search(configured(config, overrides)), load_policy=load_policy)
+    from fintrader.pipeline import run_stages
+    from fintrader.pipeline.config import configured
+
+    return open_run(run_stages.run_tournament(configured(config, overrides)))
 
 
 def open_run(where: Path | str) -> Run:
     """A stored run by its folder or its URL in a store (of which a copy is made). Raises RunError,
     StorageError."""
+    from fintrader.pipeline import session
+    from fintrader.results.run import Run
+    from fintrader.runs import RunFolder
+
     home = session.open_run(str(where))
     if not RunFolder(home).config.is_file():
         below = sorted(path.parent.name for path in home.glob("*/config.yaml"))

@@ -23,6 +23,7 @@ from fintrader.market.tensors import BarSpan, MarketTensors, Split
 from fintrader.progress import Progress, Task
 from fintrader.records import from_json, to_json
 from fintrader.seeding import seed_everything
+from fintrader.tournament.compile_kernels import compile_kernels
 from fintrader.tournament.evaluator import Evaluation, ValidationCurve, copy_to_cpu, evaluate
 from fintrader.tournament.folds import FoldLearners
 from fintrader.tournament.fusion.coordinator import ProcessFusion
@@ -53,6 +54,7 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
     Raises CheckpointError when the parent's snapshot is damaged or does not fit, TrainingError on a
     NaN, RankLost when a process of a pod that spans devices fails.
     """
+    compile_kernels(spec, context)
     seed_everything(spec.seed)
     with contextlib.closing(_make_learner(spec, context)) as learner:
         return _learn_and_evaluate(spec, context, learner)

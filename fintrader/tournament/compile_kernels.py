@@ -1,0 +1,57 @@
+"""Compilation of the kernels that pods need, once for all processes of a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fintrader.agents import Budget, train
+from fintrader.backtesting import simulate
+from fintrader.envs.trading import engine_for
+from fintrader.files import open_file
+from fintrader.system import try_lock
+from fintrader.tournament.fusion.learners import CPU, build_maker, load_windows, read_env_settings
+from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.spec import PodSpec
+
+FEW_BARS = 32
+"""Bars of the simulation that compiles what scores a pod."""
+WAIT_SECONDS = 0.1
+
+
+def compile_kernels(spec: PodSpec, context: PodContext) -> None:
+    """Compile the kernels of a pod that trains on the CPU, and of its score, unless numba's cache
+    has them.
+
+    Each process compiles a part that no other one is compiling, waits for the others' parts, and
+    loads those from the cache. Raises TournamentError, ConfigError for a foreign spec.
+    """
+    if context.device != "cpu" or engine_for(read_env_settings(spec), "cpu") != "fused":
+        return
+    from fintrader.envs.fast.batch import step_range
+
+    cache = Path(step_range.stats.cache_path)
+    if any(cache.glob("batch.step_range*.nbi")):
+        return
+    agent, env = build_maker(spec, context)(0, 0, CPU)
+    window = load_windows(context.market).validation
+    parts: dict[str, Callable[[], object]] = {
+        "training": lambda: train(agent, env, Budget(env_steps=1)),
+        "scoring": lambda: simulate(
+            agent.policy, window.window(0, FEW_BARS), read_env_settings(spec)
+        ),
+    }
+    with contextlib.ExitStack() as stack:
+        locks = {
+            name: stack.enter_context(open_file(cache / f"{name}.lock", "ab")) for name in parts
+        }
+        while parts:
+            free = next((name for name in parts if try_lock(locks[name])), None)
+            context.report(0.0, 0, "compiling")
+            if free is None:
+                time.sleep(WAIT_SECONDS)
+            else:
+                parts.pop(free)()
+                locks[free].close()
