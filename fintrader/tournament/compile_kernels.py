@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fintrader.agents import Budget, train
@@ -37,21 +37,30 @@ def compile_kernels(spec: PodSpec, context: PodContext) -> None:
         return
     agent, env = build_maker(spec, context)(0, 0, CPU)
     window = load_windows(context.market).validation
-    parts: dict[str, Callable[[], object]] = {
+    parts = {
         "training": lambda: train(agent, env, Budget(env_steps=1)),
         "scoring": lambda: simulate(
-            agent.policy, window.window(0, FEW_BARS), read_env_settings(spec)
+            agent.policy, window.window(0, min(FEW_BARS, window.num_bars)), read_env_settings(spec)
         ),
     }
+    take_turns(cache, parts, lambda: context.report(0.0, 0, "compiling"))
+
+
+def take_turns(
+    folder: Path, parts: Mapping[str, Callable[[], object]], report: Callable[[], None]
+) -> None:
+    """Do each part while no other process of this machine does it, in any order; report before
+    each part, and while all that is left is taken."""
+    left = dict(parts)
     with contextlib.ExitStack() as stack:
         locks = {
-            name: stack.enter_context(open_file(cache / f"{name}.lock", "ab")) for name in parts
+            name: stack.enter_context(open_file(folder / f"{name}.lock", "ab")) for name in parts
         }
-        while parts:
-            free = next((name for name in parts if try_lock(locks[name])), None)
-            context.report(0.0, 0, "compiling")
+        while left:
+            report()
+            free = next((name for name in left if try_lock(locks[name])), None)
             if free is None:
                 time.sleep(WAIT_SECONDS)
             else:
-                parts.pop(free)()
+                left.pop(free)()
                 locks[free].close()
