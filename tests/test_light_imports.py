@@ -38,7 +38,10 @@ AGENTS = (
 )
 STEPS = [
     ("import fintrader", ("torch", "pandas", "fintrader.config")),
-    (f"import {', '.join(SETTINGS)}\n{AGENTS}", ("torch", "numba", "pandas", "pyarrow")),
+    (
+        f"import {', '.join(SETTINGS)}\n{AGENTS}",
+        ("torch", "numba", "pandas", "pyarrow", "scipy.stats"),
+    ),
     (import_all("verdict"), ("torch", "numba")),
     (import_all("bars"), ("torch",)),
     (import_all("results"), ("torch",)),
@@ -91,3 +94,18 @@ def test_imports_and_commands_load_none_of_those(tmp_path):
     for command in refused:
         assert f"{command} 2 []" in lines
     assert (tmp_path / "mine.yaml").is_file()
+
+
+POD = """
+import pathlib, sys
+import torch
+from tests.engines.races import first_spec, train_pod
+
+train_pod(pathlib.Path(sys.argv[1]), first_spec())
+loaded = {"torch._dynamo", "sympy"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_a_pod_is_trained_and_scored_without_a_compiler_of_torch(tmp_path):
+    subprocess.run([sys.executable, "-c", POD, tmp_path], cwd=ROOT, check=True)
