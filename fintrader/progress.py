@@ -68,6 +68,8 @@ class Task:
         self.done = self.first = 0.0
         self.started = self.reported = owner.clock()
         self.finished = False
+        self.shown: tuple[float, str] | None = None
+        """Units done and note of the last line."""
         self._owner = owner
         self._observer = _observer.get()
         self._tell()
@@ -181,7 +183,8 @@ SILENT = Progress()
 
 
 class LineProgress(Progress):
-    """Lines for logs and pipes: at most one for a task every `seconds`, and one when it ends."""
+    """Lines for logs and pipes: at most one for a task every `seconds`, if something changed, and
+    one when it ends."""
 
     def __init__(
         self, stream: TextIO, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -201,8 +204,10 @@ class LineProgress(Progress):
 
     def changed(self, task: Task) -> None:
         now = self.clock()
-        if task.finished or now - task.reported >= self._seconds:
+        state = task.done, task.note
+        if task.finished or (now - task.reported >= self._seconds and state != task.shown):
             task.reported = now
+            task.shown = state
             self.tell(task)
 
 

@@ -132,6 +132,22 @@ def test_lines_are_sparse_and_give_rate_and_time_left():
     ]
 
 
+def test_a_line_is_not_repeated_while_nothing_changes():
+    clock = Clock()
+    stream = io.StringIO()
+    task = LineProgress(stream, seconds=10, clock=clock).task("train", total=2, unit="pods")
+    for done, note in [(0, "2 at work"), (0, "2 at work"), (0, "1 at work"), (1, "1 at work")]:
+        clock.now += 20
+        task.update(done, note=note)
+    task.close()
+    lines = [line.replace("  ", " ").split(" pods")[0] for line in stream.getvalue().splitlines()]
+    assert lines == ["train: 0/2", "train: 0/2", "train: 1/2", "train: 1/2"]
+    assert [line[-9:] for line in stream.getvalue().splitlines()] == [
+        "2 at work",
+        *["1 at work"] * 3,
+    ]
+
+
 def test_what_an_earlier_run_did_is_kept_out_of_the_rate():
     clock = Clock()
     task = LineProgress(io.StringIO(), clock=clock).task("pods", total=10)
