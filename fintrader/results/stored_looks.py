@@ -72,7 +72,8 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
         key = context.window_key
         own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
         if own is not None:
-            results |= {line.look.result for line in lines if line.look.bars.overlaps(own)}
+            near = {bars for bars in {line.look.bars for line in lines} if bars.overlaps(own)}
+            results |= {line.look.result for line in lines if line.look.bars in near}
     return Together(sum(searches.values()), len(results))
 
 
