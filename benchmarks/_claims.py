@@ -12,9 +12,11 @@ from benchmarks._records import (
     Records,
     footnote,
     joined,
+    name_machine,
     origin,
     percent,
     rank_kelly,
+    split_record,
     spread,
     table,
     times,
@@ -31,11 +33,13 @@ class Row(NamedTuple):
 
 
 def table_of(rows: Sequence[Row], records: Records) -> str:
-    """One line a row, with its record."""
-    lines = [
-        [row.claim, row.measured(records[row.record]), row.target, origin(records, row.record)]
-        for row in rows
-    ]
+    """One line a row, with its record; a claim measured on several instruction sets shows each."""
+    lines = []
+    for row in rows:
+        own, *elsewhere = split_record(records[row.record])
+        said = [row.measured(own)]
+        said += [f"{name_machine(one['machine'])}: {row.measured(one)}" for one in elsewhere]
+        lines.append([row.claim, "; ".join(said), row.target, origin(records, row.record)])
     head = ["claim", "measured", "target", "record, commit, machine"]
     return table(head, lines, left=4) + footnote(records, dict.fromkeys(row.record for row in rows))
 
