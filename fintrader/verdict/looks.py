@@ -18,9 +18,9 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache
 from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,23 +117,17 @@ class Window:
         """Report whether a look at one window counts for the other: their sketches match, external
         returns or their benchmark follow a curve of the other, or their dates overlap and they
         share at least half of all symbols (for short windows and other adjustments)."""
-        if self.key == other.key:
+        if self.key == other.key or self.sketch.overlaps(other.sketch):
             return True
-        is_apart = self.first > other.last or other.first > self.last
-        if self.made_up or other.made_up or is_apart:
-            return self.sketch.overlaps(other.sketch)
-        common = len(self._names & other._names)
-        if 3 * common >= len(self._names) + len(other._names):  # half of the union
-            return True
-        if self.sketch.overlaps(other.sketch):
-            return True
+        if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
+            return False
         # Two markets have a curve each: their symbols' returns are enough to tell them apart.
         pairs = list(product(self.curves, other.curves))
-        return len(pairs) > 1 and any(starmap(Curve.follows, pairs))
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.symbols)
+        if len(pairs) > 1 and any(starmap(Curve.follows, pairs)):
+            return True
+        ours = set(self.symbols)
+        theirs = set(other.symbols)
+        return 2 * len(ours & theirs) >= len(ours | theirs)
 
 
 @dataclass(frozen=True)
@@ -205,14 +199,12 @@ def look_number(
 
 def _select_like(lines: Iterable[Line], window: Window, question: str) -> Iterator[Line]:
     """Select looks at held-out bars that count for a window."""
-    known: dict[Window, bool] = {}
+    overlaps = cache(window.overlaps)
     for line in lines:
         look = line.look
-        if line.held_out and look.question == question:
-            if look.bars not in known:
-                known[look.bars] = look.bars.overlaps(window)
-            if known[look.bars]:
-                yield line
+        is_like = look.bars.key == window.key or overlaps(look.bars)
+        if is_like and line.held_out and look.question == question:
+            yield line
 
 
 def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
@@ -235,10 +227,10 @@ class Ledger:
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
-        lines, looks = self._append(to_json(look))
-        number = look_number(looks[:-1], look.bars, look.result, look.question)
-        own = lines[-1]
-        return number, {"ledger": lines[0]["sha256"], "line": own["n"], "sha256": own["sha256"]}
+        before, own = self._append(to_json(look))
+        number = look_number(before.looks, look.bars, look.result, look.question)
+        ledger = before.lines[0] if before.lines else own
+        return number, {"ledger": ledger["sha256"], "line": own["n"], "sha256": own["sha256"]}
 
     def note_seal(self, run: str, window: str, line: int, digest: str) -> None:
         """Record the hash of a backtest's seal; `line` has its look."""
@@ -246,7 +238,7 @@ class Ledger:
 
     def note_claim(self, claim: object) -> str:
         """Record a claim (`verdict.claims`); return the hash of its line."""
-        return str(self._append(vars(claim)).lines[-1]["sha256"])
+        return str(self._append(vars(claim))[1]["sha256"])
 
     def lines(self) -> Sequence[Mapping[str, Any]]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is
@@ -268,8 +260,8 @@ class Ledger:
             raise LedgerError(str(error)) from None
         return _checked(self.path, data)
 
-    def _append(self, values: Mapping[str, Any]) -> _Content:
-        """Lock the ledger and append a line; return all lines, the new one last."""
+    def _append(self, values: Mapping[str, Any]) -> tuple[_Content, Mapping[str, Any]]:
+        """Lock the ledger and append a line; return the content before it, and the line."""
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
@@ -286,13 +278,13 @@ class Ledger:
                     file.seek(0)
                     data = file.read()
                     whole = data.rfind(b"\n") + 1
-                    lines = _checked(self.path, data[:whole]).lines
+                    before = _checked(self.path, data[:whole])
                     if whole < len(data):  # a writer was killed before it showed the number
                         file.truncate(whole)
                     head = {
                         "format": FORMAT,
-                        "n": len(lines) + 1,
-                        "before": lines[-1]["sha256"] if lines else FIRST,
+                        "n": len(before.lines) + 1,
+                        "before": before.lines[-1]["sha256"] if before.lines else FIRST,
                         "time": datetime.now(UTC).isoformat(timespec="seconds"),
                     }
                     line = seal({**head, **values})
@@ -304,7 +296,7 @@ class Ledger:
                     sync(self.path.parent)
             except OSError as error:
                 raise self._unwritable(error) from None
-            return _checked(self.path, data[:whole] + line)
+        return before, json.loads(line)
 
     def _unwritable(self, error: OSError) -> UnwritableLedgerError:
         return UnwritableLedgerError(
@@ -322,6 +314,7 @@ class _Content(NamedTuple):
     """Those that record a look; the others record seals and claims."""
 
 
+_NOTHING = (b"", _Content())
 _CHECKED: dict[Path, tuple[bytes, _Content]] = {}
 """Bytes of each ledger as this process last checked them, and their content."""
 
@@ -336,13 +329,10 @@ def _checked(path: Path, data: bytes) -> _Content:
         " that the new one lacks the looks of every earlier run"
     )
     data = data[: data.rfind(b"\n") + 1]
-    known, content = _CHECKED.get(path, (b"", _Content()))
-    if data == known:
-        return content
+    known, content = _CHECKED.get(path, _NOTHING)
     if not data.startswith(known):
-        known, content = b"", _Content()
+        known, content = _NOTHING
     lines, looks = list(content.lines), list(content.looks)
-    windows = {line.look.bars: line.look.bars for line in content.looks}
     before = lines[-1]["sha256"] if lines else FIRST
     for number, raw in enumerate(data[len(known) :].splitlines(keepends=True), len(lines) + 1):
         broken = LedgerError(f"{path}: line {number} was changed after it was written; {mend}")
@@ -359,9 +349,7 @@ def _checked(path: Path, data: bytes) -> _Content:
         before = body["sha256"] = find_seal(raw)
         lines.append(body)
         if "result" in body:
-            look = read_entry(Look, body)
-            bars = windows.setdefault(look.bars, look.bars)  # one object, compared once a query
-            looks.append(Line(number, before, body["time"], replace(look, bars=bars)))
+            looks.append(Line(number, before, body["time"], read_entry(Look, body)))
     content = _Content(tuple(lines), tuple(looks))
     _CHECKED[path] = data, content
     return content

