@@ -5,8 +5,8 @@
 Each point has a process of its own. It imports everything, prepares its input, works once on the
 smallest size, so that kernels are compiled, and then once on its own. `cpu_seconds` is that one
 work; `mib` its peak of memory beyond the process with its input. An exponent is the slope between
-the two largest sizes, on logarithmic axes: 1 is linear. One above 1.1 is listed, with its reason
-where `REASONS` has one. `--quick` measures two small sizes of each; `--save` draws
+the two largest sizes, on logarithmic axes: 1 is linear. The page lists each above 1.1, with its
+reason from `REASONS` (_figures.py). `--quick` measures two small sizes of each; `--save` draws
 docs/images/growth.png.
 """
 
@@ -36,6 +36,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._figures import list_steep
 from benchmarks._learning import make_random_market
 from benchmarks.data_build import SCHEMA, make_symbol
 from benchmarks.env import run_random
@@ -75,9 +76,6 @@ FEW = 10
 """Assets where accounts or bars grow."""
 SESSIONS = 5
 """Sessions of minutes where the assets of a build grow."""
-HIGHEST = 1.1
-REASONS: dict[str, str] = {}
-"""Why a measurement grows faster than linearly, by its name."""
 SETTINGS = EnvSettings(episode_bars=390)
 
 Figures = dict[str, dict[str, float]]
@@ -336,10 +334,6 @@ def summarise_case(case: Case, points: dict[int, Figures]) -> list[dict[str, Any
         row["points"] = {f"{size}": found[part] for size, found in points.items()}
         for unit in ("cpu_seconds", "mib"):
             row[f"{unit}_exponent"] = find_exponent(points, part, unit)
-        steep = max(row["cpu_seconds_exponent"] or 0.0, row["mib_exponent"] or 0.0) > HIGHEST
-        if steep:
-            name = f"{case.stage} by {case.axis}, {part}"
-            row["reason"] = REASONS.get(name, "not explained")
         rows.append(row)
     return rows
 
@@ -400,9 +394,7 @@ def main() -> None:
         if case.stage in options.only:
             sizes = case.sizes[:2] if options.quick else case.sizes
             rows += summarise_case(case, {size: measure_point(case, size) for size in sizes})
-    for row in rows:
-        if "reason" in row:
-            print(f"steep: {row['stage']} by {row['axis']}, {row['part']}: {row['reason']}")
+    print(*list_steep(rows), sep="\n")
     finish("growth", {"rows": rows, "load": round(os.getloadavg()[0], 1)}, options)
     if options.save:
         draw(rows, ROOT / "docs" / "images" / "growth.png")
