@@ -132,9 +132,10 @@ def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> 
         return None
     rng = create_numpy_generator(seed, "drift")
     repeats = -(-sessions // len(expected))
-    length = block_length(expected)
     paths = [
-        expected[np.concatenate([*bootstrap_indices(len(expected), length, PATHS, rng)])]
+        expected[
+            np.concatenate([*bootstrap_indices(len(expected), block_length(expected), PATHS, rng)])
+        ]
         for _ in range(repeats)
     ]
     growth = np.cumprod(1 + np.concatenate(paths, axis=1)[:, :sessions], axis=1)

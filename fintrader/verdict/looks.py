@@ -249,18 +249,18 @@ class Ledger:
         """List the lines that record a look, oldest first."""
         return self._read().looks
 
-    def _read(self) -> _Content:
+    def _read(self) -> _Chain:
         try:
             data = read_bytes(self.path)
         except FileNotFoundError:
-            return _Content()
+            return _Chain()
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be read ({error.strerror})") from None
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
         return _checked(self.path, data)
 
-    def _append(self, values: Mapping[str, Any]) -> tuple[_Content, Mapping[str, Any]]:
+    def _append(self, values: Mapping[str, Any]) -> tuple[_Chain, Mapping[str, Any]]:
         """Lock the ledger and append a line; return the content before it, and the line."""
         try:
             refuse_irregular(self.path)
@@ -305,7 +305,7 @@ class Ledger:
         )
 
 
-class _Content(NamedTuple):
+class _Chain(NamedTuple):
     """Complete lines of a ledger that were found unchanged."""
 
     lines: tuple[Mapping[str, Any], ...] = ()
@@ -314,12 +314,12 @@ class _Content(NamedTuple):
     """Those that record a look; the others record seals and claims."""
 
 
-_NOTHING = (b"", _Content())
-_CHECKED: dict[Path, tuple[bytes, _Content]] = {}
+_NOTHING = (b"", _Chain())
+_CHECKED: dict[Path, tuple[bytes, _Chain]] = {}
 """Bytes of each ledger as this process last checked them, and their content."""
 
 
-def _checked(path: Path, data: bytes) -> _Content:
+def _checked(path: Path, data: bytes) -> _Chain:
     """Read the complete lines in `data`. Raises LedgerError at the first changed one.
 
     Lines are parsed and hashed once: bytes equal to those of the last check need neither again.
@@ -350,7 +350,7 @@ def _checked(path: Path, data: bytes) -> _Content:
         lines.append(body)
         if "result" in body:
             looks.append(Line(number, before, body["time"], read_entry(Look, body)))
-    content = _Content(tuple(lines), tuple(looks))
+    content = _Chain(tuple(lines), tuple(looks))
     _CHECKED[path] = data, content
     return content
 
@@ -414,7 +414,7 @@ def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str 
             "its look is on another ledger: this one was begun anew, or the run was made elsewhere"
         )
     own = lines[at - 1 : at] if isinstance(at, int) else ()
-    if (at, look.get("sha256")) not in [(line["n"], line["sha256"]) for line in own]:
+    if not own or own[0]["sha256"] != look.get("sha256"):
         return (
             f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
         )
