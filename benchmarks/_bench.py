@@ -1,8 +1,9 @@
 """What the benchmarks share: arguments, records, rates in turn, other processes, peers' packages.
 
 Every benchmark takes `--seed` and `--save`, and ends with its figures as one JSON object on the
-last line; `--save` also writes them to `benchmarks/results/`. Importing this gives every process
-that a benchmark starts one thread.
+last line; `--save` also writes them to `benchmarks/results/`, and with `--beside` keeps a stored
+record of another processor or instruction set, which the pages then show too. Importing this gives
+every process that a benchmark starts one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks._records import split_record
 from fintrader.files import write_text
+from fintrader.reproducible import code_paths
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-bench"
@@ -43,7 +46,7 @@ def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in {"seed": 0, "save": False, **options}.items():
+    for name, default in {"seed": 0, "save": False, "beside": False, **options}.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:
             parser.add_argument(flag, action="store_true")
@@ -60,26 +63,37 @@ def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Name processor, cores, memory, versions and, if any, GPU."""
+    """Name processor, instruction set, caches, cores, threads, memory, versions and, if any,
+    GPU."""
+    import numba
     import torch
 
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.M)
-        cpu = models[0] if models else cpu
+    paths = code_paths()
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = {
-        "cpu": cpu,
+        "cpu": paths["processor"],
+        "instruction_set": paths["torch"],
+        "caches": read_caches(),
         "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
         "memory_gib": round(pages / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "numba": numba.__version__,
     }
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
     return found
+
+
+def read_caches(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, str]:
+    """Sizes of a core's data caches by level, as Linux names them; empty elsewhere."""
+    parts = [
+        [(index / name).read_text().strip() for name in ("type", "level", "size")]
+        for index in sorted(cpu.glob("index*"))
+    ]
+    return {f"L{level}": size for kind, level, size in parts if kind != "Instruction"}
 
 
 def read_commit() -> str:
@@ -98,6 +112,13 @@ def finish(name: str, figures: Mapping[str, Any], options: argparse.Namespace) -
     record |= {"commit": read_commit(), "seed": options.seed}
     if options.save:
         path = ROOT / "benchmarks" / "results" / f"{name}.json"
+        if options.beside and path.is_file():
+            known = [record, *split_record(json.loads(path.read_text()))]
+            places = {
+                (one["machine"]["cpu"], one["machine"].get("instruction_set")): one
+                for one in reversed(known)
+            }
+            record["elsewhere"] = [one for one in places.values() if one is not record]
         write_text(path, json.dumps(record, indent=2) + "\n")
     print(json.dumps(record))
 

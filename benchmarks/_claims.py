@@ -12,9 +12,11 @@ from benchmarks._records import (
     Records,
     footnote,
     joined,
+    name_machine,
     origin,
     percent,
     rank_kelly,
+    split_record,
     spread,
     table,
     times,
@@ -31,11 +33,13 @@ class Row(NamedTuple):
 
 
 def table_of(rows: Sequence[Row], records: Records) -> str:
-    """One line a row, with its record."""
-    lines = [
-        [row.claim, row.measured(records[row.record]), row.target, origin(records, row.record)]
-        for row in rows
-    ]
+    """One line a row, with its record; a claim measured on several instruction sets shows each."""
+    lines = []
+    for row in rows:
+        own, *elsewhere = split_record(records[row.record])
+        said = [row.measured(own)]
+        said += [f"{name_machine(one['machine'])}: {row.measured(one)}" for one in elsewhere]
+        lines.append([row.claim, "; ".join(said), row.target, origin(records, row.record)])
     head = ["claim", "measured", "target", "record, commit, machine"]
     return table(head, lines, left=4) + footnote(records, dict.fromkeys(row.record for row in rows))
 
@@ -374,15 +378,6 @@ def _simulation(found: Named) -> str:
     return f"{slow:.1f} s on one core (every half hour: {fast:.1f})"
 
 
-def _parallel(found: Named) -> str:
-    gains = {key: one["gain"] for key, one in found.items() if "_over_" in key}
-    vector = gains.pop("worker_accounts_1024_over_1")
-    return (
-        f"vector environment {times(vector, 0)}; the others {min(gains.values()):.2f} to"
-        f" {times(max(gains.values()), 2)}"
-    )
-
-
 def _store_chaos(found: Named) -> str:
     lost = found["lost_doubled_or_changed"] or "nothing"
     s3 = found["parts"]["random_s3"]
@@ -459,13 +454,6 @@ def _bytes(found: Named) -> str:
     )
 
 
-def _app(found: Named) -> str:
-    return (
-        f"{found['runs']:,} runs, a load of {found['load']:.1f}: {found['rerun_ms']:.0f} ms; "
-        f"{found['largest_chart_bytes'] / 1e3:.0f} kB"
-    )
-
-
 def _browser(found: Named) -> str:
     slowest = max(found["rerun_ms"], key=found["rerun_ms"].__getitem__)
     return (
@@ -524,7 +512,6 @@ RUNNING = (
         _report,
         "10 s; 15 s",
     ),
-    Row("four parallelisms, on busy cores", "parallelism", _parallel, DASH),
     Row("runs in a store", "store_chaos", _store_chaos, "nothing"),
     Row(
         "strikes at a Ray cluster: process, raylet, node, orchestrator, head; a node joins, one"
@@ -564,7 +551,6 @@ RUNNING = (
         _browser,
         f"1.5 s; {DASH}; {DASH}; 300 ms",
     ),
-    Row("app: rerun of the run list's script; heaviest chart", "app", _app, "300 ms; 300 kB"),
     Row(
         "paper: a replay's decisions a minute, 8 symbols; with 100 symbols of minute bars, from a"
         " decision's bars to its last order, p99",

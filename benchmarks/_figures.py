@@ -388,34 +388,49 @@ def factored(records: Records) -> str:
     return f"{table(head, rows)}\n\n{sentence(records, 'env')}"
 
 
-def many_pods(records: Records) -> str:
-    """Costs of a tournament that has had many pods, by their number and the size of its
-    leaderboard."""
-    record = records["rows"]
-    rows = [
-        [
-            f"{case['rows']:,}",
-            f"{case['leaderboard_size']:,}",
-            f"{case['resume_seconds_median']:.2g} s",
-            f"{case['propose_ms_p50']:.2f} ms ({case['propose_ms_p99']:.2f})",
-            f"{case['cpu_ms_per_pod']:.1f} ms",
-            f"{case['disk_mb_keep_all']:,.0f} MB",
-            f"{case['disk_mb_keep_lineage']:,.0f} MB" if "disk_mb_keep_lineage" in case else DASH,
-        ]
-        for case in record["cases"]
-    ]
-    head = [
-        "finished pods",
-        "rows of the leaderboard",
-        "resume, median",
-        "making the next pod, median (p99)",
-    ]
-    head += [
-        "orchestrator's CPU a pod",
-        "disk, `keep: all`",
-        f"disk {record['more']} pods later, `keep: lineage`",
-    ]
-    return f"{table(head, rows)}\n\n{sentence(records, 'rows')}"
+HIGHEST = 1.1
+REASONS = {
+    "ledger: all looks, by looks": (
+        "a look reads all bytes before it and compares them with those that were checked, so that a"
+        " change anywhere is found"
+    ),
+}
+"""Why a work grows faster than linearly."""
+
+
+def list_steep(rows: Iterable[Named]) -> list[str]:
+    """The works with an exponent above `HIGHEST`, and its reason where it is known."""
+    steep = []
+    for row in rows:
+        slopes = {
+            words: row[f"{unit}_exponent"] or 0.0
+            for unit, words in (("cpu_seconds", "time"), ("mib", "memory"))
+        }
+        above = [f"{words} {slope:.2f}" for words, slope in slopes.items() if slope > HIGHEST]
+        if above:
+            name = f"{row['stage']}: {row['part']}, by {row['axis']}"
+            steep.append(f"{name} ({joined(above)}): {REASONS.get(name, 'no reason is known')}")
+    return steep
+
+
+def growth(records: Records) -> str:
+    """CPU time and memory of every stage by size, and what grows faster than linearly."""
+    rows = []
+    for row in records["growth"]["rows"]:
+        points = row["points"]
+        sizes = "; ".join(f"{int(size):,}" for size in points)
+        cells = [f"{row['stage']}: {row['part']}", f"{sizes} {row['axis']}"]
+        for unit in ("cpu_seconds", "mib"):
+            slope = row[f"{unit}_exponent"]
+            cells.append("; ".join(f"{float(f'{one[unit]:.2g}'):,g}" for one in points.values()))
+            cells.append(DASH if slope is None else f"{slope:.2f}")
+        rows.append(cells)
+    head = ["work", "size", "CPU-s", "exponent", "MiB", "exponent"]
+    text = f"{table(head, rows, left=2)}\n\n{sentence(records, 'growth')}"
+    steep = [prose(f"{line}.", item=True) for line in list_steep(records["growth"]["rows"])]
+    if steep:
+        text += f"\n\nSteeper than {HIGHEST}:\n\n" + "\n".join(steep)
+    return text
 
 
 def gpu(records: Records) -> str:
@@ -456,7 +471,7 @@ BLOCKS: dict[str, Block] = {
     "tournament_short": Block(tournament_short, ("tournament",)),
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("env",)),
-    "many_pods": Block(many_pods, ("rows",)),
+    "growth": Block(growth, ("growth",)),
     "gpu": Block(gpu, ("gpu",)),
     **{name: Block(make, names) for name, (make, names) in measured.items()},
 }

@@ -47,6 +47,12 @@ def commits(record: Any) -> Iterator[str]:
             yield from commits(value)
 
 
+def split_record(record: Record) -> list[dict[str, Any]]:
+    """A record, and those of other processors or instruction sets that it keeps beside its own."""
+    own = {key: value for key, value in record.items() if key != "elsewhere"}
+    return [own, *record.get("elsewhere", ())]
+
+
 def is_dirty(record: Record) -> bool:
     """Whether any part was measured in a tree with changes that its commit does not have."""
     return any("+" in commit for commit in commits(record))
@@ -74,20 +80,42 @@ def origin(records: Records, *names: str) -> str:
     """Origin of figures: record, commit, machine, and the mark of a tree that was not clean."""
     said = []
     for name in names:
-        record = records[name]
-        of = dict.fromkeys(commit.partition("+")[0][:7] for commit in commits(record))
-        machine = record["machine"]
-        cpu = machine["cpu"].replace("(R)", "").replace(" Processor", "")
-        gpu = f", {machine['gpu']}" if "gpu" in machine else ""
-        text = f"`{name}` {' and '.join(of)}, {machine['cores']} × {cpu}{gpu}"
-        said.append(text + (f" {MARK}" if is_dirty(record) else ""))
+        for record in split_record(records[name]):
+            of = dict.fromkeys(commit.partition("+")[0][:7] for commit in commits(record))
+            text = f"`{name}` {' and '.join(of)}, {name_machine(record['machine'])}"
+            said.append(text + (f" {MARK}" if is_dirty(record) else ""))
     return "; ".join(said)
 
 
+def name_machine(machine: Named) -> str:
+    """Cores, processor and instruction set of a record (early ones name no instruction set), and
+    its GPU."""
+    cpu = machine["cpu"].replace("(R)", "").replace(" Processor", "")
+    sets = [f"({machine['instruction_set']})"] if "instruction_set" in machine else []
+    gpu = f", {machine['gpu']}" if "gpu" in machine else ""
+    return " ".join([f"{machine['cores']} × {cpu}", *sets]) + gpu
+
+
+def describe_machine(machine: Named) -> str:
+    """The machine with its caches, threads and versions, where the record has them."""
+    parts = [name_machine(machine)]
+    parts += [f"{level} {size}" for level, size in machine.get("caches", {}).items()]
+    parts += [
+        f"{name} {machine[name]}" for name in ("threads", "torch", "numba") if name in machine
+    ]
+    return ", ".join(parts)
+
+
 def footnote(records: Records, names: Iterable[str]) -> str:
-    """The line below a table that holds the mark; empty without one."""
-    marked = any(is_dirty(records[name]) for name in names)
-    return f"\n\n{MARK} measured with local changes to that commit." if marked else ""
+    """The lines below a table: the mark's meaning, and each machine that names its instruction
+    set."""
+    every = [record for name in names for record in split_record(records[name])]
+    lines = (
+        [f"{MARK} measured with local changes to that commit."] if any(map(is_dirty, every)) else []
+    )
+    machines = [one["machine"] for one in every if "instruction_set" in one["machine"]]
+    lines += dict.fromkeys(f"{describe_machine(machine)}." for machine in machines)
+    return "".join(f"\n\n{line}" for line in lines)
 
 
 def sentence(records: Records, *names: str) -> str:

@@ -16,6 +16,7 @@ in that folder instead; nothing is measured.
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -32,9 +33,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import ROOT, finish, read_arguments
-from benchmarks.app import PAGES, make_runs
+from tests.engines import fakes
 from tests.engines.waiting import answers, free_port
 
+PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
 PICTURES = {"runs": 1130, "tournament": 1640, "backtest": 1400, "honesty": 960}
 """Pages that the documentation shows, and how far down, in pixels."""
 WAITS = (
@@ -76,7 +78,11 @@ RERUN = """() => new Promise((done, failed) => {
 
 def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str, Any]:
     """Open the pages of many runs again and again; medians."""
-    figures = make_runs(home, count) | {"repeats": repeats}
+    market = fakes.save_market(home / "data" / "tensors")
+    template = fakes.make_run(home / "one" / "runs", "demo", market=market)
+    fakes.many_runs(template, home / "many" / "runs", count)
+    figures: dict[str, Any] = {"runs": count, "load": round(os.getloadavg()[0], 1)}
+    figures["repeats"] = repeats
     waits = {name: [] for name in WAITS}
     bare = home / "bare.py"
     bare.write_text(BARE)

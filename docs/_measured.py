@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._records import RESULTS, describe_machine
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -26,6 +29,11 @@ def cell(text: str) -> str:
     for k in range(0, len(parts), 2):
         parts[k] = re.sub(r"(https?://[^\s)]+)", r"<\1>", parts[k].replace("*", "\\*"))
     return "`".join(parts).replace("|", "\\|")
+
+
+def origin_of(stored: dict[str, Any]) -> str:
+    """The machine of a record and its commit."""
+    return f"{describe_machine(stored['machine'])}, {commit_of(stored)}"
 
 
 def commit_of(stored: dict[str, Any]) -> str:
@@ -46,10 +54,8 @@ def optimum_table(*_: Any) -> str:
         if isinstance(found, dict) and "rate_ratio" in found:
             shares = [_spread(found.get(f"share_{seconds}s"), "{:.1%}") for seconds in (5, 20, 60)]
             rows.append((algo.upper(), reward, *shares, _spread(found.get("rate_ratio"), "{:.2f}")))
-    machine = stored.get("machine", {})
     seeds = f"{stored.get('seeds', 1)} seed{'' if stored.get('seeds', 1) == 1 else 's'}"
-    where = f"Measured with {seeds} on one thread of {machine.get('cpu', 'an unnamed machine')}"
-    where += f", {commit_of(stored)}."
+    where = f"Measured with {seeds} on one thread: {origin_of(stored)}."
     head = ("algorithm", "reward", "share at 5 s", "at 20 s", "at 60 s", "trade rate / optimal")
     return table(head, rows) + "\n\n" + where
 
@@ -75,10 +81,7 @@ def scaling_table(which: str, *_: Any) -> str:
         return f"No measurement is stored: run `python benchmarks/{name}.py --save`."
     stored = json.loads(path.read_text())
     found = table(*_SCALING[which](stored))
-    machine = stored["machine"]
-    if which == "paper":
-        return found
-    return f"{found}\n\n{machine['cores']} cores of {machine['cpu']}, {commit_of(stored)}."
+    return found if which == "paper" else f"{found}\n\n{origin_of(stored)}."
 
 
 _CONVENTIONS = {

@@ -6,7 +6,9 @@ from statistics import median
 import pytest
 import torch
 
+from benchmarks import growth
 from benchmarks._cluster import World, check, make_settings, simulate
+from benchmarks._figures import list_steep
 from benchmarks._learning import SESSION
 from benchmarks._planted import OURS, VALIDATION, log_return, rule, windows
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
@@ -18,6 +20,21 @@ from fintrader.results.leaderboard_reader import canonical
 from tests import ROOT
 from tests.engines.chaos import events_of
 from tests.engines.tiny import agent_settings
+
+
+def test_growth_is_the_slope_between_the_two_largest_sizes():
+    case = growth.Case("build", "assets", (10, 100, 1_000), growth.build_by_assets)
+    sizes = {10: (9.0, 50.0), 100: (0.1, 4.0), 1_000: (1.0, 400.0)}
+    points = {
+        size: {"build": {"cpu_seconds": seconds, "mib": mib}, "idle": {"cpu_seconds": 0, "mib": 0}}
+        for size, (seconds, mib) in sizes.items()
+    }
+    build, idle = growth.summarise_case(case, points)
+    assert (build["cpu_seconds_exponent"], build["mib_exponent"]) == (1.0, 2.0)
+    assert (idle["cpu_seconds_exponent"], idle["mib_exponent"]) == (None, None)
+    assert list_steep([build, idle]) == [
+        "build: build, by assets (memory 2.00): no reason is known"
+    ]
 
 
 def test_the_growth_of_kellys_weights_is_that_of_the_closed_form():

@@ -1,12 +1,14 @@
 """README and documentation say what the records say; stale figures, typed figures and unclean
 records are refused."""
 
+import argparse
 import copy
+import json
 import re
 
 import pytest
 
-from benchmarks import readme
+from benchmarks import _bench, readme
 from benchmarks._figures import BLOCKS
 from benchmarks._records import MARK, commits, read, refused
 
@@ -115,6 +117,32 @@ def test_a_record_of_an_unclean_tree_is_refused_or_marked(records):
     assert f"{MARK} measured with local changes" in text
     del changed["training"]["machine"]
     assert "names no machine" in refused(changed, ["training"], frozenset(changed))[0]
+
+
+def test_a_claim_measured_on_two_instruction_sets_shows_both(
+    records, tmp_path, monkeypatch, capsys
+):
+    page = "docs/measured.md"
+    monkeypatch.setattr(_bench, "ROOT", tmp_path)
+    monkeypatch.setattr(_bench, "read_commit", lambda: "0123456789ab")
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    path = tmp_path / "benchmarks" / "results" / "training.json"
+    path.write_text(json.dumps(records["training"]))
+    options = argparse.Namespace(seed=0, save=True, beside=True)
+    for set_of, rate in (("AVX2", 1.5), ("AVX512", 9.5), ("AVX512", 2.5)):
+        machine = {"cpu": "Fast", "cores": 2, "instruction_set": set_of, "threads": 1}
+        monkeypatch.setattr(_bench, "describe_machine", lambda machine=machine: machine)
+        _bench.finish("training", {**records["training"], "mlp_times_sb3": rate}, options)
+    changed = {**records, "training": json.loads(path.read_text())}
+    text = readme.rewritten(PAGES[page], changed)
+    row = next(line for line in text.splitlines() if line.startswith("| MLP 128-128"))
+    for said in ("| 2.5 × Stable", "2 × Fast (AVX2): 1.5 × Stable", "AMD EPYC: 3.1 × Stable"):
+        assert row.count(said) == 1, row
+    assert "9.5" not in row, "the latest of an instruction set"
+    assert "2 × Fast (AVX2), threads 1." in text.splitlines()
+    options.beside = False
+    _bench.finish("training", records["training"], options)
+    assert "elsewhere" not in json.loads(path.read_text())
 
 
 def test_parts_of_a_record_have_commits_too():

@@ -133,7 +133,9 @@ def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> 
     rng = create_numpy_generator(seed, "drift")
     repeats = -(-sessions // len(expected))
     paths = [
-        expected[bootstrap_indices(len(expected), block_length(expected), PATHS, rng)]
+        expected[
+            np.concatenate([*bootstrap_indices(len(expected), block_length(expected), PATHS, rng)])
+        ]
         for _ in range(repeats)
     ]
     growth = np.cumprod(1 + np.concatenate(paths, axis=1)[:, :sessions], axis=1)

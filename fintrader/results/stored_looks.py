@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
         key = context.window_key
         own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
         if own is not None:
-            results |= {line.look.result for line in lines if line.look.bars.overlaps(own)}
+            overlaps = cache(own.overlaps)
+            results |= {line.look.result for line in lines if overlaps(line.look.bars)}
     return Together(sum(searches.values()), len(results))
 
 

@@ -32,7 +32,7 @@ from fintrader.errors import BacktestError
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS, Array
 from fintrader.seeding import create_numpy_generator
 from fintrader.verdict import LEVEL
-from fintrader.verdict.bootstrap import block_length
+from fintrader.verdict.bootstrap import AT_ONCE, block_length
 from fintrader.verdict.verdict import AlphaTest, Betting, ShiftTest
 
 POWER = 0.8
@@ -209,7 +209,7 @@ def _resample(
     pieces = -(-size // block)
     means = []
     errors = []
-    at_once = max(1, 4_000_000 // size)
+    at_once = max(1, AT_ONCE // size)
     for first in range(0, repeats, at_once):
         starts = rng.integers(0, size, (min(at_once, repeats - first), pieces, 1))
         samples = values[(starts + np.arange(block)).reshape(len(starts), -1)[:, :size] % size]

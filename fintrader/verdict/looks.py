@@ -20,15 +20,17 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from itertools import product, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.errors import RunError, UnsafePathError
 from fintrader.files import (
+    find_seal,
     hash_bytes,
     make_folder,
     open_file,
@@ -107,6 +109,9 @@ class Window:
         ends = np.flatnonzero(np.diff(sessions, append=-1))
         common = Curve.of(minutes[ends] // DAY, np.append(0.0, np.nansum(returns, axis=1)))
         return cls(digest.hexdigest(), names, first, last, made_up, Sketch.of(returns), (common,))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     def overlaps(self, other: Window) -> bool:
         """Report whether a look at one window counts for the other: their sketches match, external
@@ -194,14 +199,12 @@ def look_number(
 
 def _select_like(lines: Iterable[Line], window: Window, question: str) -> Iterator[Line]:
     """Select looks at held-out bars that count for a window."""
-    known: dict[Window, bool] = {}
+    overlaps = cache(window.overlaps)
     for line in lines:
         look = line.look
-        if line.held_out and look.question == question:
-            if look.bars not in known:
-                known[look.bars] = look.bars.overlaps(window)
-            if known[look.bars]:
-                yield line
+        is_like = look.bars.key == window.key or overlaps(look.bars)
+        if is_like and line.held_out and look.question == question:
+            yield line
 
 
 def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
@@ -224,9 +227,9 @@ class Ledger:
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
-        *before, own = self._append(to_json(look))
-        number = look_number(_select_looks(before), look.bars, look.result, look.question)
-        ledger = before[0] if before else own
+        before, own = self._append(to_json(look))
+        number = look_number(before.looks, look.bars, look.result, look.question)
+        ledger = before.lines[0] if before.lines else own
         return number, {"ledger": ledger["sha256"], "line": own["n"], "sha256": own["sha256"]}
 
     def note_seal(self, run: str, window: str, line: int, digest: str) -> None:
@@ -235,27 +238,30 @@ class Ledger:
 
     def note_claim(self, claim: object) -> str:
         """Record a claim (`verdict.claims`); return the hash of its line."""
-        return str(self._append(vars(claim))[-1]["sha256"])
+        return str(self._append(vars(claim))[1]["sha256"])
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> Sequence[Mapping[str, Any]]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is
         ignored."""
+        return self._read().lines
+
+    def looks(self) -> Sequence[Line]:
+        """List the lines that record a look, oldest first."""
+        return self._read().looks
+
+    def _read(self) -> _Chain:
         try:
             data = read_bytes(self.path)
         except FileNotFoundError:
-            return []
+            return _Chain()
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be read ({error.strerror})") from None
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
         return _checked(self.path, data)
 
-    def looks(self) -> list[Line]:
-        """List the lines that record a look, oldest first."""
-        return _select_looks(self.lines())
-
-    def _append(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Lock the ledger and append a line; return all lines, the new one last."""
+    def _append(self, values: Mapping[str, Any]) -> tuple[_Chain, Mapping[str, Any]]:
+        """Lock the ledger and append a line; return the content before it, and the line."""
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
@@ -272,14 +278,13 @@ class Ledger:
                     file.seek(0)
                     data = file.read()
                     whole = data.rfind(b"\n") + 1
-                    lines = _checked(self.path, data[:whole])
-                    _select_looks(lines)  # raises before a line is written
+                    before = _checked(self.path, data[:whole])
                     if whole < len(data):  # a writer was killed before it showed the number
                         file.truncate(whole)
                     head = {
                         "format": FORMAT,
-                        "n": len(lines) + 1,
-                        "before": lines[-1]["sha256"] if lines else FIRST,
+                        "n": len(before.lines) + 1,
+                        "before": before.lines[-1]["sha256"] if before.lines else FIRST,
                         "time": datetime.now(UTC).isoformat(timespec="seconds"),
                     }
                     line = seal({**head, **values})
@@ -291,7 +296,7 @@ class Ledger:
                     sync(self.path.parent)
             except OSError as error:
                 raise self._unwritable(error) from None
-        return [*lines, json.loads(line)]
+        return before, json.loads(line)
 
     def _unwritable(self, error: OSError) -> UnwritableLedgerError:
         return UnwritableLedgerError(
@@ -300,16 +305,36 @@ class Ledger:
         )
 
 
-def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """Read the complete lines in `data`, each with its `sha256`. Raises LedgerError at the first
-    changed one."""
+class _Chain(NamedTuple):
+    """Complete lines of a ledger that were found unchanged."""
+
+    lines: tuple[Mapping[str, Any], ...] = ()
+    """Each with its `sha256`."""
+    looks: tuple[Line, ...] = ()
+    """Those that record a look; the others record seals and claims."""
+
+
+_NOTHING = (b"", _Chain())
+_CHECKED: dict[Path, tuple[bytes, _Chain]] = {}
+"""Bytes of each ledger as this process last checked them, and their content."""
+
+
+def _checked(path: Path, data: bytes) -> _Chain:
+    """Read the complete lines in `data`. Raises LedgerError at the first changed one.
+
+    Lines are parsed and hashed once: bytes equal to those of the last check need neither again.
+    """
     mend = (
         f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then reports"
         " that the new one lacks the looks of every earlier run"
     )
-    lines: list[dict[str, Any]] = []
-    before = FIRST
-    for number, raw in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
+    data = data[: data.rfind(b"\n") + 1]
+    known, content = _CHECKED.get(path, _NOTHING)
+    if not data.startswith(known):
+        known, content = _NOTHING
+    lines, looks = list(content.lines), list(content.looks)
+    before = lines[-1]["sha256"] if lines else FIRST
+    for number, raw in enumerate(data[len(known) :].splitlines(keepends=True), len(lines) + 1):
         broken = LedgerError(f"{path}: line {number} was changed after it was written; {mend}")
         body = unseal(raw, broken)
         if body.get("format") != FORMAT:
@@ -321,19 +346,13 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
                 f"{path}: line {number} does not follow the line before it: a line was deleted"
                 f" there, changed, or put in another place; {mend}"
             )
-        before = json.loads(raw)["sha256"]
-        lines.append(body | {"sha256": before})
-    return lines
-
-
-def _select_looks(lines: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """Select the lines that record a look; the others record seals and claims."""
-    found = []
-    for line in lines:
-        if "result" in line:
-            look = read_entry(Look, line)
-            found.append(Line(line["n"], line["sha256"], line["time"], look))
-    return found
+        before = body["sha256"] = find_seal(raw)
+        lines.append(body)
+        if "result" in body:
+            looks.append(Line(number, before, body["time"], read_entry(Look, body)))
+    content = _Chain(tuple(lines), tuple(looks))
+    _CHECKED[path] = data, content
+    return content
 
 
 def read_entry(kind: type[T], line: Mapping[str, JsonValue]) -> T:
@@ -366,21 +385,19 @@ class WindowLooks:
     """Times (UTC) of the first line and the last."""
 
 
-def _place(line: Line) -> tuple[str, str]:
-    return line.look.bars.key, line.look.question
-
-
 def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     """Summarise each window's looks, in order of the first look."""
+    places: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        places.setdefault((line.look.bars.key, line.look.question), []).append(line)
     found = []
-    for place in dict.fromkeys(map(_place, lines)):
-        own = [line for line in lines if _place(line) == place]
+    for (_, question), own in places.items():
         bars = own[0].look.bars
-        near = {line.look.result for line in _select_like(lines, bars, own[0].look.question)}
+        near = {line.look.result for line in _select_like(lines, bars, question)}
         runs, names = (
             tuple(sorted({getattr(line.look, part) for line in own})) for part in ("run", "window")
         )
-        found.append(WindowLooks(bars, place[1], len(near), runs, names, own[0].time, own[-1].time))
+        found.append(WindowLooks(bars, question, len(near), runs, names, own[0].time, own[-1].time))
     return found
 
 
@@ -396,7 +413,8 @@ def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str 
         return (
             "its look is on another ledger: this one was begun anew, or the run was made elsewhere"
         )
-    if (at, look.get("sha256")) not in [(line["n"], line["sha256"]) for line in lines]:
+    own = lines[at - 1 : at] if isinstance(at, int) else ()
+    if not own or own[0]["sha256"] != look.get("sha256"):
         return (
             f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
         )

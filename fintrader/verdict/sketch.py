@@ -15,10 +15,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 RUN = 10
 """Sessions hashed together. Ten rounded returns have some 10^9 forms, so few runs of 500 series
@@ -66,15 +67,16 @@ class Sketch:
     def overlaps(self, other: Sketch) -> bool:
         """Report whether the windows share at least `SAME` of the smaller one's runs."""
         limit = 2**_BITS >> max(self.halvings, other.halvings)
-        ours, theirs = (one._decode(limit) for one in (self, other))
-        common = np.intersect1d(ours, theirs, assume_unique=True).size
+        common = len(self._kept & other._kept)  # below both limits
+        if not common:
+            return False
         # If few hashes of a small window lie below the other's limit, half of them decide.
-        smaller = min(ours.size, theirs.size)
-        return bool(common >= max(1, min(FEWEST, smaller / 2), SAME * smaller))
+        smaller = min(sum(map(limit.__gt__, one._kept)) for one in (self, other))
+        return bool(common >= max(min(FEWEST, smaller / 2), SAME * smaller))
 
-    def _decode(self, limit: int) -> NDArray[np.uint32]:
-        hashes = np.frombuffer(base64.b64decode(self.hashes), "<u4")
-        return hashes[hashes < limit]
+    @cached_property
+    def _kept(self) -> frozenset[int]:
+        return frozenset(np.frombuffer(base64.b64decode(self.hashes), "<u4").tolist())
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,19 @@ class Curve:
 
     def follows(self, other: Curve) -> bool:
         """Report whether the series move together, up or down, between their common dates."""
-        both = pd.concat([self._decode(), other._decode()], axis=1, join="inner")
-        moves = both.cumsum()[both.all(axis=1)].diff()
+        first = max(self.first, other.first)
+        parts = [one._by_day[first - one.first :] for one in (self, other)]
+        both = np.stack([part[: min(map(len, parts))] for part in parts])
+        moves = np.diff(both.cumsum(axis=1)[:, both.all(axis=0)])
+        # A series that does not move follows none.
+        if moves.shape[1] < FEWEST_ALIKE or not np.ptp(moves, axis=1).all():
+            return False
         # Of ranks, so that no crash decides it.
-        return bool(abs(moves.corr("spearman", FEWEST_ALIKE).to_numpy()[0, 1]) >= ALIKE)
+        return bool(abs(np.corrcoef(rankdata(moves, axis=1))[0, 1]) >= ALIKE)
 
-    def _decode(self) -> pd.Series:
-        by_day = np.frombuffer(base64.b64decode(self.returns), "<f2")
-        return pd.Series(by_day, range(self.first, self.first + len(by_day)), float)
+    @cached_property
+    def _by_day(self) -> NDArray[np.float64]:
+        return np.frombuffer(base64.b64decode(self.returns), "<f2").astype(np.float64)
 
 
 def _hash_runs(returns: NDArray[np.float64]) -> Iterator[NDArray[np.uint64]]:

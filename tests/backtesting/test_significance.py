@@ -155,7 +155,7 @@ def test_block_length_agrees_with_arch(phi):
 
 
 def test_blocks_have_the_stated_mean_length_and_wrap_around():
-    rows = bootstrap_indices(50, 5.0, 4000, np.random.default_rng(0))
+    rows = np.concatenate(list(bootstrap_indices(50, 5.0, 4000, np.random.default_rng(0))))
     assert rows.shape == (4000, 50)
     assert rows.min() == 0
     assert rows.max() == 49
@@ -165,6 +165,19 @@ def test_blocks_have_the_stated_mean_length_and_wrap_around():
     assert np.bincount(rows.ravel(), minlength=50) / rows.size == pytest.approx(
         np.full(50, 0.02), abs=0.002
     )
+
+
+@pytest.mark.parametrize("at_once", [1, 33 * 7, 33 * 50, 10_000])
+def test_samples_do_not_follow_how_many_are_drawn_at_once(at_once, monkeypatch):
+    monkeypatch.setattr("fintrader.verdict.bootstrap.AT_ONCE", at_once)
+    rows = np.concatenate(list(bootstrap_indices(33, 4.0, 50, np.random.default_rng(1))))
+    rng = np.random.default_rng(1)
+    fresh, starts = rng.random((50, 33)) < 1 / 4, rng.integers(0, 33, (50, 33))
+    for sample, is_fresh, start in zip(rows, fresh, starts, strict=True):
+        expected = [start[0]]
+        for t in range(1, 33):
+            expected.append(start[t] if is_fresh[t] else (expected[-1] + 1) % 33)
+        assert sample.tolist() == expected
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():

@@ -6,9 +6,10 @@ import multiprocessing.synchronize
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from fintrader.files import seal
+from fintrader.files import seal, unseal
 from fintrader.results.stored_looks import find_missing_looks
 from fintrader.verdict.looks import (
     FIRST,
@@ -20,6 +21,7 @@ from fintrader.verdict.looks import (
     by_window,
     result_hash,
 )
+from fintrader.verdict.sketch import Curve
 
 DAY = 86_400_000_000_000
 
@@ -110,6 +112,24 @@ def test_results_are_the_same_up_to_rounding():
     assert result_hash({"best": returns + 1e-15, "ensemble": returns * 1.0}) == known
     assert result_hash({"ensemble": returns + 1e-9, "best": returns}) != known
     assert result_hash({"ensemble": returns}) != known
+
+
+def test_a_line_is_read_once_however_many_follow(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr(
+        "fintrader.verdict.looks.unseal", lambda *line: reads.append(line) or unseal(*line)
+    )
+    ledger = Ledger(tmp_path)
+    numbers(ledger, *map(look, "abcdefgh"))
+    lines = ledger.lines()
+    assert len(reads) == len(lines) == 8
+    whole = ledger.path.read_bytes()
+    other = Ledger(tmp_path / "other")
+    other.record(look("z"))
+    ledger.path.write_bytes(other.path.read_bytes())  # a shorter one in its place
+    assert [one.look.result for one in ledger.looks()] == ["z"]
+    ledger.path.write_bytes(whole)
+    assert ledger.lines() == lines
 
 
 def edit(lines):
@@ -308,3 +328,24 @@ def test_a_sketch_stays_small_and_finds_a_few_series_among_many():
     assert len(sketch.hashes) <= 512 * 6
     assert sketch.overlaps(seen(many[:, 7:9], "YZ", 2_000).sketch)
     assert not sketch.overlaps(seen(walk(sessions=500, series=400, seed=3)).sketch)
+
+
+def follows(ours, theirs):
+    """`Curve.follows` by pandas, on returns by day."""
+    both = pd.concat([ours, theirs], axis=1, join="inner")
+    moves = both.cumsum()[both.all(axis=1)].diff()
+    return bool(abs(moves.corr("spearman", 12).to_numpy()[0, 1]) >= 0.8)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_curves_follow_each_other_as_pandas_correlates_them(seed):
+    rng = np.random.default_rng(seed)
+    common = rng.standard_normal(400)
+    known = []
+    for _ in range(2):
+        first, size = rng.integers(0, 350), rng.integers(1, 400)
+        moves = common + rng.choice([0.1, 0.3, 0.5, 1.0]) * rng.standard_normal(400)
+        kept = moves * (rng.random(400) < rng.choice([0.5, 0.9, 1.0])) * rng.choice([0, 1, 1, 1, 1])
+        known.append(pd.Series(kept.astype("<f2"), dtype=float).iloc[first : first + size])
+    ours, theirs = (Curve.of(one.index.to_numpy(), one.to_numpy()) for one in known)
+    assert ours.follows(theirs) is theirs.follows(ours) is follows(*known)
