@@ -173,6 +173,10 @@ class BaseAgent(Resumable):
         optimiser.step()
         return norm
 
+    def pause(self) -> Metrics | None:
+        """Return None: the rollout is not full."""
+        return None
+
     def anneal(self, fraction: float) -> None:
         """With `anneal`, scale step sizes by 1 - `fraction`, the share of the budget used."""
         if not self.settings.anneal:

@@ -43,8 +43,12 @@ class DDPGAgent(OffPolicyAgent):
 
     def improve_actor(self, sample: ReplaySample) -> dict[str, Tensor]:
         """Take one step of a deterministic actor up the first critic."""
-        (raw,) = self.actor(sample.obs)
-        policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-        saturation = self.settings.saturation_coef * raw.pow(2).mean()
-        norm = self.descend("actor", policy_loss + saturation)
-        return {"policy_loss": policy_loss.detach(), "grad_norm": norm}
+
+        def compute_loss(obs: Batch) -> tuple[Tensor, ...]:
+            (raw,) = self.actor(obs)
+            policy_loss = -self.critic(obs, torch.tanh(raw))[0].mean()
+            saturation = self.settings.saturation_coef * raw.pow(2).mean()
+            return policy_loss + saturation, policy_loss.detach()
+
+        _, policy_loss, norm = self.descend_in_parts("actor", compute_loss, sample.obs)
+        return {"policy_loss": policy_loss, "grad_norm": norm}

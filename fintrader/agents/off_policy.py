@@ -9,7 +9,7 @@ is a fixed function of both).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,8 @@ from fintrader.agents.settings import OffPolicySettings
 
 REPORT_STEPS = 50
 """Steps of the environment between two lines of metrics: reading one waits for the device."""
+CELLS_AT_ONCE = 1 << 15
+"""Samples times assets whose gradients are computed together on a CPU: a bound on memory."""
 
 
 class ReplaySample(NamedTuple):
@@ -108,6 +110,10 @@ class OffPolicyAgent(BaseAgent):
             sample = self.draw_sample(self.replay)
             self.record(take_step(self, self.learn, sample, branch=self.is_actor_due))
             self.redraw_perturbation()
+        return self.report() if self.is_report_due else None
+
+    def pause(self) -> Metrics:
+        """Average the metrics since the last report, before one is due."""
         return self.report()
 
     def count_due_updates(self) -> int:
@@ -131,10 +137,8 @@ class OffPolicyAgent(BaseAgent):
         """True after every `REPORT_STEPS`-th step, when metrics are due."""
         return self.replay is not None and self.replay.written % REPORT_STEPS == 0
 
-    def report(self) -> Metrics | None:
-        """Average the metrics since the last report when one is due, else None."""
-        if not self.is_report_due:
-            return None
+    def report(self) -> Metrics:
+        """Average the metrics since the last report."""
         metrics = {name: torch.stack(values).mean() for name, values in self.since_report.items()}
         self.since_report = {}
         return to_metrics(metrics) if metrics else {}
@@ -166,10 +170,43 @@ class OffPolicyAgent(BaseAgent):
     def fit_critics(self, sample: ReplaySample, target: Tensor) -> dict[str, Tensor]:
         """Take one step of all critics towards `target [R]`, down the sum over K of mean squared
         errors."""
-        values = self.critic(sample.obs, sample.latent)
-        loss = (values - target).pow(2).mean(dim=-1).sum()
-        self.descend("critic", loss)
-        return {"critic_loss": loss.detach() / self.members, "value_mean": values.detach().mean()}
+
+        def compute_loss(obs: Batch, latent: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+            values = self.critic(obs, latent)
+            return (values - target).pow(2).mean(dim=-1).sum(), values.detach().mean()
+
+        loss, value, _ = self.descend_in_parts(
+            "critic", compute_loss, sample.obs, sample.latent, target
+        )
+        return {"critic_loss": loss / self.members, "value_mean": value}
+
+    def descend_in_parts(
+        self,
+        name: str,
+        compute_loss: Callable[..., tuple[Tensor, ...]],
+        batch: Batch,
+        *columns: Tensor,
+    ) -> list[Tensor]:
+        """Take one step of an optimiser down `compute_loss(batch, *columns)[0]`, a mean over
+        samples; return all its means, and the gradient's norm.
+
+        On a CPU large batches are taken in parts, which a wide market's activations ask for.
+        """
+        means: list[Tensor] = []
+
+        def iterate_losses() -> Iterator[Tensor]:
+            count = len(batch.private)
+            on_cpu = self.device.type == "cpu"
+            at_once = max(1, CELLS_AT_ONCE // self.layout.num_actions) if on_cpu else count
+            for rows in torch.split(torch.arange(count, device=self.device), at_once):
+                share = len(rows) / count
+                part = batch if share == 1.0 else batch.select(rows)
+                loss, *others = compute_loss(part, *(column[rows] for column in columns))
+                means.append(share * torch.stack([loss.detach(), *others]))
+                yield share * loss
+
+        norm = self.descend(name, iterate_losses())
+        return [*torch.stack(means).sum(0).unbind(), norm]
 
     @torch.no_grad()
     def update_target(self, target: nn.Module, source: nn.Module) -> None:

@@ -85,16 +85,23 @@ class SACAgent(OffPolicyAgent):
         """Take one step of the actor, then of the temperature."""
         settings = self.settings
         log_alpha = self.temperature["log_alpha"]
-        latent, log_prob, mean = self.draw_latent(sample.obs)
-        value = self.combine_for_policy(self.critic(sample.obs, latent))
-        policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
-        norm = self.descend("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
-        entropy = -log_prob.detach().mean()
+
+        def compute_loss(obs: Batch, noise: Tensor) -> tuple[Tensor, ...]:
+            latent, log_prob, mean = self.draw_latent(obs, lambda _: noise)
+            value = self.combine_for_policy(self.critic(obs, latent))
+            policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
+            loss = policy_loss + settings.saturation_coef * mean.pow(2).mean()
+            return loss, policy_loss.detach(), -log_prob.detach().mean()
+
+        noise = self.draw_normal(sample.latent.shape)
+        _, policy_loss, entropy, norm = self.descend_in_parts(
+            "actor", compute_loss, sample.obs, noise
+        )
         if settings.alpha == "auto":
             surplus = entropy - settings.target_entropy * self.head.latents
             self.descend("temperature", log_alpha.exp() * surplus)
         return {
-            "policy_loss": policy_loss.detach(),
+            "policy_loss": policy_loss,
             "entropy": entropy,
             "alpha": log_alpha.detach().exp(),
             "grad_norm": norm,
