@@ -32,7 +32,7 @@ class DDPGAgent(OffPolicyAgent):
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
         with torch.no_grad():
             following = self.choose_following(sample.next_obs)
-            value = self.critic_target(sample.next_obs, following).min(dim=0).values
+            value = self.judge_following(sample.next_obs, following).min(dim=0).values
             target = sample.reward + sample.discount * value
         metrics = self.fit_critics(sample, target)
         if self.is_actor_due:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +180,21 @@ class OffPolicyAgent(BaseAgent):
         )
         return {"critic_loss": loss / self.members, "value_mean": value}
 
+    def judge_following(self, batch: Batch, latent: Tensor) -> Tensor:
+        """Judge latents `[R, L]` by the target critics, `[K, R]`, in parts as `descend_in_parts`."""
+        parts = self.split_batch(batch, latent)
+        return torch.cat([self.critic_target(*part) for _, *part in parts], dim=-1)
+
+    def split_batch(self, batch: Batch, *columns: Tensor) -> Iterator[tuple[Any, ...]]:
+        """Split samples into parts: their share, themselves, and their rows of `columns`."""
+        count = len(batch.private)
+        on_cpu = self.device.type == "cpu"
+        at_once = max(1, CELLS_AT_ONCE // self.layout.num_actions) if on_cpu else count
+        for rows in torch.split(torch.arange(count, device=self.device), at_once):
+            share = len(rows) / count
+            part = batch if share == 1.0 else batch.select(rows)
+            yield share, part, *(column[rows] for column in columns)
+
     def descend_in_parts(
         self,
         name: str,
@@ -195,13 +210,8 @@ class OffPolicyAgent(BaseAgent):
         means: list[Tensor] = []
 
         def iterate_losses() -> Iterator[Tensor]:
-            count = len(batch.private)
-            on_cpu = self.device.type == "cpu"
-            at_once = max(1, CELLS_AT_ONCE // self.layout.num_actions) if on_cpu else count
-            for rows in torch.split(torch.arange(count, device=self.device), at_once):
-                share = len(rows) / count
-                part = batch if share == 1.0 else batch.select(rows)
-                loss, *others = compute_loss(part, *(column[rows] for column in columns))
+            for share, *part in self.split_batch(batch, *columns):
+                loss, *others = compute_loss(*part)
                 means.append(share * torch.stack([loss.detach(), *others]))
                 yield share * loss
 

@@ -75,7 +75,7 @@ class SACAgent(OffPolicyAgent):
         alpha = self.temperature["log_alpha"].exp().detach()
         with torch.no_grad():
             following, log_prob, _ = self.draw_latent(sample.next_obs)
-            value = self.combine_for_target(self.critic_target(sample.next_obs, following))
+            value = self.combine_for_target(self.judge_following(sample.next_obs, following))
             target = sample.reward + sample.discount * (value - alpha * log_prob)
         metrics = self.fit_critics(sample, target)
         self.update_target(self.critic_target, self.critic)

@@ -18,7 +18,7 @@ from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
 CELLS_AT_ONCE = 1 << 20
-"""Bars times assets of a market that are worked on together: a bound on the memory of copies."""
+"""Bars times assets that are worked on together: a bound on the memory of copies."""
 BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
 
 
@@ -62,79 +62,74 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
 
     Raises EnvError for capitalisations that are not known.
     """
-    shape = market.close.shape
+    close = market.close.to(torch.float64)
     if kind == "cash":
-        return torch.zeros(1, dtype=torch.float64, device=market.device).expand(shape)
-    weights = torch.empty(shape, dtype=torch.float64, device=market.device)
+        return torch.zeros_like(close[:1]).expand_as(close)
+    priced = ~close.isnan()
+    bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
     last = market.last_bar
-    paid = _price_first_session(market) if kind == "buy_and_hold" else None
-    for start, stop in split_bars(market):  # their copies would take several times the market
-        rows = slice(start, stop)
-        bars = torch.arange(start, stop, device=market.device).unsqueeze(1)
-        to_come = (bars < last) | (last == market.num_bars - 1)
-        if kind == "cap_weight":
-            worth = _capitalise(market, rows, to_come)
-        else:
-            price = market.adjust_closes(start, stop)
-            if paid is None:
-                chosen = market.member[rows] & ~price.isnan() & to_come
-                worth = _grow_from_session_start(price, chosen, market.session[rows])
-            else:
-                worth = torch.nan_to_num(price / paid, nan=0.0) * to_come
-        total = worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        torch.div(worth, total, out=weights[rows])
-    return weights
+    to_come = (bars < last) | (last == market.num_bars - 1)
+    chosen = market.member & priced & to_come
+    if kind == "buy_and_hold":
+        worth = _grow_from_window_start(market, priced) * to_come
+    elif kind == "cap_weight":
+        worth = _capitalise(market, chosen)
+    else:
+        # Some sessions at a time: the copies in between would take as much as the market.
+        worth = torch.empty_like(close)
+        for start, stop in pairwise(split_sessions(market)):
+            window = market.window(start, stop)
+            worth[start:stop] = _grow_from_session_start(window, chosen[start:stop])
+    return worth.div_(worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
 
 
-def split_bars(market: MarketTensors) -> list[tuple[int, int]]:
-    """Split the bars into blocks `[start, stop)` of whole sessions, of a million cells or one
-    session each."""
-    starts = find_session_starts(market.session).nonzero().flatten()
+def split_sessions(market: MarketTensors) -> list[int]:
+    """Cut the bars into blocks of whole sessions, of about `CELLS_AT_ONCE`: their edges."""
+    starts = find_session_starts(market).nonzero().flatten()
     block = starts * market.num_assets // CELLS_AT_ONCE
-    first = starts[block.diff(prepend=block[:1] - 1) != 0].tolist()
-    return list(pairwise([*first, market.num_bars]))
+    return [*starts[block.diff(prepend=block[:1] - 1) != 0].tolist(), market.num_bars]
 
 
-def find_session_starts(session: Tensor) -> Tensor:
-    """Find the first bars of sessions, `[T]` bool, from their numbers `[T]`."""
-    return session.diff(prepend=session[:1] - 1) != 0
+def find_session_starts(market: MarketTensors) -> Tensor:
+    """Find the first bars of sessions, `[T]` bool."""
+    return market.session.diff(prepend=market.session[:1] - 1) != 0
 
 
-def _grow_from_session_start(price: Tensor, chosen: Tensor, session: Tensor) -> Tensor:
-    """Compute the value `[t, N]` of a dollar put into each of the `chosen` `[t, N]` at its first
-    bar of the session; `price` `[t, N]` and `session` `[t]` begin with a session.
+def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
+    """Compute the value `[T, N]` of a dollar put into each of the `chosen` `[T, N]` at its first
+    bar of the session.
 
     An account that holds these weights need not trade during the day.
     """
-    bars = torch.arange(len(price), device=price.device).unsqueeze(1)
-    begins = find_session_starts(session).unsqueeze(1)
+    price = market.adjusted_close
+    bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
+    begins = find_session_starts(market).unsqueeze(1)
     before = torch.cat([torch.zeros_like(chosen[:1]), chosen[:-1]])
     entered = chosen & (begins | ~before)
     paid = price.gather(0, torch.where(entered, bars, 0).cummax(0).values)
     return torch.where(chosen, price / paid, 0.0)
 
 
-def _price_first_session(market: MarketTensors) -> Tensor:
-    """Find the first adjusted close `[N]` of each first-session member; NaN for other symbols."""
-    stop = int((market.session == market.session[0]).sum())
-    price = market.adjust_closes(0, stop)
-    priced = ~price.isnan()
-    paid = price.gather(0, priced.to(torch.int64).argmax(0, keepdim=True))[0]
-    return torch.where((market.member[:stop] & priced).any(0), paid, torch.nan)
+def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
+    """Compute the value `[T, N]` of a dollar put into each first-session member at its first price,
+    dividends reinvested."""
+    price = market.adjusted_close
+    session = market.session == market.session[0]
+    first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
+    chosen = (market.member & priced)[session].any(0)
+    paid = price.gather(0, first.unsqueeze(0))
+    return torch.where(priced & chosen, price / paid, 0.0)
 
 
-def _capitalise(market: MarketTensors, rows: slice, to_come: Tensor) -> Tensor:
-    """Compute the capitalisation `[t, N]` of the members in the bars `rows` that have a price and
-    bars `to_come` `[t, N]`."""
+def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
+    """Compute the capitalisation `[T, N]` of the `chosen`."""
     shares = market.shares_outstanding
     if shares is None:
         raise EnvError(
             "env.benchmark cap_weight needs the shares outstanding: name their file in "
             "data.universe.shares_outstanding, or set env.benchmark to equal_weight"
         )
-    close = market.close[rows].to(torch.float64)
-    chosen = market.member[rows] & ~close.isnan() & to_come
-    worth = torch.where(chosen, close * shares[rows].to(torch.float64), 0.0)
+    worth = torch.where(chosen, market.close.to(torch.float64) * shares.to(torch.float64), 0.0)
     unknown = (chosen & worth.isnan()).any(0)
     if bool(unknown.any()):
         names = ", ".join(
@@ -153,14 +148,16 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
     It is brought back to its weights at the close of each session's first bar and drifts with
     prices in between; dividends stay in the symbol that pays them.
     """
+    price = market.adjusted_close
     level = torch.ones(market.num_bars, dtype=torch.float64, device=market.device)
-    starts = find_session_starts(market.session).nonzero().flatten()
+    starts = find_session_starts(market).nonzero().flatten()
     bounds = [*starts.tolist(), market.num_bars - 1]
     for start, stop in pairwise(bounds):
-        paid, now = market.adjust_closes(start, stop + 1).tensor_split((1,))
+        paid = price[start]
         held = weights[start]
+        now = price[start + 1 : stop + 1]
         # A symbol without a price keeps its last one: prices do not come back after an end.
-        relative = carry_forward(now, paid[0]) / paid
+        relative = carry_forward(now, paid) / paid
         grown = torch.where(held > 0, held * relative, 0.0).sum(1) + (1 - held.sum())
         level[start + 1 : stop + 1] = level[start] * grown
     return level

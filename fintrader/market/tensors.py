@@ -90,20 +90,12 @@ class Events(NamedTuple):
         as traded."""
         if not len(self.bar):
             return None
-        row, levels = self.growth_levels(close)
-        return levels[row]
-
-    def growth_levels(self, close: Tensor) -> tuple[Tensor, Tensor]:
-        """Each bar's row `[T]` of the levels of growth `[R, N]`, which change at events only."""
         inner = self.bar > 0  # what happened before the first bar changes nothing after it
         bar, asset, split, dividend = (value[inner] for value in self)
         share = torch.nan_to_num(dividend / close[bar - 1, asset].to(torch.float64), nan=0.0)
-        bars, place = torch.unique(bar, return_inverse=True)
-        shape = (len(bars) + 1, close.shape[1])
-        levels = torch.ones(shape, dtype=torch.float64, device=close.device)
-        levels[place + 1, asset] = split / (1.0 - share)
-        steps = torch.arange(len(close), device=close.device)
-        return torch.searchsorted(bars, steps, right=True), levels.cumprod(0)
+        steps = torch.ones(close.shape, dtype=torch.float64, device=close.device)
+        steps[bar, asset] = split / (1.0 - share)
+        return steps.cumprod(0)
 
 
 class BarSpan(NamedTuple):
@@ -247,34 +239,23 @@ class MarketTensors:
         """The symbols, and the times of the first bar and the last."""
         return BarSpan(self.symbols, int(self.minutes[0]), int(self.minutes[-1]))
 
-    @property
+    @cached_property
     def last_bar(self) -> Tensor:
         """`[N]` int64: the last bar at which the symbol has a price (T - 1 unless it ended
         earlier), -1 if never."""
         last = torch.full((self.num_assets,), self.num_bars - 1, device=self.device)
         ended = self.close[-1].isnan().nonzero().flatten()  # the others need no look at all bars
-        listed = ~self.close[:, ended].isnan()
         steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
-        last[ended] = (listed * steps).amax(dim=0) - 1
+        last[ended] = (~self.close[:, ended].isnan() * steps).amax(dim=0) - 1
         return last
 
     @property
     def adjusted_close(self) -> Tensor:
         """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal
         to `close` at the first bar, so that nothing before an ex-date depends on it."""
-        return self.adjust_closes(0, self.num_bars)
-
-    def adjust_closes(self, start: int, stop: int) -> Tensor:
-        """`adjusted_close` of the bars `[start, stop)` alone."""
-        close = self.close[start:stop].to(torch.float64)
-        if not len(self.events.bar):
-            return close
-        row, levels = self._growth_levels
-        return close * levels[row[start:stop]]
-
-    @cached_property
-    def _growth_levels(self) -> tuple[Tensor, Tensor]:
-        return self.events.growth_levels(self.close)
+        growth = self.events.growth(self.close)
+        close = self.close.to(torch.float64)
+        return close if growth is None else close * growth
 
     def to(self, device: torch.device | str) -> MarketTensors:
         """Copy the market to another device; return this one if it is there."""

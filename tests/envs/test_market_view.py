@@ -32,7 +32,7 @@ def test_the_size_of_blocks_changes_nothing(kind, monkeypatch):
     whole = build_market_view(market, settings)
     for module in (benchmark, market_view):
         monkeypatch.setattr(module, "CELLS_AT_ONCE", 50)
-    assert len(benchmark.split_bars(market)) == 5  # the first two sessions are one block
+    assert len(benchmark.split_sessions(market)) == 6  # the first two sessions are one block
     blocks = build_market_view(replace(market), settings)
     assert blocks.quotes is not whole.quotes
     for name in ("quotes", "inverse_root_volume", "rows", "benchmark"):
