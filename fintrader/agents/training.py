@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -26,6 +25,7 @@ from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings, compare_values
 from fintrader.envs.account import may_hold
+from fintrader.envs.market_view import build_once
 from fintrader.envs.observation import ResetReturn, StepReturn, layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
@@ -451,18 +451,13 @@ _NOT_COMPARED = {"num_envs", "workers"}
 """Settings of environments that do not change the problem; the number of accounts is compared by
 itself."""
 
-_hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
-"""Content hashes of markets in use. Replicas and rounds of one pod share a market: its bytes are
-read once."""
-
 
 def _describe_market(market: MarketTensors) -> Json:
-    if market not in _hashes:
-        _hashes[market] = market.content_hash()
+    """Describe a market; replicas and rounds of one pod share it, so its bytes are read once."""
     return {
         **MarketIdentity.of(market).to_json(),
         "num_bars": market.num_bars,
-        "content_hash": _hashes[market],
+        "content_hash": build_once(MarketTensors.content_hash, market),
     }
 
 

@@ -112,19 +112,8 @@ class Prices(NamedTuple):
     @classmethod
     def from_view(cls, view: MarketView) -> Prices:
         """Take the prices of a market on CPU."""
-        return cls(
-            quotes=view.quotes.numpy(),
-            inverse_root_volume=view.inverse_root_volume.numpy(),
-            spread=view.spread.numpy(),
-            last_bar=view.last_bar.numpy(),
-            ends=view.ends.numpy(),
-            event_row=view.event_row.numpy(),
-            splits=view.splits.numpy(),
-            dividends=(view.dividends * USD_GRID).numpy(),
-            risk_off=view.risk_off.numpy(),
-            years=view.years.numpy(),
-            clock=view.clock.numpy(),
-        )
+        view = view._replace(dividends=view.dividends * USD_GRID)
+        return cls(*(getattr(view, name).numpy() for name in cls._fields))
 
 
 class State(NamedTuple):
