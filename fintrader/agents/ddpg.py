@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
+from fintrader.agents.off_policy import OffPolicyAgent, Parts, ReplaySample
 
 
 class DDPGAgent(OffPolicyAgent):
@@ -44,11 +44,11 @@ class DDPGAgent(OffPolicyAgent):
     def improve_actor(self, sample: ReplaySample) -> dict[str, Tensor]:
         """Take one step of a deterministic actor up the first critic."""
 
-        def compute_loss(obs: Batch) -> tuple[Tensor, ...]:
-            (raw,) = self.actor(obs)
-            policy_loss = -self.critic(obs, torch.tanh(raw))[0].mean()
-            saturation = self.settings.saturation_coef * raw.pow(2).mean()
-            return policy_loss + saturation, policy_loss.detach()
+        def iterate_parts() -> Parts:
+            for share, obs in self.split_batch(sample.obs):
+                (raw,) = self.actor(obs)
+                policy_loss = -self.critic(obs, torch.tanh(raw))[0].mean()
+                saturation = self.settings.saturation_coef * raw.pow(2).mean()
+                yield share, policy_loss + saturation, {"policy_loss": policy_loss}
 
-        _, policy_loss, norm = self.descend_in_parts("actor", compute_loss, sample.obs)
-        return {"policy_loss": policy_loss, "grad_norm": norm}
+        return self.descend_parts("actor", iterate_parts())

@@ -9,8 +9,8 @@ is a fixed function of both).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from fintrader.agents.settings import OffPolicySettings
 
 REPORT_STEPS = 50
 """Steps of the environment between two lines of metrics: reading one waits for the device."""
+Parts: TypeAlias = Iterator[tuple[float, Tensor, dict[str, Tensor]]]
+"""Shares of a batch, with their losses and metrics."""
 CELLS_AT_ONCE = 1 << 15
 """Samples times assets whose gradients are computed together on a CPU: a bound on memory."""
 
@@ -171,22 +173,26 @@ class OffPolicyAgent(BaseAgent):
         """Take one step of all critics towards `target [R]`, down the sum over K of mean squared
         errors."""
 
-        def compute_loss(obs: Batch, latent: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-            values = self.critic(obs, latent)
-            return (values - target).pow(2).mean(dim=-1).sum(), values.detach().mean()
+        def iterate_parts() -> Parts:
+            for share, obs, *columns in self.split_batch(sample.obs, sample.latent, target):
+                latent, aim = columns
+                values = self.critic(obs, latent)
+                loss = (values - aim).pow(2).mean(dim=-1).sum()
+                means = {"critic_loss": loss / self.members, "value_mean": values.mean()}
+                yield share, loss, means
 
-        loss, value, _ = self.descend_in_parts(
-            "critic", compute_loss, sample.obs, sample.latent, target
-        )
-        return {"critic_loss": loss / self.members, "value_mean": value}
+        metrics = self.descend_parts("critic", iterate_parts())
+        del metrics["grad_norm"]  # the actor's is reported
+        return metrics
 
     def judge_following(self, batch: Batch, latent: Tensor) -> Tensor:
-        """Judge latents `[R, L]` by the target critics, `[K, R]`, in parts as `descend_in_parts`."""
+        """Judge latents `[R, L]` by the target critics, `[K, R]`, in parts."""
         parts = self.split_batch(batch, latent)
         return torch.cat([self.critic_target(*part) for _, *part in parts], dim=-1)
 
     def split_batch(self, batch: Batch, *columns: Tensor) -> Iterator[tuple[Any, ...]]:
-        """Split samples into parts: their share, themselves, and their rows of `columns`."""
+        """Split samples into their share, themselves, and their rows of `columns`; on a CPU into
+        several parts where a wide market's activations would take much memory."""
         count = len(batch.private)
         on_cpu = self.device.type == "cpu"
         at_once = max(1, CELLS_AT_ONCE // self.layout.num_actions) if on_cpu else count
@@ -194,29 +200,6 @@ class OffPolicyAgent(BaseAgent):
             share = len(rows) / count
             part = batch if share == 1.0 else batch.select(rows)
             yield share, part, *(column[rows] for column in columns)
-
-    def descend_in_parts(
-        self,
-        name: str,
-        compute_loss: Callable[..., tuple[Tensor, ...]],
-        batch: Batch,
-        *columns: Tensor,
-    ) -> list[Tensor]:
-        """Take one step of an optimiser down `compute_loss(batch, *columns)[0]`, a mean over
-        samples; return all its means, and the gradient's norm.
-
-        On a CPU large batches are taken in parts, which a wide market's activations ask for.
-        """
-        means: list[Tensor] = []
-
-        def iterate_losses() -> Iterator[Tensor]:
-            for share, *part in self.split_batch(batch, *columns):
-                loss, *others = compute_loss(*part)
-                means.append(share * torch.stack([loss.detach(), *others]))
-                yield share * loss
-
-        norm = self.descend(name, iterate_losses())
-        return [*torch.stack(means).sum(0).unbind(), norm]
 
     @torch.no_grad()
     def update_target(self, target: nn.Module, source: nn.Module) -> None:
