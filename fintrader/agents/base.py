@@ -3,7 +3,7 @@ environment that it trains in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -172,26 +172,6 @@ class BaseAgent(Resumable):
         torch._foreach_mul_(grads, (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimiser.step()
         return norm
-
-    def pause(self) -> Metrics | None:
-        """Return None: the rollout is not full."""
-        return None
-
-    def descend_parts(
-        self, name: str, parts: Iterable[tuple[float, Tensor, Mapping[str, Tensor]]]
-    ) -> dict[str, Tensor]:
-        """Take one step of an optimiser down the mean of the losses of a batch's parts, from their
-        shares, losses and metrics; return the metrics' means, and the gradient's norm."""
-        metrics: dict[str, Tensor] = {}
-
-        def iterate_losses() -> Iterator[Tensor]:
-            for share, loss, values in parts:
-                for key, value in values.items():
-                    metrics[key] = metrics.get(key, 0.0) + share * value.detach()
-                yield share * loss
-
-        norm = self.descend(name, iterate_losses())
-        return {**metrics, "grad_norm": norm}
 
     def anneal(self, fraction: float) -> None:
         """With `anneal`, scale step sizes by 1 - `fraction`, the share of the budget used."""

@@ -185,6 +185,20 @@ class OffPolicyAgent(BaseAgent):
         del metrics["grad_norm"]  # the actor's is reported
         return metrics
 
+    def descend_parts(self, name: str, parts: Parts) -> dict[str, Tensor]:
+        """Take one step of an optimiser down the mean of the losses of a batch's parts, from their
+        shares, losses and metrics; return the metrics' means, and the gradient's norm."""
+        metrics: dict[str, Tensor] = {}
+
+        def iterate_losses() -> Iterator[Tensor]:
+            for share, loss, values in parts:
+                for key, value in values.items():
+                    metrics[key] = metrics.get(key, 0.0) + share * value.detach()
+                yield share * loss
+
+        norm = self.descend(name, iterate_losses())
+        return {**metrics, "grad_norm": norm}
+
     def judge_following(self, batch: Batch, latent: Tensor) -> Tensor:
         """Judge latents `[R, L]` by the target critics, `[K, R]`, in parts."""
         parts = self.split_batch(batch, latent)

@@ -224,15 +224,21 @@ class OnPolicyAgent(BaseAgent):
     def _descend_rows(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """Take one gradient step on these rows, some at a time."""
         advantage = standardise(rollout.advantage[rows])
+        metrics: dict[str, Tensor] = {}
 
-        def iterate_parts() -> Iterator[tuple[float, Tensor, dict[str, Tensor]]]:
+        def iterate_losses() -> Iterator[Tensor]:
             at_once = ROWS_AT_ONCE[self.device.type]
             pieces = (torch.split(column, at_once) for column in (rows, advantage))
             for part, part_advantage in zip(*pieces, strict=True):
+                share = len(part) / len(rows)
                 piece = rollout.select(part)._replace(advantage=part_advantage)
-                yield len(part) / len(rows), *self.loss(piece)
+                loss, values = self.loss(piece)
+                for name, value in values.items():
+                    metrics[name] = metrics.get(name, 0.0) + share * value.detach()
+                yield share * loss
 
-        return self.descend_parts("adam", iterate_parts())
+        norm = self.descend("adam", iterate_losses())
+        return {**metrics, "grad_norm": norm}
 
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
