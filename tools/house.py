@@ -308,11 +308,12 @@ def walk_ppo() -> Figures:
     from fintrader.agents import PPO, make_agent
     from fintrader.agents.buffers import Transition
     from fintrader.envs import ObservationLayout
+    from fintrader.envs.observation import MarketTable
 
     layout = ObservationLayout(num_assets=4, num_features=3, num_context=2)
     accounts = 6
     agent: Any = make_agent(PPO(), layout, seed=0)
-    agent.table = torch.randn(agent.settings.num_steps + 1, layout.market_width)
+    agent.table = MarketTable((torch.randn(agent.settings.num_steps + 1, layout.market_width),))
     agent.normaliser.update_market(agent.table)
     never = torch.zeros(accounts, dtype=torch.bool)
 

@@ -61,9 +61,12 @@ class Agent(Protocol):
         """Learn if enough was observed; None otherwise. Empty metrics: nothing to learn yet, but
         the state is whole."""
 
+    def pause(self) -> Metrics | None:
+        """Return metrics early, right after `update` did not; None where the state is not whole."""
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Collect everything needed to continue bit-exactly; valid right after `update` returned
-        metrics, and until `act`."""
+        """Collect everything needed to continue bit-exactly; valid right after `update` or `pause`
+        returned metrics, and until `act`."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict()`. Raises CheckpointError."""

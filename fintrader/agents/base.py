@@ -19,7 +19,7 @@ from fintrader.agents.normalisation import Batch, RewardScaler
 from fintrader.agents.optimisers import make_adam, scale_rates
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.regularisation import make_perturbation
-from fintrader.envs.observation import Layout
+from fintrader.envs.observation import Layout, MarketTable
 from fintrader.seeding import create_generator, derive
 
 Metrics: TypeAlias = dict[str, float]
@@ -79,7 +79,7 @@ class BaseAgent(Resumable):
         )
         self.last_noise: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""
-        self.table: Tensor | None = None
+        self.table: MarketTable | None = None
         """`[T, L*W]`: the market rows that the last column of `obs` points to."""
         self.decision_interval = 1
         """Bars from one decision to the next."""
@@ -96,7 +96,7 @@ class BaseAgent(Resumable):
         if not isinstance(env, MarketEnv):
             return env
         env = to_training_env(env, self.seed, differentiable=self.differentiable)
-        self.table = env.market_rows
+        self.table = env.table
         self.decision_interval = env.settings.decision_interval
         if "observations" in self.settings.normalise and not self.normaliser.has_market_statistics:
             self.normaliser.update_market(self.table)

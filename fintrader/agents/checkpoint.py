@@ -165,6 +165,10 @@ class Resumable:
     replayed: ReplayedStep | None = None
     """The gradient step on a GPU."""
 
+    def pause(self) -> dict[str, float] | None:
+        """Return None: between updates a rollout is not full."""
+        return None
+
     def state_dict(self) -> dict[str, Tensor]:
         """Collect everything that is needed to continue bit-exactly. Call it between updates.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
+from fintrader.agents.off_policy import OffPolicyAgent, Parts, ReplaySample
 
 
 class DDPGAgent(OffPolicyAgent):
@@ -32,7 +32,7 @@ class DDPGAgent(OffPolicyAgent):
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
         with torch.no_grad():
             following = self.choose_following(sample.next_obs)
-            value = self.critic_target(sample.next_obs, following).min(dim=0).values
+            value = self.judge_following(sample.next_obs, following).min(dim=0).values
             target = sample.reward + sample.discount * value
         metrics = self.fit_critics(sample, target)
         if self.is_actor_due:
@@ -43,8 +43,12 @@ class DDPGAgent(OffPolicyAgent):
 
     def improve_actor(self, sample: ReplaySample) -> dict[str, Tensor]:
         """Take one step of a deterministic actor up the first critic."""
-        (raw,) = self.actor(sample.obs)
-        policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-        saturation = self.settings.saturation_coef * raw.pow(2).mean()
-        norm = self.descend("actor", policy_loss + saturation)
-        return {"policy_loss": policy_loss.detach(), "grad_norm": norm}
+
+        def iterate_parts() -> Parts:
+            for share, obs in self.split_batch(sample.obs):
+                (raw,) = self.actor(obs)
+                policy_loss = -self.critic(obs, torch.tanh(raw))[0].mean()
+                saturation = self.settings.saturation_coef * raw.pow(2).mean()
+                yield share, policy_loss + saturation, {"policy_loss": policy_loss}
+
+        return self.descend_parts("actor", iterate_parts())

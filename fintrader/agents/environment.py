@@ -26,7 +26,7 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
     if isinstance(env, RandomisedEnv):
         return env
     # The bar's number must be exact, and a market row wider than one.
-    has_clock = len(env.market_rows) <= MAX_CLOCK_BARS and env.layout.market_width > 1
+    has_clock = len(env.table) <= MAX_CLOCK_BARS and env.layout.market_width > 1
     observation = "factored" if has_clock else "flat"
     settings = env.settings.for_training().model_copy(update={"observation": observation})
     if differentiable:

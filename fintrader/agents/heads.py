@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.settings import ActionHeadSettings
-from fintrader.envs.observation import FlatLayout, Layout, benchmark_of, holdings_of
+from fintrader.envs.observation import FlatLayout, Layout, MarketTable, benchmark_of, holdings_of
 from fintrader.errors import ConfigError
 
 EXTRA_LATENT_SCALE = 0.25
@@ -69,7 +69,7 @@ class ActionHead:
         self.out_gain = 0.0 if self.kind == "tilt" else 0.01
         """Gain of an actor's last layer: an untrained `tilt` holds the benchmark."""
 
-    def decode(self, obs: Tensor, latent: Tensor, table: Tensor | None = None) -> Tensor:
+    def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
         """Turn raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` into an
         action `[B, N]`; `table` `[T, L*W]` belongs to clocks."""
         if self.kind == "direct":
@@ -83,7 +83,7 @@ class ActionHead:
         else:
             assert table is not None
             bar = obs[..., -1].detach().long()
-            benchmark = benchmark_of(table, self.layout).index_select(0, bar)
+            benchmark = table.parts[-2].index_select(0, bar)
         return self.tilt(benchmark.to(latent.dtype), held, latent)
 
     def aim(self, latent: Tensor) -> Tensor:

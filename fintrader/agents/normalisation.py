@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fintrader.envs.observation import Layout, statistic_groups
+from fintrader.envs.observation import Layout, MarketTable, statistic_groups
 from fintrader.errors import ConfigError
 
 PerturbRows = Callable[[Tensor, Tensor | None], Tensor]
@@ -134,7 +134,7 @@ class ObservationNormaliser(RunningStatistics):
     def normalise(
         self,
         obs: Tensor,
-        table: Tensor | None = None,
+        table: MarketTable | None = None,
         *,
         wait: bool = True,
         perturb: PerturbRows | None = None,
@@ -155,7 +155,7 @@ class ObservationNormaliser(RunningStatistics):
         return Batch(private, self.normalise_bars(bars, table, obs.dtype, perturb), row_index)
 
     def normalise_bars(
-        self, bars: Tensor, table: Tensor, dtype: torch.dtype, perturb: PerturbRows | None
+        self, bars: Tensor, table: MarketTable, dtype: torch.dtype, perturb: PerturbRows | None
     ) -> Tensor:
         """Standardise, and perturb, the rows `[U, L*W]` of the bars with these numbers `[U]`."""
         rows = self.normalise_rows(table[bars].to(dtype))
@@ -177,12 +177,11 @@ class ObservationNormaliser(RunningStatistics):
         into the statistics."""
         self._merge(obs if obs.shape[-1] == self.width else obs[..., : self.private], 0)
 
-    def update_market(self, table: Tensor) -> None:
+    def update_market(self, table: MarketTable) -> None:
         """Merge the newest bar of each row of a table `[T, L*W]` into the statistics; earlier bars
         have their own rows."""
-        width = self.row_width
-        for rows in torch.split(table[:, -width:], _ROWS_AT_ONCE):
-            self._merge(rows, self.width - width)
+        for bars in torch.split(torch.arange(len(table), device=self.mean.device), _ROWS_AT_ONCE):
+            self._merge(table.show_bars(bars), self.width - self.row_width)
 
     @torch.no_grad()
     def _merge(self, values: Tensor, first: int) -> None:
@@ -194,11 +193,10 @@ class ObservationNormaliser(RunningStatistics):
         # Offsets by the first row keep float32 sums exact enough for columns with a large mean.
         origin = rows[0].float()
         centred = rows - origin
-        column_mean = centred.mean(dim=0).double() + origin.double()
+        moved = centred.mean(dim=0).double()
+        column_mean = moved + origin.double()
         # As `var(dim=0)`, which takes five times as long.
-        column_var = (
-            (centred * centred).mean(dim=0).double() - centred.mean(dim=0).double() ** 2
-        ).clamp_min(0)
+        column_var = (centred.square_().mean(dim=0).double() - moved**2).clamp_min(0)
         occurs = sizes > 0
         sizes = sizes.clamp_min(1)
         mean = zeros.index_add(0, groups, column_mean) / sizes

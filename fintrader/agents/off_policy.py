@@ -9,8 +9,8 @@ is a fixed function of both).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ from fintrader.agents.settings import OffPolicySettings
 
 REPORT_STEPS = 50
 """Steps of the environment between two lines of metrics: reading one waits for the device."""
+Parts: TypeAlias = Iterator[tuple[float, Tensor, dict[str, Tensor]]]
+"""Shares of a batch, with their losses and metrics."""
+CELLS_AT_ONCE = 1 << 15
+"""Samples times assets whose gradients are computed together on a CPU: a bound on memory."""
 
 
 class ReplaySample(NamedTuple):
@@ -108,6 +112,10 @@ class OffPolicyAgent(BaseAgent):
             sample = self.draw_sample(self.replay)
             self.record(take_step(self, self.learn, sample, branch=self.is_actor_due))
             self.redraw_perturbation()
+        return self.report() if self.is_report_due else None
+
+    def pause(self) -> Metrics:
+        """Average the metrics since the last report, before one is due."""
         return self.report()
 
     def count_due_updates(self) -> int:
@@ -131,10 +139,8 @@ class OffPolicyAgent(BaseAgent):
         """True after every `REPORT_STEPS`-th step, when metrics are due."""
         return self.replay is not None and self.replay.written % REPORT_STEPS == 0
 
-    def report(self) -> Metrics | None:
-        """Average the metrics since the last report when one is due, else None."""
-        if not self.is_report_due:
-            return None
+    def report(self) -> Metrics:
+        """Average the metrics since the last report."""
         metrics = {name: torch.stack(values).mean() for name, values in self.since_report.items()}
         self.since_report = {}
         return to_metrics(metrics) if metrics else {}
@@ -166,10 +172,48 @@ class OffPolicyAgent(BaseAgent):
     def fit_critics(self, sample: ReplaySample, target: Tensor) -> dict[str, Tensor]:
         """Take one step of all critics towards `target [R]`, down the sum over K of mean squared
         errors."""
-        values = self.critic(sample.obs, sample.latent)
-        loss = (values - target).pow(2).mean(dim=-1).sum()
-        self.descend("critic", loss)
-        return {"critic_loss": loss.detach() / self.members, "value_mean": values.detach().mean()}
+
+        def iterate_parts() -> Parts:
+            for share, obs, *columns in self.split_batch(sample.obs, sample.latent, target):
+                latent, aim = columns
+                values = self.critic(obs, latent)
+                loss = (values - aim).pow(2).mean(dim=-1).sum()
+                means = {"critic_loss": loss / self.members, "value_mean": values.mean()}
+                yield share, loss, means
+
+        metrics = self.descend_parts("critic", iterate_parts())
+        del metrics["grad_norm"]  # the actor's is reported
+        return metrics
+
+    def descend_parts(self, name: str, parts: Parts) -> dict[str, Tensor]:
+        """Take one step of an optimiser down the mean of the losses of a batch's parts, from their
+        shares, losses and metrics; return the metrics' means, and the gradient's norm."""
+        metrics: dict[str, Tensor] = {}
+
+        def iterate_losses() -> Iterator[Tensor]:
+            for share, loss, values in parts:
+                for key, value in values.items():
+                    metrics[key] = metrics.get(key, 0.0) + share * value.detach()
+                yield share * loss
+
+        norm = self.descend(name, iterate_losses())
+        return {**metrics, "grad_norm": norm}
+
+    def judge_following(self, batch: Batch, latent: Tensor) -> Tensor:
+        """Judge latents `[R, L]` by the target critics, `[K, R]`, in parts."""
+        parts = self.split_batch(batch, latent)
+        return torch.cat([self.critic_target(*part) for _, *part in parts], dim=-1)
+
+    def split_batch(self, batch: Batch, *columns: Tensor) -> Iterator[tuple[Any, ...]]:
+        """Split samples into their share, themselves, and their rows of `columns`; on a CPU into
+        several parts where a wide market's activations would take much memory."""
+        count = len(batch.private)
+        on_cpu = self.device.type == "cpu"
+        at_once = max(1, CELLS_AT_ONCE // self.layout.num_actions) if on_cpu else count
+        for rows in torch.split(torch.arange(count, device=self.device), at_once):
+            share = len(rows) / count
+            part = batch if share == 1.0 else batch.select(rows)
+            yield share, part, *(column[rows] for column in columns)
 
     @torch.no_grad()
     def update_target(self, target: nn.Module, source: nn.Module) -> None:

@@ -261,8 +261,10 @@ class PipelinedAgent:
             self._drawn.clear()
             self._updates = self._thread.submit(self._learn, due - self._scheduled)
             self._scheduled = due
-        if not self.agent.is_report_due:
-            return None
+        return self.pause() if self.agent.is_report_due else None
+
+    def pause(self) -> Metrics:
+        """Wait for updates, act by their weights from now on, and return the agent's metrics."""
         self._take_over()
         return self.agent.report()
 

@@ -16,13 +16,12 @@ acting, not while learning; replay and networks as in `ddpg.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
+from fintrader.agents.off_policy import OffPolicyAgent, Parts, ReplaySample
 from fintrader.agents.on_policy import gaussian_log_prob
 from fintrader.agents.settings import SACBase
 
@@ -49,16 +48,15 @@ class SACAgent(OffPolicyAgent):
 
     def explore(self, batch: Batch) -> Tensor:
         """Draw latents from the policy."""
-        return self.draw_latent(batch, self.draw_exploration_noise)[0]
+        shape = torch.Size((len(batch.private), self.head.latents))
+        return self.draw_latent(batch, self.draw_exploration_noise(shape))[0]
 
-    def draw_latent(
-        self, batch: Batch, draw_noise: Callable[[torch.Size], Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw latents `[R, L]` by reparametrisation; also returns their log density `[R]` and the
+    def draw_latent(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw latents `[R, L]` by reparametrisation of `noise` `[R, L]`; also returns their log density `[R]` and the
         means before tanh."""
         mean, raw = self.actor(batch)
         log_std = bound_log_std(raw, self.settings.noise)
-        u = mean + log_std.exp() * (draw_noise or self.draw_normal)(mean.shape)
+        u = mean + log_std.exp() * noise
         # log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u)), which does not overflow
         squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
         return torch.tanh(u), gaussian_log_prob(u, mean, log_std) - squash.sum(dim=-1), mean
@@ -74,8 +72,9 @@ class SACAgent(OffPolicyAgent):
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
         alpha = self.temperature["log_alpha"].exp().detach()
         with torch.no_grad():
-            following, log_prob, _ = self.draw_latent(sample.next_obs)
-            value = self.combine_for_target(self.critic_target(sample.next_obs, following))
+            noise = self.draw_normal(sample.latent.shape)
+            following, log_prob, _ = self.draw_latent(sample.next_obs, noise)
+            value = self.combine_for_target(self.judge_following(sample.next_obs, following))
             target = sample.reward + sample.discount * (value - alpha * log_prob)
         metrics = self.fit_critics(sample, target)
         self.update_target(self.critic_target, self.critic)
@@ -85,20 +84,22 @@ class SACAgent(OffPolicyAgent):
         """Take one step of the actor, then of the temperature."""
         settings = self.settings
         log_alpha = self.temperature["log_alpha"]
-        latent, log_prob, mean = self.draw_latent(sample.obs)
-        value = self.combine_for_policy(self.critic(sample.obs, latent))
-        policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
-        norm = self.descend("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
-        entropy = -log_prob.detach().mean()
+
+        noise = self.draw_normal(sample.latent.shape)
+
+        def iterate_parts() -> Parts:
+            for share, obs, drawn in self.split_batch(sample.obs, noise):
+                latent, log_prob, mean = self.draw_latent(obs, drawn)
+                value = self.combine_for_policy(self.critic(obs, latent))
+                policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
+                loss = policy_loss + settings.saturation_coef * mean.pow(2).mean()
+                yield share, loss, {"policy_loss": policy_loss, "entropy": -log_prob.mean()}
+
+        metrics = self.descend_parts("actor", iterate_parts())
         if settings.alpha == "auto":
-            surplus = entropy - settings.target_entropy * self.head.latents
+            surplus = metrics["entropy"] - settings.target_entropy * self.head.latents
             self.descend("temperature", log_alpha.exp() * surplus)
-        return {
-            "policy_loss": policy_loss.detach(),
-            "entropy": entropy,
-            "alpha": log_alpha.detach().exp(),
-            "grad_norm": norm,
-        }
+        return {**metrics, "alpha": log_alpha.detach().exp()}
 
 
 def bound_log_std(raw: Tensor, start: float) -> Tensor:

@@ -312,7 +312,8 @@ class Budget(Settings):
     """Length of a training: exactly one of the two."""
 
     env_steps: int | None = Field(default=None, ge=1)
-    """Steps summed over all accounts; training stops at the first update that reaches it."""
+    """Steps summed over all accounts; training stops at the first update that
+    reaches it, of off-policy agents at the first step."""
     seconds: float | None = Field(default=None, gt=0)
     """Wall-clock seconds of training, resumed parts included; results then depend on the machine's
     speed."""

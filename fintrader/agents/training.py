@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -26,6 +25,7 @@ from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings, compare_values
 from fintrader.envs.account import may_hold
+from fintrader.envs.market_view import build_once
 from fintrader.envs.observation import ResetReturn, StepReturn, layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
@@ -127,9 +127,12 @@ def train(
         agent.observe(transition)
         run.clock.lap("inference")
         metrics = agent.update()
+        is_regular = metrics is not None
+        if metrics is None and run.measure_fraction() >= share:
+            metrics = agent.pause()
         run.clock.lap("learning")
         if metrics is not None:
-            run.record(metrics)
+            run.record(metrics, is_regular=is_regular)
     metrics = run.metrics or run.read_last_logged()
     return TrainResult(run.env_steps, run.updates, run.seconds, metrics, agent.policy)
 
@@ -197,11 +200,13 @@ class TrainingRun:
     env_steps: int = 0
     updates: int = 0
     steps_logged: int = 0
+    steps_annealed: int = 0
+    """Env-steps by which the step sizes were last annealed."""
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     is_over: bool = False
-    """True once that share of the budget is used up. A training ends only at an update: between
-    updates the agent holds an incomplete rollout."""
+    """True once that share of the budget is used up. A training ends where the agent's state is
+    whole: on-policy agents hold an incomplete rollout between updates."""
     saving_seconds: float = 0.0
     """Duration of the last save."""
     is_finite: Tensor | None = None
@@ -214,7 +219,8 @@ class TrainingRun:
         else:
             self.obs = as_tensor(self.env.reset(seed=self.agent.seed)[0])
         self._trim_log()
-        self._advance()
+        self.agent.anneal(self.budget.fraction(self.steps_annealed, self.seconds))
+        self.is_over = self.budget.fraction(self.env_steps, self.seconds) >= self.share
         self.steps_logged = self.env_steps
         self.clock = LoopClock(self.agent.device)
         self.started = time.perf_counter() - self.seconds
@@ -241,8 +247,13 @@ class TrainingRun:
         after = select_true_next_obs(self.obs, info, terminated, truncated)
         return Transition(obs, action, reward.float(), terminated, truncated, after)
 
-    def record(self, metrics: Metrics) -> None:
-        """Check an update, log it, report progress, and store the state when that is due.
+    def measure_fraction(self) -> float:
+        """Measure the share of the budget that is used up."""
+        return self.budget.fraction(self.env_steps, time.perf_counter() - self.started)
+
+    def record(self, metrics: Metrics, *, is_regular: bool = True) -> None:
+        """Check an update, log it, report progress, and store the state when that is due. Step
+        sizes change at regular updates only, so that a pause changes nothing.
 
         Raises TrainingError when a metric, an action since the last update or a weight is not
         finite.
@@ -264,7 +275,11 @@ class TrainingRun:
         self.metrics = {**metrics, **self.clock.measure_rates(self.env_steps - self.steps_logged)}
         self.steps_logged = self.env_steps
         self._log()
-        fraction = self._advance()
+        fraction = self.budget.fraction(self.env_steps, self.seconds)
+        self.is_over = fraction >= self.share
+        if is_regular or fraction >= 1.0:
+            self.steps_annealed = self.env_steps
+            self.agent.anneal(fraction)
         pause = self.checkpoint_seconds
         if pause:
             # A save costs at most a tenth of the time.
@@ -285,13 +300,6 @@ class TrainingRun:
         before = time.perf_counter()
         on_progress(progress)
         self.started += time.perf_counter() - before
-
-    def _advance(self) -> float:
-        """Move step sizes to their values at the used share of the budget; return that share."""
-        fraction = self.budget.fraction(self.env_steps, self.seconds)
-        self.agent.anneal(fraction)
-        self.is_over = fraction >= self.share
-        return fraction
 
     def _log(self) -> None:
         """Append the last update's metrics."""
@@ -375,6 +383,7 @@ class TrainingRun:
         # A classic environment cannot be stored: its episodes begin anew.
         self.obs = tensors["obs"] if getattr(self.env, "resumable", True) else fresh
         self.env_steps = int(header["env_steps"])
+        self.steps_annealed = int(header.get("steps_annealed", self.env_steps))
         self.updates = int(header["updates"])
         self.seconds = float(header["seconds"])
 
@@ -399,7 +408,8 @@ class TrainingRun:
             "obs": self.obs,
         }
         header = {
-            name: getattr(self, name) for name in ("identity", "env_steps", "updates", "seconds")
+            name: getattr(self, name)
+            for name in ("identity", "env_steps", "steps_annealed", "updates", "seconds")
         }
         write_tensors(self.folder / name, tensors, header | {"format": FORMAT})
 
@@ -441,18 +451,13 @@ _NOT_COMPARED = {"num_envs", "workers"}
 """Settings of environments that do not change the problem; the number of accounts is compared by
 itself."""
 
-_hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
-"""Content hashes of markets in use. Replicas and rounds of one pod share a market: its bytes are
-read once."""
-
 
 def _describe_market(market: MarketTensors) -> Json:
-    if market not in _hashes:
-        _hashes[market] = market.content_hash()
+    """Describe a market; replicas and rounds of one pod share it, so its bytes are read once."""
     return {
         **MarketIdentity.of(market).to_json(),
         "num_bars": market.num_bars,
-        "content_hash": _hashes[market],
+        "content_hash": build_once(MarketTensors.content_hash, market),
     }
 
 

@@ -60,7 +60,6 @@ class BacktestAccount:
         self.layout = lay_out(market, settings)
         self.view = view
         self.trade_log = log = TradeLog(market, settings, view)
-        self._rows = view.rows
         self._end = market.num_bars - 1
         buffers = Buffers.empty(1, market.num_assets, torch.device("cpu"))
         for part in buffers:
@@ -134,8 +133,8 @@ class BacktestAccount:
     def rows(self) -> NDArray[np.float32] | None:
         """The market's part of every observation `[T, L*W]`; None unless observations are flat
         float32 rows."""
-        plain = self.settings.observation == "flat" and self._rows.dtype == torch.float32
-        return self._rows.numpy() if plain else None
+        plain = self.settings.observation == "flat" and self.view.table.dtype == torch.float32
+        return self.view.rows.numpy() if plain else None
 
     def private(self) -> NDArray[np.float32]:
         """Observe the private part `[A + N]` (`envs.episodes.observe_private`); the next call
@@ -146,11 +145,11 @@ class BacktestAccount:
     def observe(self) -> Any:
         """Observe as the environment does: `[1, D]`, or a dict of parts if observations are
         factored."""
-        private = torch.from_numpy(self.private().copy()).to(self._rows.dtype)
+        private = torch.from_numpy(self.private().copy()).to(self.view.table.dtype)
         if self.settings.observation == "factored":
             clock = torch.tensor([self.bar], device=self._device)
             return {"private": private.unsqueeze(0).to(self._device), "clock": clock}
-        return torch.cat((private, self._rows[self.bar])).unsqueeze(0).to(self._device)
+        return torch.cat((private, self.view.rows[self.bar])).unsqueeze(0).to(self._device)
 
     @property
     def cash(self) -> float:

@@ -259,7 +259,7 @@ def place_orders(
     at_close = settings.fill == "close"
     bar = account.bar if at_close else torch.minimum(account.bar + 1, account.end_bar)
     # Orders are sized with the prices, equity and shares at the decision.
-    mark = view.mark.index_select(0, account.bar)
+    mark = view.mark_at(account.bar)
     desired = desired_shares(action, account.shares, account.equity, mark, settings)
     if settings.turbulence:
         # In turbulence everything is sold.
@@ -595,8 +595,8 @@ def change_books(
     interval = bars.shape[1]
     happens = place < interval
     bar = bars.gather(1, place.clamp(max=interval - 1).unsqueeze(1)).squeeze(1)
-    mark = view.mark.index_select(0, bar)
-    before = view.mark.index_select(0, torch.clamp(bar - 1, min=0))
+    mark = view.mark_at(bar)
+    before = view.mark_at(torch.clamp(bar - 1, min=0))
     cash = books.cash
     shares = books.shares
     income = torch.zeros_like(cash)
@@ -636,7 +636,7 @@ def change_books(
         exposure = value.abs().sum(1)
         equity = change.cash + value.sum(1)
         called = happens & (equity < settings.maintenance_margin * exposure)
-        trades = view.fill[bar] > 0
+        trades = view.quote(bar).price > 0
         change = close_positions(change, quote, called.unsqueeze(1) & trades, settings)
     return change
 
@@ -674,7 +674,7 @@ def mark_bars(view: MarketView, stages: Sequence[Books], stage: Tensor, bars: Te
     width = max(1, MARKS_AT_ONCE // (shares.shape[0] * shares.shape[2]))
     values = []
     for held, bar in zip(torch.split(units, width, 1), torch.split(bars, width, 1), strict=True):
-        mark = view.mark.index_select(0, bar.flatten()).view(held.shape)
+        mark = view.mark_at(bar.flatten()).view(held.shape)
         value = held * mark
         values.append((value.round_() if is_exact else value).sum(2))
     return cash + torch.cat(values, 1) * (1.0 / USD_GRID)

@@ -17,6 +17,8 @@ from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
+CELLS_AT_ONCE = 1 << 20
+"""Bars times assets that are worked on together: a bound on the memory of copies."""
 BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
 
 
@@ -62,7 +64,7 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     """
     close = market.close.to(torch.float64)
     if kind == "cash":
-        return torch.zeros_like(close)
+        return torch.zeros_like(close[:1]).expand_as(close)
     priced = ~close.isnan()
     bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
     last = market.last_bar
@@ -73,8 +75,19 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     elif kind == "cap_weight":
         worth = _capitalise(market, chosen)
     else:
-        worth = _grow_from_session_start(market, chosen)
-    return worth / worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        # Some sessions at a time: the copies in between would take as much as the market.
+        worth = torch.empty_like(close)
+        for start, stop in pairwise(split_sessions(market)):
+            window = market.window(start, stop)
+            worth[start:stop] = _grow_from_session_start(window, chosen[start:stop])
+    return worth.div_(worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def split_sessions(market: MarketTensors) -> list[int]:
+    """Cut the bars into blocks of whole sessions, of about `CELLS_AT_ONCE`: their edges."""
+    starts = find_session_starts(market).nonzero().flatten()
+    block = starts * market.num_assets // CELLS_AT_ONCE
+    return [*starts[block.diff(prepend=block[:1] - 1) != 0].tolist(), market.num_bars]
 
 
 def find_session_starts(market: MarketTensors) -> Tensor:
@@ -144,14 +157,17 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
         held = weights[start]
         now = price[start + 1 : stop + 1]
         # A symbol without a price keeps its last one: prices do not come back after an end.
-        relative = torch.where(now.isnan(), _last_known(now, paid), now) / paid
+        relative = carry_forward(now, paid) / paid
         grown = torch.where(held > 0, held * relative, 0.0).sum(1) + (1 - held.sum())
         level[start + 1 : stop + 1] = level[start] * grown
     return level
 
 
-def _last_known(price: Tensor, before: Tensor) -> Tensor:
-    """Carry prices `[t, N]` forward, from `before` on."""
+def carry_forward(price: Tensor, before: Tensor) -> Tensor:
+    """Carry prices `[t, N]` forward over NaN, from `before` `[N]` on."""
+    unknown = price.isnan()
+    if not bool(unknown.any()):
+        return price
     rows = torch.arange(len(price), device=price.device).unsqueeze(1)
-    newest = torch.where(price.isnan(), -1, rows).cummax(0).values
+    newest = torch.where(unknown, -1, rows).cummax(0).values
     return torch.where(newest < 0, before, price.gather(0, newest.clamp_min(0)))

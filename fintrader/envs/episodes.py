@@ -53,7 +53,7 @@ def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:
 def is_listed(view: MarketView, bar: Tensor) -> Tensor:
     """Find the symbols `[B, N]` bool that an account may own at the start `bar` `[B]`: those with a
     price, and bars still to come."""
-    return (view.mark[bar] > 0) & (view.last_bar > bar.unsqueeze(1))
+    return (view.mark_at(bar) > 0) & (view.last_bar > bar.unsqueeze(1))
 
 
 def begin(
@@ -72,7 +72,7 @@ def begin(
     `[B]` overrides the random start where it is not negative. Shares of symbols that are not listed
     at the start are left out.
     """
-    last = view.mark.shape[0] - 1
+    last = len(view.quotes) - 1
     # A start leaves room for the fixed length, or for one step if episodes run to the window's end.
     length = torch.where(episode_bars > 0, torch.clamp(episode_bars, max=last), 1)
     bar = draw(key, episode, last - length + 1) if settings.random_start else torch.zeros_like(key)
@@ -80,7 +80,7 @@ def begin(
         bar = torch.where(start >= 0, start, bar)
     end = torch.where(episode_bars > 0, torch.clamp(bar + length, max=last), last)
     shares = torch.where(is_listed(view, bar), shares, 0.0)
-    equity = cash + in_usd(shares, view.mark[bar]).sum(1)
+    equity = cash + in_usd(shares, view.mark_at(bar)).sum(1)
     variance = torch.full_like(equity, SHARPE_PRIOR_VOLATILITY**2)
     memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
     finished = torch.zeros_like(bar, dtype=torch.bool)
@@ -123,12 +123,12 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
         account.equity / account.peak_equity - 1.0,
         torch.where(clock < 0, left / length, clock),
     )
-    mark = view.mark.index_select(0, account.bar).to(torch.float64)
+    mark = view.mark_at(account.bar).to(torch.float64)
     weights = account.shares * mark * (1.0 / safe).unsqueeze(1)
     return torch.cat((torch.stack(features, dim=1).to(dtype), weights.to(dtype)), dim=1)
 
 
 def observe(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:
     """Observe `[B, D]`, flat."""
-    rows = view.rows[account.bar]
+    rows = view.table[account.bar]
     return torch.cat((observe_private(view, account, dtype), rows.to(dtype)), dim=1)

@@ -15,7 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.envs.observation import ObservationLayout, ResetReturn, StepReturn
+from fintrader.envs.observation import MarketTable, ObservationLayout, ResetReturn, StepReturn
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError, EnvError
@@ -26,7 +26,7 @@ from fintrader.seeding import derive, draw_seed
 class SeveralEnvs:
     """Environments side by side as one `TrainingEnvironment`, gradients included.
 
-    Subclasses set `envs`, `settings`, `layout`, `np_random_seed` and `market_rows` `[T, L*W]`, and
+    Subclasses set `envs`, `settings`, `layout`, `np_random_seed` and `table` `[T, L*W]`, and
     define `shown_row`. Observations are `[B, D]`, or factored if the settings ask for it; the
     accounts of the first environment come first.
     """
@@ -34,7 +34,7 @@ class SeveralEnvs:
     envs: Sequence[TradingEnv]
     settings: EnvSettings
     layout: ObservationLayout
-    market_rows: Tensor
+    table: MarketTable
     np_random_seed: int
     """The seed that the accounts' random streams began with."""
 
@@ -118,13 +118,18 @@ class SeveralEnvs:
         clock = torch.cat([self.shown_row(k, obs["clock"]) for k, obs in enumerate(shown)])
         if self.settings.observation == "factored":
             return {"private": private, "clock": clock}
-        return self.layout.assemble(private, self.market_rows[clock])
+        return self.layout.assemble(private, self.table[clock])
+
+    @property
+    def market_rows(self) -> Tensor:
+        """The market's part of observations `[T, L*W]`; do not write to it."""
+        return self.table.whole
 
 
 class JoinedEnv(SeveralEnvs):
     """A `TradingEnv` for each piece.
 
-    With `observation: factored` the clock is a bar's number in `market_rows`, among the bars of all
+    With `observation: factored` the clock is a bar's number in `table`, among the bars of all
     pieces.
     """
 
@@ -166,9 +171,14 @@ class JoinedEnv(SeveralEnvs):
         return JoinedEnv(pieces, settings, device=self.device, seed=self.np_random_seed)
 
     @cached_property
-    def market_rows(self) -> Tensor:  # type: ignore[override]
+    def table(self) -> MarketTable:  # type: ignore[override]
         """Market rows `[T, L*W]` of the pieces, one after another."""
-        return torch.cat([env.market_rows for env in self.envs])
+        tables = [env.table for env in self.envs]
+        parts = [torch.cat(part) for part in zip(*(one.parts for one in tables), strict=True)]
+        first = torch.cat(
+            [torch.full((len(one),), at) for at, one in zip(self._offsets, tables, strict=False)]
+        )
+        return MarketTable(parts, tables[0].dtype, tables[0].lookback, first.to(self.device))
 
     def shown_row(self, number: int, clock: Tensor) -> Tensor:
         return clock + self._offsets[number]

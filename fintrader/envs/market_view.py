@@ -3,20 +3,32 @@ bar."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from fintrader.envs.benchmark import benchmark_kind, benchmark_level, held_weights
-from fintrader.envs.money import round_to_zero
-from fintrader.envs.observation import market_rows, session_clock
+from fintrader.envs.benchmark import (
+    CELLS_AT_ONCE,
+    BenchmarkKind,
+    benchmark_kind,
+    benchmark_level,
+    carry_forward,
+    held_weights,
+)
+from fintrader.envs.money import USD_GRID
+from fintrader.envs.observation import MarketTable, session_clock
 from fintrader.envs.settings import OTHERS, EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000
 """Nanoseconds of a year of 365 days."""
+# Rows of a bar's quotes.
+MOST, FILL, MARK = range(3)
+T = TypeVar("T")
 LARGEST = torch.finfo(torch.float32).max
 """Stands in for infinity, because infinity times 0 is NaN."""
 
@@ -40,19 +52,16 @@ class MarketView(NamedTuple):
     """A market made safe for arithmetic: no NaN, and 0 as the price of a symbol that cannot
     trade."""
 
-    mark: Tensor
-    """`[T, N]`: close, carried forward past a symbol's end; 0 before its first bar."""
-    fill: Tensor
-    """`[T, N]`: the price orders fill at in that bar, 0 where the symbol does not trade."""
-    buyable: Tensor
-    """`[T, N]` bool: positions may grow (tradable, a member, and not the symbol's last bar)."""
-    order_limit: Tensor
-    """`[T, N]` float32: most shares of one order; infinite without a limit."""
+    quotes: Tensor
+    """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices,
+    negative where a symbol may be sold only and 0 where it does not trade; and closes. Side by
+    side, so that a step, which goes from one bar's close through the next bar, reads one stretch of
+    memory. Prices are stored here alone."""
     inverse_root_volume: Tensor
     """`[T, N]` float32: 1 / sqrt(volume in shares), the largest number where nothing was traded."""
     spread: Tensor
     """`[N]` float64: half-spread as a share of the notional."""
-    rows: Tensor
+    table: MarketTable
     """`[T, L*W]`: the market's part of the observation."""
     benchmark: Tensor
     """`[T]` float64: logarithm of the benchmark portfolio's growth since the first bar."""
@@ -83,15 +92,57 @@ class MarketView(NamedTuple):
     """`[T]` float64: `time_left` at a bar's close; negative where the episode's own share
     counts."""
 
+    @property
+    def mark(self) -> Tensor:
+        """`[T, N]`: close, carried forward past a symbol's end; 0 before its first bar. A copy."""
+        return self.quotes[:, MARK] / USD_GRID
+
+    @property
+    def fill(self) -> Tensor:
+        """`[T, N]`: the price orders fill at in that bar, 0 where the symbol does not trade. A
+        copy."""
+        return self.quotes[:, FILL].abs() / USD_GRID
+
+    @property
+    def buyable(self) -> Tensor:
+        """`[T, N]` bool: positions may grow (tradable, a member, and not the symbol's last bar)."""
+        return self.quotes[:, FILL] > 0
+
+    @property
+    def order_limit(self) -> Tensor:
+        """`[T, N]` float32: most shares of one order; infinite without a limit."""
+        return self.quotes[:, MOST]
+
+    @property
+    def rows(self) -> Tensor:
+        """`[T, L*W]`: the whole table, a copy of the features."""
+        return self.table.whole
+
+    def mark_at(self, bar: Tensor) -> Tensor:
+        """Look up `mark` of the bars `[B]`."""
+        return self.quotes[:, MARK].index_select(0, bar) / USD_GRID
+
     def quote(self, bar: Tensor) -> Quote:
         """Look up prices and limits for orders that fill in the bars `[B]`."""
-        return Quote(
-            self.fill.index_select(0, bar).to(torch.float64),
-            self.buyable.index_select(0, bar),
-            self.order_limit.index_select(0, bar),
-            self.inverse_root_volume.index_select(0, bar),
-            self.spread,
-        )
+        limit, fill, _ = self.quotes.index_select(0, bar).unbind(1)
+        root = self.inverse_root_volume.index_select(0, bar)
+        price = fill.abs().to(torch.float64) / USD_GRID
+        return Quote(price, fill > 0, limit, root, self.spread)
+
+
+_kept: WeakKeyDictionary[MarketTensors, dict[Callable[..., Any], tuple[Any, Any]]]
+_kept = WeakKeyDictionary()
+"""The last result of each function of a market: environments, strategies and variations that agree
+in what it depends on share it."""
+
+
+def build_once(build: Callable[..., T], market: MarketTensors, *rules: Hashable) -> T:
+    """Return `build(market, *rules)`, built anew only when the rules are others than last time."""
+    kept = _kept.setdefault(market, {})
+    if build not in kept or kept[build][0] != rules:
+        kept[build] = rules, build(market, *rules)
+    result: T = kept[build][1]
+    return result
 
 
 def build_market_view(
@@ -102,42 +153,25 @@ def build_market_view(
     bars = market.num_bars
     if bars < 2:
         raise EnvError(f"the window holds {bars} bar(s); trading needs at least two")
-    close = market.close
-    priced = ~close.isnan()
-    steps = torch.arange(bars, device=close.device).unsqueeze(1)
-    # The newest bar with a price at or before t; the first row stands in where there is none (price
-    # 0 below).
-    newest = torch.where(priced, steps, 0).cummax(0).values
-    carried = torch.nan_to_num(close, nan=0.0).gather(0, newest)
-    final = market.last_bar
-    is_cut = (final >= 0) & (final < bars - 1)
-    last_bar = torch.where(is_cut, final, bars)
-    price = market.open if settings.fill == "next_open" else close
-    fill = torch.where(market.tradable, torch.nan_to_num(price, nan=0.0), 0.0)
-    volume = torch.where(market.tradable, market.volume, 0.0)
-    inverse_root_volume = torch.where(volume > 0, volume.rsqrt(), LARGEST)
+    last_bar = _find_cuts(market)
     event_row, splits, dividends = _index_events(market)
     ends = find_ends(last_bar, bars)
     kind = benchmark_kind(market, settings.benchmark)
-    weights = held_weights(market, kind)
-    shown = () if kind == "cash" else (market.member, weights)
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).to(torch.float64)
+    quotes, roots = build_once(
+        _quote_bars, market, settings.fill, settings.participation, settings.fractional
+    )
     return MarketView(
-        mark=carried.to(torch.float32).contiguous(),
-        fill=fill.to(torch.float32).contiguous(),
-        buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
-        order_limit=_limit_orders(volume, settings),
-        inverse_root_volume=inverse_root_volume.contiguous(),
+        quotes=quotes,
+        inverse_root_volume=roots,
         spread=half_spreads(market, settings),
-        rows=market_rows(
-            (market.features, market.tradable, *shown, market.context), obs_dtype, settings.lookback
-        ),
-        benchmark=benchmark_level(market, weights).log(),
+        table=build_once(_lay_table, market, kind, obs_dtype, settings.lookback),
+        benchmark=build_once(_hold_benchmark, market, kind)[1],
         last_bar=last_bar,
         years=nanoseconds / _YEAR_NS,
         risk_off=_mark_turbulence(market, settings),
         ends=ends,
-        has_ends=bool(is_cut.any()),
+        has_ends=bool(ends.any()),
         event_row=event_row,
         splits=splits,
         dividends=dividends,
@@ -172,17 +206,71 @@ def count_changes(ends: Tensor, event_row: Tensor, settings: EnvSettings) -> int
     return int(count.max())
 
 
-def _limit_orders(volume: Tensor, settings: EnvSettings) -> Tensor:
-    """Compute the most shares of one order from volumes `[T, N]`."""
-    if settings.participation == "none":
-        return torch.full_like(volume, torch.inf)
-    if not bool((volume > 0).any()):
+def _find_cuts(market: MarketTensors) -> Tensor:
+    """Find `MarketView.last_bar`."""
+    final = market.last_bar
+    bars = market.num_bars
+    return torch.where((final >= 0) & (final < bars - 1), final, bars)
+
+
+def _quote_bars(
+    market: MarketTensors, fill: str, participation: float | Literal["none"], fractional: bool
+) -> tuple[Tensor, Tensor]:
+    """Compute `quotes` and `inverse_root_volume` of a view, some bars at a time: the copies in
+    between would take several times the result."""
+    shape = market.close.shape
+    quotes = torch.empty(shape[0], 3, shape[1], dtype=torch.float32, device=market.device)
+    roots = torch.empty(shape, dtype=torch.float32, device=market.device)
+    last_bar = _find_cuts(market)
+    known = torch.zeros(shape[1], device=market.device)
+    every = torch.arange(shape[0], device=market.device)
+    for bars in torch.split(every, -(-CELLS_AT_ONCE // shape[1])):
+        rows = slice(int(bars[0]), int(bars[-1]) + 1)
+        tradable = market.tradable[rows]
+        mark = carry_forward(market.close[rows], known)
+        known = mark[-1]
+        price = (market.open if fill == "next_open" else market.close)[rows]
+        price = torch.where(tradable, torch.nan_to_num(price, nan=0.0), 0.0)
+        volume = torch.where(tradable, market.volume[rows], 0.0)
+        if participation == "none":
+            limit = torch.full_like(volume, torch.inf)
+        else:
+            limit = volume.to(torch.float64) * participation
+        buyable = tradable & market.member[rows] & (bars.unsqueeze(1) < last_bar)
+        quotes[rows] = pack_quotes(limit if fractional else limit.trunc(), price, buyable, mark)
+        roots[rows] = torch.where(volume > 0, volume.rsqrt(), LARGEST)
+    if participation != "none" and not bool((roots < LARGEST).any()):
         raise EnvError(
             "the bars hold no volume, of which an order may take a share; set env.participation to"
             " none to fill orders of any size"
         )
-    limit = round_to_zero(volume.to(torch.float64) * settings.participation, settings)
-    return limit.to(torch.float32).contiguous()
+    return quotes, roots
+
+
+def pack_quotes(limit: Tensor, price: Tensor, buyable: Tensor, mark: Tensor) -> Tensor:
+    """Pack `MarketView.quotes` `[t, 3, N]` from limits, fill prices in USD, flags and closes in
+    USD, `[t, N]` each."""
+    signed = torch.where(buyable, price, -price) * USD_GRID
+    parts = limit, signed, mark * USD_GRID
+    return torch.stack([part.to(torch.float32) for part in parts], dim=1)
+
+
+def _hold_benchmark(market: MarketTensors, kind: BenchmarkKind) -> tuple[Tensor, Tensor]:
+    """Compute the benchmark's weights `[T, N]` float32 and the logarithm of its growth `[T]`."""
+    weights = held_weights(market, kind)
+    if kind == "cash":
+        return weights, torch.zeros(market.num_bars, dtype=torch.float64, device=market.device)
+    return weights.to(torch.float32), benchmark_level(market, weights).log()
+
+
+def _lay_table(
+    market: MarketTensors, kind: BenchmarkKind, dtype: torch.dtype, lookback: int
+) -> MarketTable:
+    shown: tuple[Tensor, ...] = ()
+    if kind != "cash":
+        shown = market.member, build_once(_hold_benchmark, market, kind)[0]
+    parts = market.features, market.tradable, *shown, market.context
+    return MarketTable(parts, dtype, lookback)
 
 
 def half_spreads(market: MarketTensors, settings: EnvSettings) -> Tensor:

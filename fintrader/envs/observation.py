@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import gymnasium
@@ -288,19 +289,55 @@ def observation_space(
     return gymnasium.spaces.Dict({"private": box(layout.private_width), "clock": clock})
 
 
-def market_rows(parts: Sequence[Tensor], dtype: torch.dtype, lookback: int = 1) -> Tensor:
-    """Lay out the market's part of all observations, `[T, L*W]`, from features, tradable, (member,
-    benchmark,) context, `[T, ...]` each.
+class MarketTable:
+    """The market's part of all observations, `[T, L*W]`: its rows are laid out where they are read,
+    so that the features, most of a market, stay where it keeps them.
 
-    Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With a lookback the
-    rows overlap in memory, so that each bar is stored once. Do not write to them.
+    Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With several pieces
+    of a market, `first` `[T]` is the first bar of each bar's piece.
     """
-    rows = torch.cat([part.flatten(1).to(dtype) for part in parts], dim=1).contiguous()
-    if lookback == 1:
-        return rows
-    bars, width = rows.shape
-    padded = torch.cat((rows[:1].expand(lookback - 1, width), rows)).contiguous()
-    return padded.as_strided((bars, lookback * width), (width, 1))
+
+    def __init__(
+        self,
+        parts: Sequence[Tensor],
+        dtype: torch.dtype = torch.float32,
+        lookback: int = 1,
+        first: Tensor | None = None,
+    ) -> None:
+        """`parts`: features, tradable, (member, benchmark,) context, `[T, ...]` each."""
+        self.parts = [part.flatten(1) for part in parts]
+        self.dtype = dtype
+        self.lookback = lookback
+        self.first = first
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, bars: Tensor) -> Tensor:
+        """Lay out the rows `[U, L*W]` of the bars with these numbers `[U]`."""
+        if self.lookback == 1:
+            return self.show_bars(bars)
+        back = torch.arange(self.lookback - 1, -1, -1, device=bars.device)
+        shown = bars.unsqueeze(1) - back
+        first = 0 if self.first is None else self.first[bars].unsqueeze(1)
+        return self.show_bars(shown.clamp(min=first).flatten()).view(len(bars), -1)
+
+    def show_bars(self, bars: Tensor) -> Tensor:
+        """Lay out the newest bar alone of the rows with these numbers, `[U, W]`."""
+        return torch.cat([part.index_select(0, bars).to(self.dtype) for part in self.parts], dim=1)
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """All rows. With a lookback those of one piece overlap in memory, so that each bar is stored
+        once. Do not write to them."""
+        if self.lookback > 1 and self.first is not None:
+            return self[torch.arange(len(self), device=self.first.device)]
+        rows = torch.cat([part.to(self.dtype) for part in self.parts], dim=1)
+        if self.lookback == 1:
+            return rows
+        bars, width = rows.shape
+        padded = torch.cat((rows[:1].expand(self.lookback - 1, width), rows))
+        return padded.as_strided((bars, self.lookback * width), (width, 1))
 
 
 def session_clock(session: Tensor, clock: Literal["episode", "session", "none"]) -> Tensor:

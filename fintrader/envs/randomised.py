@@ -29,6 +29,7 @@ from fintrader.envs.market_view import (
     count_changes,
     find_ends,
     half_spreads,
+    pack_quotes,
 )
 from fintrader.envs.money import round_to_zero
 from fintrader.envs.settings import EnvSettings
@@ -84,7 +85,7 @@ def chain_prices(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> MarketView:
-    """Make the market that plays the bars `source` `[T]`; its `rows` keep the order of the
+    """Make the market that plays the bars `source` `[T]`; its `table` keeps the order of the
     original."""
     bars = len(source)
     price, ratio = chain_prices(view.mark, source)
@@ -98,13 +99,12 @@ def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> Ma
     grown = view.benchmark.diff(prepend=view.benchmark[:1])[source]
     grown[0] = 0.0
     inverse_root_volume = view.inverse_root_volume[source] * ratio.sqrt()
+    limit = round_to_zero(view.order_limit[source] / ratio, settings)
+    buyable = view.buyable[source] & (steps <= last_bar)
     event_row = happens.cumsum(0) * happens
     ends = find_ends(last_bar, bars)
     return view._replace(
-        mark=price.to(torch.float32),
-        fill=(view.fill[source] * ratio).to(torch.float32),
-        buyable=view.buyable[source] & (steps <= last_bar),
-        order_limit=round_to_zero(view.order_limit[source] / ratio, settings).to(torch.float32),
+        quotes=pack_quotes(limit, view.fill[source] * ratio, buyable, price),
         inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).to(torch.float32),
         benchmark=grown.cumsum(0),
         last_bar=last_bar,
@@ -145,7 +145,6 @@ class _Variant(TradingEnv):
             session = env.market.session.cpu()
             self.source = draw_bars(session, asked.block_sessions, draws).to(env.device)
             view = resample_view(view, self.source, settings)
-        self.view = view  # in place of the unchanged market's view
         super().__init__(
             env.market,
             settings,
@@ -154,6 +153,7 @@ class _Variant(TradingEnv):
             autoreset_mode=env.autoreset_mode,
             engine=env.wanted_engine,
         )
+        self.view = view  # in place of the unchanged market's view
 
     def shown_bar(self, clock: Tensor) -> Tensor:
         """Find the original bars shown at bars `clock` `[B]` of this variant."""
@@ -166,8 +166,7 @@ class RandomisedEnv(SeveralEnvs):
 
     Observations `[B, D]`, or factored with the original's bar as the clock; actions `[B, N]`. It is
     a `TrainingEnvironment`, gradients included, and records nothing. With `block_sessions` each
-    variant has its own prices and limits, 17 bytes for each asset and bar (and the kernels' copies
-    of them), but no features.
+    variant has its own prices and limits, 16 bytes for each asset and bar, but no features.
     """
 
     def __init__(self, env: TradingEnv, *, seed: int | None = None) -> None:
@@ -186,7 +185,7 @@ class RandomisedEnv(SeveralEnvs):
         self.settings = env.settings
         self.market = env.market
         self.layout = env.layout
-        self.market_rows = env.market_rows
+        self.table = env.table
         self.differentiable = env.settings.fractional
         self.np_random_seed = draw_seed() if seed is None else seed
         variants = range(env.settings.randomise.variants)

@@ -33,6 +33,7 @@ from fintrader.envs.fast.buffers import Generation, StepResult
 from fintrader.envs.fast.step import FusedStep
 from fintrader.envs.market_view import MarketView, build_market_view
 from fintrader.envs.observation import (
+    MarketTable,
     ResetReturn,
     StepReturn,
     observation_space,
@@ -202,13 +203,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.copies = copy
         self.engine, kernel = choose_engine(engine, settings, self.device, record=record)
         """Name of the engine that steps the accounts, as in `engine_for`."""
-        common = (self.view, settings, self.reward, self.num_envs)
-        self._fused: Any = None
-        """The kernel: `FusedStep`, `TritonStep`, or None."""
-        if kernel is not None:
-            resets = self.autoreset_mode is AutoresetMode.SAME_STEP
-            reuse = {"reuse": not copy} if self.engine == "triton" else {}
-            self._fused = kernel(*common, resets=resets, **reuse)
+        self._kernel = kernel
+        self.view: MarketView = build_market_view(self.market, settings, self._obs_dtype)
+        """The market as accounts read it; do not write to it."""
         self.start_groups = start_groups(settings, self.num_envs)
         given = draw_seed() if seed is None else seed
         self._seed: int | list[int] | None = seed_numbers(given, self.num_envs)
@@ -283,14 +280,26 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return self.account.equity
 
     @cached_property
-    def view(self) -> MarketView:
-        """The market as accounts read it; do not write to it."""
-        return build_market_view(self.market, self.settings, self._obs_dtype)
+    def _fused(self) -> Any:
+        """The kernel: `FusedStep`, `TritonStep`, or None. Made for the first step, because an
+        environment that is only converted for training needs no flat rows."""
+        if self._kernel is None:
+            return None
+        resets = self.autoreset_mode is AutoresetMode.SAME_STEP
+        reuse = {"reuse": not self.copies} if self.engine == "triton" else {}
+        common = (self.view, self.settings, self.reward, self.num_envs)
+        return self._kernel(*common, resets=resets, **reuse)
 
     @property
     def market_rows(self) -> Tensor:
-        """The market's part of observations `[T, L*W]`, in their dtype; do not write to it."""
-        return self.view.rows
+        """The market's part of observations `[T, L*W]`, in their dtype; do not write to it. A copy
+        of the features, laid out when it is first asked for."""
+        return self.table.whole
+
+    @property
+    def table(self) -> MarketTable:
+        """Rows of `market_rows`, laid out as they are read."""
+        return self.view.table
 
     def state_dict(self) -> dict[str, Tensor]:
         """Collect the state for a bit-exact continuation (without market and settings)."""

@@ -7,18 +7,19 @@ The report lists faults and gaps of a set of bars, by symbol and day, as JSON an
 from __future__ import annotations
 
 import html
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from fintrader.bars.bars import Bars, bar_length, concat
+from fintrader.bars.bars import COLUMNS, Bars, bar_length, concat, wrap_columns
 from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.checks import KINDS, Fault, find_faults
 from fintrader.bars.chunks import verify_store
@@ -28,7 +29,8 @@ from fintrader.bars.corporate_actions import (
     load_actions,
     with_announced,
 )
-from fintrader.bars.sources.bar_files import own_files, read_columns, read_files
+from fintrader.bars.sources.bar_files import iterate, own_files, read_columns, read_files
+from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.vendor import Request, VendorFeed
@@ -220,11 +222,65 @@ def quality_report(
     """
     settings = settings.effective()
     with progress.task("quality", total=2) as task:
-        bars, announced = read_source(settings, cache, progress)
-        task.advance(note=f"{len(bars)} rows read")
-        report = examine(bars, settings, announced)
+        with tempfile.TemporaryFile() as scratch:
+            feed = open_raw(settings, cache, progress, scratch)
+            task.advance(note=f"{len(feed.symbols)} symbols read")
+            report = examine(feed, settings)
         task.advance()
     return report
+
+
+class RawRows:
+    """Rows as they are and in their order, in a file: those of one symbol at a time are in
+    memory."""
+
+    actions: tuple[Action, ...] = ()
+    """Splits and dividends that the source itself announces."""
+
+    def __init__(self, batches: Iterable[Bars], scratch: IO[bytes]) -> None:
+        """Write the rows to the empty file `scratch`, which stays open."""
+        self._file = scratch
+        self._places: dict[str, list[tuple[int, int]]] = {}
+        for batch in batches:
+            self._names = (*COLUMNS, *batch.extras)
+            self._origin = batch.origin
+            by_symbol = batch.take(np.argsort(batch.symbol, kind="stable")).by_symbol()
+            for name, rows in by_symbol.items():
+                columns = {**vars(rows), **rows.extras}
+                values = rows.ts.view(np.float64), *(columns[one] for one in self._names)
+                self._places.setdefault(name, []).append((self._file.tell(), len(rows)))
+                self._file.write(np.stack(values).data)
+        self.symbols = sorted(self._places)
+
+    def bars(self, symbol: str) -> Bars:
+        """Read all rows of one symbol."""
+        parts = []
+        for place, rows in self._places[symbol]:
+            self._file.seek(place)
+            stored = self._file.read(8 * rows * (1 + len(self._names)))
+            parts.append(np.frombuffer(stored).reshape(-1, rows))
+        ts, *columns = np.concatenate(parts, axis=1)
+        values = dict(zip(self._names, columns, strict=True))
+        extras = {name: values.pop(name) for name in self._names[len(COLUMNS) :]}
+        return wrap_columns(symbol, ts.view(np.int64), values, self._origin, extras=extras)
+
+
+def open_raw(
+    settings: DataSettings, cache: Path | None, progress: Progress, scratch: IO[bytes]
+) -> Feed | RawRows:
+    """Read files in pieces to `scratch`, or open another source. Raises DataError."""
+    source = settings.source
+    if not isinstance(source, FilesSettings):
+        feed = open_source(settings, cache)
+        feed.prepare(progress)
+        return feed
+    files = own_files(source, settings.bar_path)
+    batches = (
+        replace(batch, ts=day_starts(settings.calendar, source.timezone, batch.ts))
+        for file in files
+        for batch in iterate(file, source, is_alone=len(files) == 1)
+    )
+    return RawRows(batches, scratch)
 
 
 def read_source(
@@ -243,33 +299,33 @@ def read_source(
 
 
 def examine(
-    bars: Bars,
-    settings: DataSettings,
-    announced: Sequence[Action] = (),
-    *,
-    now: float | None = None,
+    feed: Feed | RawRows, settings: DataSettings, *, now: float | None = None
 ) -> QualityReport:
-    """Report on bars in memory. Splits are compared with the declared and the `announced` ones."""
-    if len(bars) == 0:
-        raise DataError(f"{bars.origin}: no bars to examine")
-    grid = _lay_grid(bars, settings, now)
-    bars = as_traded(bars, factor_column(settings))
-    actions, _ = with_announced(load_actions(settings.actions), announced)
-    feed = open_daily(settings)
-    daily = None if feed is None else read_daily(feed, bars.symbols)
-    faults = find_faults(bars, grid, actions=actions, daily=daily, now=now)
+    """Report on a feed's bars. Splits are compared with the declared and the announced ones."""
+    wanted = settings.universe.symbols
+    symbols = tuple(name for name in feed.symbols if not wanted or name in wanted)
+
+    def read() -> Iterator[Bars]:
+        for name in symbols:
+            yield as_traded(feed.bars(name).without_empty(), factor_column(settings))
+
+    grid = _lay_grid(read(), settings, now)
+    actions, _ = with_announced(load_actions(settings.actions), feed.actions)
+    other = open_daily(settings)
+    daily = None if other is None else read_daily(other, symbols)
+    faults = find_faults(read(), grid, actions=actions, daily=daily, now=now)
     dates = tuple(str(day) for day in grid.dates)
     minutes = grid.session_minutes
     early = np.flatnonzero(minutes < minutes.max())
     return QualityReport(
         calendar=settings.calendar,
-        rows=len(bars),
-        symbols=bars.symbols,
+        rows=sum(map(len, read())),
+        symbols=symbols,
         sessions=dates,
         bar_minutes=grid.bar_minutes,
         minutes=tuple(minutes.tolist()),
         early_closes=tuple(dates[session] for session in early),
-        coverage=tuple(_measure_coverage(bars, grid)),
+        coverage=tuple(_measure_coverage(bars, grid) for bars in read()),
         kinds=dict(sorted(Counter(fault.kind for fault in faults).items())),
         faults=tuple(faults),
     )
@@ -339,27 +395,31 @@ def coverage_figure(report: QualityReport) -> Any:
     return figure
 
 
-def _lay_grid(bars: Bars, settings: DataSettings, now: float | None) -> SessionGrid:
+def _lay_grid(parts: Iterable[Bars], settings: DataSettings, now: float | None) -> SessionGrid:
     """Lay the grid from the first bar to the last that is not of the future, with the length that
     the bars of the longest symbol have."""
     latest = (time.time() if now is None else now) * 1e9
-    past = bars.ts[bars.ts <= latest]
-    if len(past) == 0:
+    edges: list[int] = []
+    longest = None
+    for bars in parts:
+        past = bars.ts[bars.ts <= latest]
+        edges += [past.min(), past.max()] if len(past) else []
+        longest = bars if longest is None or len(bars) > len(longest) else longest
+    if longest is None or len(longest) == 0:
+        raise DataError(f"{settings.bar_path}: no bars to examine")
+    if not edges:
         raise DataError(
-            f"{bars.origin}: every bar lies in the future; check the times and data.source.timezone"
+            f"{longest.origin}: every bar lies in the future; check the times and"
+            " data.source.timezone"
         )
-    longest = bars.take(bars.symbol == np.bincount(bars.symbol).argmax()).sorted()
-    return lay_grid(settings, (past.min(), past.max()), bar_length(longest))
+    return lay_grid(settings, (min(edges), max(edges)), bar_length(longest.sorted()))
 
 
-def _measure_coverage(bars: Bars, grid: SessionGrid) -> Iterator[tuple[float | None, ...]]:
-    """Yield `QualityReport.coverage`, symbol by symbol."""
-    at = grid.locate(bars.ts)
-    rows = np.unique(np.stack([bars.symbol[at >= 0].astype(np.int64), at[at >= 0]], axis=1), axis=0)
-    counts = np.zeros((len(bars.symbols), grid.num_sessions))
-    np.add.at(counts, (rows[:, 0], grid.session[rows[:, 1]]), 1)
+def _measure_coverage(bars: Bars, grid: SessionGrid) -> tuple[float | None, ...]:
+    """Measure a symbol's line of `QualityReport.coverage`."""
+    at = np.unique(grid.locate(bars.ts))
+    counts = np.bincount(grid.session[at[at >= 0]], minlength=grid.num_sessions)
     share = np.round(counts / np.diff(grid.first_bar), 4)
-    for line in share:
-        days = np.flatnonzero(line)
-        listed = range(days[0], days[-1] + 1) if len(days) else range(0)
-        yield tuple(float(value) if day in listed else None for day, value in enumerate(line))
+    days = np.flatnonzero(share)
+    listed = range(days[0], days[-1] + 1) if len(days) else range(0)
+    return tuple(float(value) if day in listed else None for day, value in enumerate(share))

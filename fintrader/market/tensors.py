@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,13 +239,15 @@ class MarketTensors:
         """The symbols, and the times of the first bar and the last."""
         return BarSpan(self.symbols, int(self.minutes[0]), int(self.minutes[-1]))
 
-    @property
+    @cached_property
     def last_bar(self) -> Tensor:
         """`[N]` int64: the last bar at which the symbol has a price (T - 1 unless it ended
         earlier), -1 if never."""
-        listed = ~torch.isnan(self.close)
+        last = torch.full((self.num_assets,), self.num_bars - 1, device=self.device)
+        ended = self.close[-1].isnan().nonzero().flatten()  # the others need no look at all bars
         steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
-        return (listed * steps).amax(dim=0) - 1
+        last[ended] = (~self.close[:, ended].isnan() * steps).amax(dim=0) - 1
+        return last
 
     @property
     def adjusted_close(self) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fintrader.agents.settings import OffPolicySettings
 from fintrader.config import validate
 from fintrader.errors import ConfigError
 from fintrader.market.synthetic import SyntheticSettings
@@ -28,8 +29,8 @@ SYMBOLS = 8
 COMPILING_SECONDS = 25.0
 """The first run on a machine compiles the environment's code."""
 MAIN_BYTES = 700 << 20
-POD_BYTES = 450 << 20
-"""Memory of the command itself and of a pod, without their market: mostly torch."""
+POD_BYTES = 600 << 20
+"""Memory of the command itself and of a pod, without their market: mostly torch, and compiling."""
 _ONLY_LENGTH = frozenset(
     {"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"}
 )
@@ -121,7 +122,12 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     stored = like.market_bytes if like is not None and like.config.data == config.data else None
     market = stored or _market_bytes(config)
     pods = _at_once(settings)
-    needed = None if market is None else MAIN_BYTES + 2 * market + pods * (POD_BYTES + market)
+    needed = None
+    if market is not None:
+        # Prices as accounts read them, and rows of the windows that are scored, are a pod's own;
+        # the pages of the market's file are shared. Twice that file: also for the null model.
+        own = POD_BYTES + market // 2 + _experience_bytes(config)
+        needed = MAIN_BYTES + 2 * market + pods * own
     free = measure_free_memory(HOST)
     sure: Sure
     if likely is not None:
@@ -187,7 +193,7 @@ def _shape(config: RunConfig) -> tuple[int | None, int | None]:
 
 
 def _market_bytes(config: RunConfig) -> int | None:
-    """Bytes of the market's tensors: three prices, the features, two flags."""
+    """Bytes of the market's tensors: two prices and a volume, the features, two flags."""
     bars, symbols = _shape(config)
     if bars is None or symbols is None:
         return None
@@ -196,4 +202,15 @@ def _market_bytes(config: RunConfig) -> int | None:
         + len(config.data.features.extra)
         + len(config.data.features.extra_raw)
     )
-    return bars * symbols * (3 * 8 + 4 * features + 2)
+    return bars * symbols * (3 * 4 + 4 * features + 2)
+
+
+def _experience_bytes(config: RunConfig) -> int:
+    """Bytes of the steps that an agent stores to learn from: numbers for each symbol."""
+    symbols = _shape(config)[1] or SYMBOLS
+    return max(
+        agent.buffer_size * 12 * symbols
+        if isinstance(agent, OffPolicySettings)
+        else agent.num_steps * config.env.num_envs * 24 * symbols
+        for agent in config.agents
+    )

@@ -10,6 +10,7 @@ from fintrader.agents import (
     Budget,
     load_policy,
     make_agent,
+    off_policy,
     read_agent_state,
     save_policy,
     train,
@@ -283,3 +284,24 @@ def test_only_steps_by_a_graph_reuse_their_memory(algo, randomise, copies):
 def test_apg_needs_an_environment_that_can_be_differentiated():
     with pytest.raises(ConfigError, match="apg"):
         make_agent(agent_settings("apg", {}), Identity().layout)
+
+
+@pytest.mark.parametrize("algo", mostly_slow("sac", every=("sac", "td3", "redq")))
+def test_batches_in_parts_have_the_gradient_of_the_whole(algo, monkeypatch):
+    settings = agent_settings(algo, {"network": {"hidden": [8]}, "learning_starts": 32})
+
+    def run():
+        env = rising_market_env()
+        agent = make_agent(settings, env.layout, seed=3)
+        train(agent, env, Budget(env_steps=env.num_envs * 8))
+        return agent.state_dict()
+
+    whole = run()
+    # A width that does not divide the batch: the last part is smaller.
+    monkeypatch.setattr(off_policy, "CELLS_AT_ONCE", 100 * rising_market().num_assets)
+    in_parts = run()
+    changed = 0
+    for name, value in whole.items():
+        torch.testing.assert_close(in_parts[name], value, rtol=1e-4, atol=1e-6)
+        changed += int(not torch.equal(in_parts[name], value))
+    assert changed  # sums in another order

@@ -24,7 +24,7 @@ from fintrader.agents.normalisation import Batch
 from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
-from fintrader.envs.observation import split_market, window_of
+from fintrader.envs.observation import MarketTable, split_market, window_of
 from fintrader.errors import ConfigError
 from tests.engines.tiny import agent_settings
 from tests.factories import make_market
@@ -169,7 +169,7 @@ def test_a_clock_says_what_the_row_says(kind, encoder, bars):
     for parameter in modules.parameters():
         nn.init.normal_(parameter, std=0.3)
     normalise = policy.normaliser
-    table = torch.randn(9, layout.market_width)
+    table = MarketTable((torch.randn(9, layout.row_width),), lookback=bars)
     normalise.update_market(table)
     bar = torch.tensor([4, 0, 4, 8, 8, 4, 2])
     latent = torch.randn(7, 6)

@@ -3,7 +3,7 @@ import torch
 
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.envs import ObservationLayout
-from fintrader.envs.observation import FlatLayout, statistic_groups
+from fintrader.envs.observation import FlatLayout, MarketTable, statistic_groups
 from fintrader.errors import ConfigError
 
 LAYOUT = ObservationLayout(5, 3, 2)
@@ -42,9 +42,7 @@ def test_a_table_is_known_from_the_start(lookback):
     normaliser = ObservationNormaliser(layout)
     bars = 5_000
     rows = torch.randn(bars, layout.row_width, generator=torch.Generator().manual_seed(0)) * 3 + 7
-    table = torch.cat(
-        [rows[(torch.arange(bars) - back).clamp_min(0)] for back in range(lookback)][::-1], dim=1
-    )
+    table = MarketTable((rows,), lookback=lookback)
     normaliser.update(
         torch.ones(6, layout.private_width + 1)
     )  # clocked: says nothing of the market
@@ -70,8 +68,7 @@ def test_a_table_is_known_from_the_start(lookback):
 def test_what_is_private_goes_on_merging_and_the_market_stays():
     flat = ObservationNormaliser(LAYOUT)
     clocked = ObservationNormaliser(LAYOUT)
-    table = torch.randn(30, LAYOUT.market_width)
-    clocked.update_market(table)
+    clocked.update_market(MarketTable((torch.randn(30, LAYOUT.market_width),)))
     before = clocked.state_dict()["mean"].clone()
     private = LAYOUT.account_width + 1
     for seed, count in enumerate((1, 9, 30)):

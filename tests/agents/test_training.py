@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -286,3 +287,24 @@ def test_step_sizes_fall_to_zero_over_the_budget(algo, tmp_path):
         train(agent, market_env(), Budget(env_steps=steps), folder=tmp_path, on_progress=look)
         assert [found for found, _ in seen] == pytest.approx([first * left for _, left in seen])
         assert rate() == 0
+
+
+@pytest.mark.parametrize("values", [{"anneal": True}, {"pipeline": True}])
+def test_replay_agents_stop_within_a_step_of_their_budget(values, tmp_path):
+    """130 env-steps of 8 accounts are 17 steps: no multiple of those between two reports."""
+    settings = agent_settings("sac", {"network": {"hidden": [8]}, "learning_starts": 16, **values})
+
+    def run(*shares):
+        for share in shares:
+            agent = make_agent(settings, market_env().layout, seed=5)
+            folder = tmp_path / str(len(shares))
+            found = train(agent, market_env(), Budget(env_steps=130), folder=folder, share=share)
+            assert found.env_steps == 8 * math.ceil(130 * share / 8)
+        return getattr(agent, "agent", agent)
+
+    undisturbed = run(1.0)
+    assert undisturbed.learned == 16  # one update a step, from the second step on
+    if "anneal" in values:  # a pause takes over a pipelined agent's weights a step earlier
+        paused = run(0.3, 0.77, 1.0).state_dict()
+        for name, value in undisturbed.state_dict().items():
+            assert torch.equal(paused[name], value), name

@@ -61,7 +61,7 @@ def stored(path, kind="market_once", *, head="auto", members=1):
             for parameter in agent.actor.parameters():
                 parameter.mul_(3.0)
         agent.normaliser.update(env.reset(seed=seed)[0][:, : agent.normaliser.private] * 2 + 1)
-        agent.normaliser.update_market(env.market_rows)
+        agent.normaliser.update_market(env.table)
         policies.append(agent.policy)
     policy = policies[0] if members == 1 else EnsemblePolicy(policies)
     save_policy(path, policy, {"score": 1.0}, market=HOME)

@@ -1,5 +1,6 @@
 """Small tables of minute bars as a user would bring them, for the data tests."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 
 from fintrader.bars.bars import Bars
 from fintrader.config import validate
+from fintrader.market.inspect import RawRows
 from fintrader.market.settings import DataSettings
 from tests import ROOT
 
@@ -107,3 +109,12 @@ def assert_same_market(one, other):
     """Every array to the last bit, NaN where NaN."""
     for name, tensor in one.arrays():
         np.testing.assert_array_equal(tensor.numpy(), getattr(other, name).numpy(), err_msg=name)
+
+
+def raw_rows(bars, announced=()):
+    """Bars as a report on their quality reads them: in two pieces."""
+    half = len(bars) // 2
+    pieces = [bars.take(slice(0, half)), bars.take(slice(half, None))]
+    rows = RawRows(pieces, io.BytesIO())
+    rows.actions = tuple(announced)
+    return rows

@@ -17,6 +17,7 @@ from tests.bars.tables import (
     file_settings,
     merged,
     minute_table,
+    raw_rows,
     write_csv,
 )
 from tests.engines import partial_faults as engine
@@ -45,7 +46,7 @@ def found(market, table, folder, scale=1.0):
     path = write_csv(folder, days_of(market, scale), "days.csv")
     length = market.grid.bar_minutes
     settings = DataSettings(calendar=market.grid.calendar, bar_minutes=length, daily=str(path))
-    faults = examine(engine.as_bars(table), settings).faults
+    faults = examine(raw_rows(engine.as_bars(table)), settings).faults
     wanted = ("misaligned", "unlike_daily", "price_spike")
     return [(fault.kind, fault.day) for fault in faults if fault.kind in wanted]
 
@@ -131,5 +132,5 @@ def test_real_minutes_agree_with_real_days():
     table = pd.read_parquet(REAL_2016)
     table["ts"] = table.ts.dt.tz_localize(None)
     daily = REAL_FOLDER / "daily_n100_20151001_20180215.parquet"
-    faults = examine(as_bars(table), DataSettings(daily=str(daily))).faults
+    faults = examine(raw_rows(as_bars(table)), DataSettings(daily=str(daily))).faults
     assert not {fault.kind for fault in faults} & {"misaligned", "unlike_daily"}

@@ -11,11 +11,12 @@ MARKET = make_market(90, 3, session_bars=10)
 PIECES = (MARKET.window(0, 30), MARKET.window(50, 90))
 
 
+@pytest.mark.parametrize("lookback", [1, 3])
 @pytest.mark.parametrize("observation", ["flat", "factored"])
-def test_every_piece_is_the_environment_it_would_be_alone(observation):
+def test_every_piece_is_the_environment_it_would_be_alone(observation, lookback):
     """What accounts see and earn, bit for bit; a clock counts the bars of the pieces, one after
     another."""
-    settings = EnvSettings(num_envs=7, episode_bars=12, observation=observation)
+    settings = EnvSettings(num_envs=7, episode_bars=12, observation=observation, lookback=lookback)
     joined = JoinedEnv(PIECES, settings, seed=3)
     alone = [
         TradingEnv(piece, settings, num_envs=count, seed=derive(3, "piece", number))
@@ -23,6 +24,7 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation):
     ]
     rows = torch.cat([env.market_rows for env in alone])
     assert torch.equal(joined.market_rows, rows)
+    assert torch.equal(joined.table[torch.arange(70)], rows)
 
     def flat(shown):
         if observation == "flat":

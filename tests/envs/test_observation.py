@@ -92,6 +92,8 @@ def test_factored_observation_assembles_to_the_flat_one(dtype, lookback):
         )
         a, *_, flat_info = flat.step(action)
         b, *_, factored_info = factored.step(action)
+        shown = factored.table[b["clock"]]
+        assert torch.equal(shown, factored.market_rows[b["clock"]])
         final = factored_info["final_obs"]
         whole = factored.layout.assemble(final["private"], factored.market_rows[final["clock"]])
         assert torch.equal(flat_info["final_obs"], whole)

@@ -1,9 +1,14 @@
 """What is said of a run before it starts: what is missing, how long it will take."""
 
+import contextlib
 import json
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from fintrader.config import list_models, refuse_secret, validate
 from fintrader.market.settings import DataSettings
@@ -183,3 +188,44 @@ def test_pods_wait_and_retry_as_the_configuration_says(tmp_path, monkeypatch):
 
     found = search(asked, asked.folder, tmp_path / "market.safetensors", race=race)
     assert found == asked.operations
+
+
+def list_tree(pid):
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return [pid, *(below for child in children for below in list_tree(child))]
+
+
+def measure_memory(pid):
+    """Bytes of a process and all below it; pages that several share count once."""
+    total = 0
+    for one in list_tree(pid):
+        for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines():
+            total += int(line.split()[1]) * 1024 if line.startswith("Pss:") else 0
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_what_a_run_takes(tmp_path):
+    """A market of 160 MB; all stages, two pods at once."""
+    source = {"kind": "synthetic", "num_symbols": 60, "num_sessions": 120}
+    race = {"pods": 2, "workers": 2, "pool_size": 2, "ensemble_size": 1}
+    changes = {
+        "data": {"source": source},
+        "env": {"num_envs": 64, "episode_bars": 390},
+        "agent": {"algo": "ppo", "num_steps": 16},
+        "tournament": {**race, "budget": {"env_steps": 2048}},
+        "backtest": {"null_model": True},
+    }
+    path = write_config(tmp_path, **changes)
+    command = [sys.executable, "-m", "fintrader", "run", str(path)]
+    peak = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        while run.poll() is None:
+            with contextlib.suppress(OSError):  # a process ended meanwhile
+                peak = max(peak, measure_memory(run.pid))
+            time.sleep(0.2)
+    assert run.returncode == 0
+    settings = validate(RunConfig, yaml.safe_load(path.read_text()), "settings")
+    assert 0.9 * peak < estimate(settings, []).memory_bytes < 1.6 * peak

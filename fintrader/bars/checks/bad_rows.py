@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -69,20 +69,13 @@ def find_broken_ranges(bars: Bars, days: Array) -> Iterator[Fault]:
             yield Fault(kind, bars.symbols[0], first, int(outside.sum()), detail)
 
 
-def find_placement_faults(
-    bars: Bars, grid: SessionGrid, days: Array, shifted: Set[tuple[str, str]]
-) -> Iterator[Fault]:
-    """Find rows while the exchange is closed: on a day off, or before and after a session.
-
-    shifted: (symbol, day) of days that are reported as shifted already.
-    """
+def find_placement_faults(bars: Bars, grid: SessionGrid, days: Array) -> Iterator[Fault]:
+    """Find rows while the exchange is closed: on a day off, or before and after a session."""
     outside = grid.locate(bars.ts) < 0
     session = np.minimum(np.searchsorted(grid.dates, days), grid.num_sessions - 1)
     trading = grid.dates[session] == days
     yield from group_by_day("closed_day", bars, outside & ~trading, days)
-    for fault in group_by_day("outside_session", bars, outside & trading, days):
-        if (fault.symbol, fault.day) not in shifted:
-            yield fault
+    yield from group_by_day("outside_session", bars, outside & trading, days)
 
 
 def mask_valid_rows(bars: Bars, now: float | None) -> Array:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fintrader.bars.bars import Array, Bars
+from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.kinds import UNLIKELY, runs
 from fintrader.results.market_description import Fault
@@ -16,14 +16,9 @@ MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03
 (https://www.nyse.com/trade/market-wide-circuit-breakers)."""
 
 
-def find_coverage_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
-    """Find missing bars.
-
-    `bars` are valid, as long as the grid's bars, and each lies inside one of them.
-    """
-    num = len(bars.symbols)
-    traded: Array = np.zeros((num, grid.num_bars), dtype=bool)
-    traded[bars.symbol, grid.locate(bars.ts)] = True
+def find_coverage_faults(bars: Mapping[str, Array], grid: SessionGrid) -> Iterator[Fault]:
+    """Find missing bars, from those of the grid that each symbol has, `[T]` bool."""
+    traded = np.stack([*bars.values()])
     day_of = [str(day) for day in grid.dates]
     counts = np.add.reduceat(traded, grid.first_bar[:-1], axis=1, dtype=np.int64)
     dead = _find_dead_minutes(traded, counts, grid)
@@ -32,7 +27,7 @@ def find_coverage_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
         clock = [_name_clock(grid, row) for row in silent[[0, -1]]]
         kind = "market_halt" if day_of[number] in MARKET_HALTS else "market_hole"
         yield Fault(kind, "", day_of[number], len(silent), f"between {clock[0]} and {clock[1]} UTC")
-    for code, name in enumerate(bars.symbols):
+    for code, name in enumerate(bars):
         if counts[code].any():
             yield from _find_absences(name, traded[code], counts[code], dead, grid)
 

@@ -1,13 +1,15 @@
-"""All faults of bars in memory, for the report on their quality. The bars stay as they are.
+"""All faults of bars, for the report on their quality. The bars stay as they are.
 
 A price that jumps and comes back is reported, but no build drops it: that would take the next bar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from fintrader.bars.bars import Bars
+import numpy as np
+
+from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid, exchange_days
 from fintrader.bars.checks.bad_rows import (
     find_placement_faults,
@@ -22,7 +24,7 @@ from fintrader.results.market_description import Fault
 
 
 def find_faults(
-    bars: Bars,
+    parts: Iterable[Bars],
     grid: SessionGrid,
     *,
     actions: Sequence[Action] = (),
@@ -31,21 +33,27 @@ def find_faults(
 ) -> list[Fault]:
     """Find all faults of raw bars, sorted by kind, symbol and day.
 
-    grid: spans the bars and has their bar length; actions: known splits and dividends; daily: daily
+    parts: those of one symbol each, in the order of their files; grid: spans the bars and has their bar length; actions: known splits and dividends; daily: daily
     bars of another source by symbol; now: seconds since 1970, for tests.
     """
-    found = list(find_row_faults(bars, exchange_days(grid.calendar, bars.ts), now))
-    bars = bars.take(mask_valid_rows(bars, now)).sorted()
-    bars = bars.take(~bars.repeats())
+    found: list[Fault] = []
+    traded: dict[str, Array] = {}
     gate = Gate(grid, (), actions, daily=daily)
-    for rows in bars.by_symbol().values():
-        gate.see(rows)
-    gate_faults = gate.faults(bars.symbols)
+    for raw in parts:
+        found += find_row_faults(raw, exchange_days(grid.calendar, raw.ts), now)
+        bars = raw.take(mask_valid_rows(raw, now)).sorted()
+        bars = bars.take(~bars.repeats())
+        gate.see(bars)
+        found += find_placement_faults(bars, grid, exchange_days(grid.calendar, bars.ts))
+        at = grid.locate(bars.ts)
+        found += find_price_faults(bars.take(at >= 0), grid)
+        traded[bars.symbols[0]] = mask = np.zeros(grid.num_bars, dtype=bool)
+        mask[at[at >= 0]] = True
+    gate_faults = gate.faults([*traded])
     shifted = {(fault.symbol, fault.day) for fault in gate_faults if fault.kind == "shifted_day"}
-    found += gate_faults
-    days = exchange_days(grid.calendar, bars.ts)
-    found += find_placement_faults(bars, grid, days, shifted)
-    bars = bars.take(grid.locate(bars.ts) >= 0)
-    found += find_price_faults(bars, grid)
-    found += find_coverage_faults(bars, grid)
-    return sorted(found)
+    found = [
+        fault
+        for fault in found
+        if fault.kind != "outside_session" or (fault.symbol, fault.day) not in shifted
+    ]
+    return sorted([*found, *gate_faults, *find_coverage_faults(traded, grid)])

@@ -51,7 +51,8 @@ def open_typed(
     """
     with stream:
         if kind == "parquet":
-            parquet = pq.ParquetFile(stream)
+            # Buffering ahead would keep all of the file in memory.
+            parquet = pq.ParquetFile(stream, pre_buffer=False)
 
             def read_parquet(columns: list[str], rows: int) -> Iterator[pa.Table]:
                 batches = parquet.iter_batches(rows, columns=columns, use_threads=False)

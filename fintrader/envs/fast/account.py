@@ -24,13 +24,10 @@ from fintrader.envs.fast.buffers import (
     END,
     EPISODE,
     EQUITY,
-    FILL,
     FINAL_BAR,
     FINISHED,
     FIRST,
     LOG_RETURN,
-    MARK,
-    MOST,
     PEAK,
     START,
     STEP_EQUITY,
@@ -46,6 +43,7 @@ from fintrader.envs.fast.buffers import (
     Workspace,
 )
 from fintrader.envs.fast.compiled import njit_arrays, njit_call, njit_inline
+from fintrader.envs.market_view import FILL, MARK, MOST
 from fintrader.envs.money import DUST_USD, EQUITY_FLOOR, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
 
 ORDER = 0
@@ -609,7 +607,7 @@ def mark_bars(
             charge_interest(b, bar, state, prices, rules, log)
         if prices.ends[bar]:
             close_positions(b, bar, False, state, prices, rules, log)
-        mark = prices.marks[bar]
+        mark = prices.quotes[bar, MARK]
         equity = state.cash[b] + value_shares(state.shares[b], mark)
         margin = rules.maintenance_margin
         if margin > 0.0 and equity < margin * exposure(state.shares[b], mark):

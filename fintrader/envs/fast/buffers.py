@@ -26,8 +26,6 @@ CASH, EQUITY, PEAK, FIRST, STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = FLOAT
 FLAGS = range(4)
 """Rows of `flags`."""
 TERMINATED, TRUNCATED, FINISHED, DONE = FLAGS
-# Rows of a bar's quotes.
-MOST, FILL, MARK = range(3)
 
 
 class Rules(NamedTuple):
@@ -89,12 +87,7 @@ class Prices(NamedTuple):
     """`MarketView` as compiled code reads it."""
 
     quotes: Any
-    """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices,
-    negative where a symbol may be sold only and 0 where it does not trade; and closes. Side by
-    side, so that a step, which goes from one bar's close through the next bar, reads one stretch of
-    memory."""
-    marks: Any
-    """`[T, N]` float32: the closes once more, in one piece, for bars that are only marked."""
+    """`[T, 3, N]` float32: see `MarketView.quotes`."""
     inverse_root_volume: Any
     """`[T, N]` float32: 1 / sqrt(volume in shares), very large without volume."""
     spread: Any
@@ -119,20 +112,8 @@ class Prices(NamedTuple):
     @classmethod
     def from_view(cls, view: MarketView) -> Prices:
         """Take the prices of a market on CPU."""
-        return cls(
-            quotes=pack_quotes(view).numpy(),
-            marks=(view.mark * USD_GRID).numpy(),
-            inverse_root_volume=view.inverse_root_volume.numpy(),
-            spread=view.spread.numpy(),
-            last_bar=view.last_bar.numpy(),
-            ends=view.ends.numpy(),
-            event_row=view.event_row.numpy(),
-            splits=view.splits.numpy(),
-            dividends=(view.dividends * USD_GRID).numpy(),
-            risk_off=view.risk_off.numpy(),
-            years=view.years.numpy(),
-            clock=view.clock.numpy(),
-        )
+        view = view._replace(dividends=view.dividends * USD_GRID)
+        return cls(*(getattr(view, name).numpy() for name in cls._fields))
 
 
 class State(NamedTuple):
@@ -345,12 +326,6 @@ class Generation:
             final,
             self.buffers.ints[FINAL_BAR],
         )
-
-
-def pack_quotes(view: MarketView) -> Tensor:
-    """`[T, 3, N]`: see `Prices.quotes`."""
-    fill = torch.where(view.buyable, view.fill, -view.fill)
-    return torch.stack((view.order_limit, fill * USD_GRID, view.mark * USD_GRID), dim=1)
 
 
 def finish_reward(

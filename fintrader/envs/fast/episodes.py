@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from fintrader.envs.fast.account import UNIT, value_shares
-from fintrader.envs.fast.buffers import MARK, Inputs, Outputs, Prices, Rules, State
+from fintrader.envs.fast.buffers import Inputs, Outputs, Prices, Rules, State
 from fintrader.envs.fast.compiled import njit_call, njit_inline
 from fintrader.envs.fast.simd import copy_bytes, prefetch, stream_bytes
+from fintrader.envs.market_view import MARK
 from fintrader.envs.money import EQUITY_FLOOR
 
 # SplitMix64's constants, as in `envs.episodes`.
@@ -43,7 +44,7 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     for n in range(state.shares.shape[1]):
         is_listed = prices.quotes[bar, MARK, n] > 0.0 and prices.last_bar[n] > bar
         state.shares[b, n] = inputs.shares[b, n] if is_listed else 0.0
-    equity = inputs.cash[b] + value_shares(state.shares[b], prices.marks[bar])
+    equity = inputs.cash[b] + value_shares(state.shares[b], prices.quotes[bar, MARK])
     state.bar[b] = bar
     state.start_bar[b] = bar
     state.episode[b] = episode + 1

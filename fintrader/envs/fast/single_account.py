@@ -25,9 +25,6 @@ from fintrader.envs.fast.account import (
     trade_cost,
 )
 from fintrader.envs.fast.buffers import (
-    FILL,
-    MARK,
-    MOST,
     AccountLog,
     Prices,
     Rules,
@@ -36,6 +33,7 @@ from fintrader.envs.fast.buffers import (
 )
 from fintrader.envs.fast.compiled import njit_entry, njit_inline
 from fintrader.envs.fast.episodes import observe_private
+from fintrader.envs.market_view import FILL, MARK, MOST
 
 
 @njit_entry

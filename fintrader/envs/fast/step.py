@@ -105,12 +105,13 @@ class FusedStep:
         self._rewarding = (settings, reward, resets, view.benchmark)
         is_flat = settings.observation == "flat"
         self._count = num_envs
-        assets = view.mark.shape[1]
-        row_width = view.rows.shape[1]
-        bar_width = view.rows.stride(0)
+        assets = view.quotes.shape[2]
+        shown = view.rows if is_flat else torch.zeros(1, 1)
+        row_width = shown.shape[1]
+        bar_width = shown.stride(0)
         # With a lookback the rows overlap; these are the rows of single bars behind them.
-        bars = len(view.rows) + row_width // bar_width - 1
-        rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
+        bars = len(shown) + row_width // bar_width - 1
+        rows = torch.as_strided(shown, (bars, bar_width), (bar_width, 1)).numpy()
         width = 4 + assets + (row_width if is_flat else 0)
         is_streamed = is_flat and num_envs * width * 4 > STREAM_ABOVE_BYTES
         self._market = (Prices.from_view(view), Rules.from_settings(settings))

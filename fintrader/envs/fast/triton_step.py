@@ -20,7 +20,6 @@ from fintrader.envs.fast.buffers import (
     Rules,
     StepResult,
     finish_reward,
-    pack_quotes,
 )
 from fintrader.envs.fast.capture import capture
 from fintrader.envs.market_view import MarketView
@@ -76,17 +75,17 @@ class TritonStep:
         self._reward_inside = settings.reward in REWARDS
         """False for a user's reward, which may do things that no CUDA graph can hold."""
         is_flat = settings.observation == "flat"
-        self._device = view.mark.device
+        self._device = view.quotes.device
         self._count = num_envs
-        self._num_assets = view.mark.shape[1]
+        self._num_assets = view.quotes.shape[2]
         market_width = view.rows.shape[1]
         self._width = 4 + self._num_assets + (market_width if is_flat else 0)
         self._kernel = cuda.step_kernel
-        self._dtype = view.rows.dtype
+        self._dtype = view.table.dtype
         rules = Rules.from_settings(settings)
         numbers = [getattr(rules, name) for name in cuda.NUMBERS]
         self._market = (
-            pack_quotes(view),
+            view.quotes,
             view.rows,
             view.rows.stride(0),
             view.last_bar,
@@ -121,7 +120,7 @@ class TritonStep:
             "num_warps": min(max(next_power_of_2(self._num_assets) // 512, 1), 16),
             "enable_fp_fusion": False,  # as torch rounds: a product, then a sum
         }
-        self._num_bars = view.mark.shape[0]
+        self._num_bars = len(view.quotes)
         self._current = 0
         self._given: tuple[Endowment | None, Tensor | None] = (None, None)
         if reuse:
