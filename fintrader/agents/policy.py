@@ -14,14 +14,13 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fintrader.agents.bound import Bound, bind
 from fintrader.agents.checkpoint import Json, load_module, read_tensors, write_tensors
 from fintrader.agents.description import (
     ActorDescription,
@@ -36,10 +35,13 @@ from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.agents.transfer import transfer
 from fintrader.config import validate
-from fintrader.envs.observation import Layout, layout_from_json, layout_to_json
+from fintrader.envs.observation import FlatLayout, Layout, layout_from_json, layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, install_command
 from fintrader.files import write_bytes
 from fintrader.market.tensors import MarketTensors
+
+if TYPE_CHECKING:
+    from fintrader.agents.fast.members import BoundNetworks
 
 FORMAT = "fintrader-policy-5"
 
@@ -58,18 +60,28 @@ class PolicyModule(nn.Module):
         """Describe the module as plain JSON from which it can be built again, without weights."""
         raise TypeError(f"{type(self).__name__} cannot be stored as a policy")
 
-    def bind(self, rows: NDArray[np.float32]) -> Bound | None:
-        """Bind the policy to the market rows `[T, N*F + N + M]` of one window, for one account at a
-        time.
+    def bind(self, rows: NDArray[np.float32]) -> BoundNetworks | None:
+        """Bind the policy to the market rows `[T, L*W]` of one window, for one account at a time.
 
-        None where only the networks themselves can act (see `bound.bind`), e.g. for a user's own
-        module.
+        None where only the networks themselves can act: off the CPU, on a classic environment, with
+        weights that are not finite, or for a user's own module.
         """
         whole = self if isinstance(self, EnsemblePolicy) else EnsemblePolicy([self])
-        if not all(type(member) is ActorPolicy for member in whole.members):
+        members = list(whole.members)
+        if not all(type(member) is ActorPolicy for member in members):
             return None
-        shares = whole.weights.cpu().numpy().astype(np.float32)
-        return bind(list(whole.members), whole.mode, shares, rows)
+        if isinstance(self.layout, FlatLayout) or self.layout.market_width != rows.shape[1]:
+            return None
+        rows = rows if rows.strides[1] == rows.itemsize else np.ascontiguousarray(rows)
+        if not all(
+            tensor.is_cpu and bool(tensor.isfinite().all()) for tensor in self.state_dict().values()
+        ):
+            return None
+        from fintrader.agents.fast.members import BoundNetworks
+
+        # The median takes no weights.
+        shares = whole.weights.numpy().astype(np.float32)[: 0 if whole.mode == "vote" else None]
+        return BoundNetworks(members, shares, rows)
 
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy is one for the symbols, columns and

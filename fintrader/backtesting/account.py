@@ -36,7 +36,7 @@ class Holdings(NamedTuple):
 def flatten_action(action: Action) -> NDArray[np.float32]:
     """Convert an action to a row `[N]`."""
     values = action.detach().cpu().numpy() if isinstance(action, Tensor) else action
-    return np.asarray(values, dtype=np.float32).reshape(-1)
+    return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
 
 
 KINDS = np.array(["order", "forced", "split"], dtype=object)
@@ -45,6 +45,7 @@ _COLUMN_NAMES = AccountLog._fields[5:12]
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 _COLUMNS = (*[np.int64] * 4, *[np.float64] * 3)
 """Their types."""
+_NO_ACTION = np.zeros((0, 0), np.float32)
 
 
 class BacktestAccount:
@@ -80,9 +81,10 @@ class BacktestAccount:
         columns = [np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS]
         curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
         self._log = AccountLog._make([*curves, *columns, np.zeros(1, np.int64), np.zeros(4)])
-        self._want = np.zeros((1, market.num_assets))
-        self._nothing = np.zeros((1, 0))
         self._seen = np.zeros(self.layout.private_width, np.float32)
+        """The private part of the observation at bar `_seen_at`."""
+        self._seen_at = -1
+        self._want = np.zeros(market.num_assets)
 
     @classmethod
     def resume(
@@ -126,8 +128,7 @@ class BacktestAccount:
     @property
     def wanted(self) -> Array:
         """Shares `[N]` that the last decision asked for; do not write to them."""
-        wanted: Array = self._want[0]
-        return wanted
+        return self._want
 
     @property
     def rows(self) -> NDArray[np.float32] | None:
@@ -137,19 +138,21 @@ class BacktestAccount:
         return self.view.rows.numpy() if plain else None
 
     def private(self) -> NDArray[np.float32]:
-        """Observe the private part `[A + N]` (`envs.episodes.observe_private`); the next call
+        """Observe the private part `[A + N]` (`envs.episodes.observe_private`); the next order
         overwrites it."""
-        kernel.observe_account(self._buffers, self._prices, self._seen)
+        if self._seen_at != self.bar:
+            kernel.observe_account(self._buffers, self._prices, self._seen)
+            self._seen_at = self.bar
         return self._seen
 
     def observe(self) -> Any:
         """Observe as the environment does: `[1, D]`, or a dict of parts if observations are
         factored."""
-        private = torch.from_numpy(self.private().copy()).to(self.view.table.dtype)
+        private = torch.from_numpy(self.private()).to(self.view.table.dtype)
         if self.settings.observation == "factored":
             clock = torch.tensor([self.bar], device=self._device)
-            return {"private": private.unsqueeze(0).to(self._device), "clock": clock}
-        return torch.cat((private, self.view.rows[self.bar])).unsqueeze(0).to(self._device)
+            return {"private": private[None].clone().to(self._device), "clock": clock}
+        return torch.cat((private, self.view.rows[self.bar]))[None].to(self._device)
 
     @property
     def cash(self) -> float:
@@ -174,12 +177,12 @@ class BacktestAccount:
     def list_trades(self, first: int = 0) -> list[NDArray[Any]]:
         """List the trades from number `first` on, as columns: kind (a number of `KINDS`), bar of
         the decision, bar of the fill, asset, shares, price and cost in USD."""
-        return [column[first : self.num_trades] for column in self._columns()]
+        return [getattr(self._log, name)[first : self.num_trades] for name in _COLUMN_NAMES]
 
     def holdings(self, action: Action, *, exact: bool = False) -> Array:
         """Size the holdings `[N]` that an action asks for, before volume and cash limit them;
         `exact` ones are not rounded to whole shares."""
-        want = np.zeros_like(self._want)
+        want = np.zeros((1, self.held.size))
         row = flatten_action(action)[None]
         rules = self._rules._replace(is_whole=False) if exact else self._rules
         kernel.ask(row, self._buffers, self._prices, rules, want)
@@ -192,38 +195,55 @@ class BacktestAccount:
 
         `bars` may exceed the interval: the account is still checked for ruin after each interval.
         """
-        want = self._nothing if action is None else self._want
-        if isinstance(action, Holdings):
-            want[0] = action.shares
-        elif action is not None:
+        row = _NO_ACTION
+        want = self._want
+        if action is None:
+            want = want[:0]
+        elif isinstance(action, Holdings):
+            want[:] = action.shares
+        else:
             row = flatten_action(action)[None]
-            kernel.ask(row, self._buffers, self._prices, self._rules, want)
-        start = self.bar
+        wait = self.settings.decision_interval if bars is None else bars
+        stop = min(self.bar + wait, self._end)
+        self._make_room(1, stop - self.bar)
+        return self._close(kernel.decide_and_wait(stop, row, want, *self._packed()))
+
+    def follow(self, policy: Any, bars: int) -> bool:
+        """Let a bound policy (`PolicyModule.bind`) decide for about `bars` in one compiled call;
+        return True if the account has reached its end. An action that is not finite ends the stretch before its
+        order."""
         interval = self.settings.decision_interval
-        stop = min(start + (interval if bars is None else bars), self._end)
+        decisions = -(-min(bars, self._end - self.bar) // interval)
+        self._make_room(decisions, decisions * interval)
+        self.private()
+        is_ruined = policy.trade(self.bar, decisions, interval, (self._want, *self._packed()))
+        return self._close(is_ruined)
+
+    def _make_room(self, decisions: int, bars: int) -> None:
+        """Make room in the log for the trades of some decisions and bars."""
         # Orders fill at most N times, a symbol ends at most once, and splits or is closed by a
         # margin call at most once a bar.
         often = self._rules.maintenance_margin > 0.0 or self.view.has_events
-        room = self.num_trades + self.held.size * (2 + (2 * (stop - start) if often else 0))
-        while room > len(self._log.kind):
-            self._log = self._log._replace(
-                **{
-                    name: np.concatenate((column, np.zeros_like(column)))
-                    for name, column in zip(_COLUMN_NAMES, self._columns(), strict=True)
-                }
-            )
-        ruined = kernel.decide_and_wait(
-            stop, want, self._buffers, self._prices, self._rules, self._log
-        )
-        over = ruined or self.bar >= self._end
+        room = self.num_trades + self.held.size * (1 + decisions + (2 * bars if often else 0))
+        log = self._log
+        if room > len(log.kind):
+            more = room + len(log.kind)
+            columns = {name: np.resize(getattr(log, name), more) for name in _COLUMN_NAMES}
+            self._log = log._replace(**columns)
+
+    def _packed(self) -> tuple[Any, ...]:
+        """Pack the account for `kernel.decide_and_wait`."""
+        return (self._buffers, self._prices, self._rules, self._log, self._seen)
+
+    def _close(self, is_ruined: bool) -> bool:
+        """Complete the log of an account that is ruined or at its end; return True for one."""
+        self._seen_at = self.bar
+        over = is_ruined or self.bar >= self._end
         if over:
             kinds, *others = self.list_trades()
             self.trade_log.fills.append(TradeRows(KINDS[kinds], *others))
             orders, capped, unfilled, cancelled = self._log.counts.tolist()
             self.trade_log.orders = OrderCounts(int(orders), int(capped), int(unfilled), cancelled)
-        if ruined:
+        if is_ruined:
             self.trade_log.ruin(self.bar)
         return over
-
-    def _columns(self) -> list[NDArray[Any]]:
-        return [getattr(self._log, name) for name in _COLUMN_NAMES]

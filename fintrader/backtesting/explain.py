@@ -133,9 +133,15 @@ def _average_columns(market: MarketTensors) -> Tensor:
     """Compute means `[F + M]`: of features over the tradable symbols and bars, of context over the
     window."""
     open_ = market.tradable.to(torch.bool)
-    features = market.features[open_] if bool(open_.any()) else market.features.flatten(0, 1)
-    parts = [features.to(torch.float64).mean(dim=0), market.context.to(torch.float64).mean(dim=0)]
-    return torch.cat(parts).nan_to_num().to(torch.float32).cpu()
+    shown = open_ if bool(open_.any()) else torch.ones_like(open_)
+    # Some bars at a time: a copy of all features would take as much memory as the market.
+    total = torch.zeros(market.num_features, dtype=torch.float64, device=market.device)
+    for part, which in zip(
+        torch.split(market.features, 4096), torch.split(shown, 4096), strict=True
+    ):
+        total += part[which].sum(dim=0, dtype=torch.float64)
+    means = (total / shown.sum(), market.context.mean(dim=0, dtype=torch.float64))
+    return torch.cat(means).nan_to_num().to(torch.float32).cpu()
 
 
 def _round(values: NDArray[np.float64]) -> tuple[float, ...]:

@@ -9,14 +9,19 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.backtesting.account import Action, BacktestAccount, Holdings
+from fintrader.backtesting.account import (
+    Action,
+    BacktestAccount,
+    Holdings,
+    flatten_action,
+)
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.errors import BacktestError
@@ -31,8 +36,6 @@ Due = Callable[[int], int]
 """The bar of a decision -> the bar of the next one."""
 REPORT_BARS = 100
 """Bars between two reports of progress."""
-Bound = Callable[[int, "NDArray[np.float32]"], "NDArray[np.float32]"]
-"""`bound(bar, private [A + N]) -> action [N]`: a policy bound to one window's market rows."""
 _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have diverged"
 
 
@@ -40,8 +43,9 @@ _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have di
 class Bindable(Protocol):
     """A policy, as of `load_policy`, that can be bound to one window's market rows."""
 
-    def bind(self, rows: NDArray[np.float32], /) -> Bound | None:
-        """Bind the policy to the rows `[T, W]`; None if impossible."""
+    def bind(self, rows: NDArray[np.float32], /) -> Any:
+        """Bind the policy to the rows `[T, W]` (`agents.fast.members.BoundNetworks`); None if
+        impossible."""
 
 
 class Predictor(Protocol):
@@ -194,13 +198,14 @@ def simulate(
     account = open_account(market, settings, name)
     strategy = ask(policy, account, name)
 
-    def decide(account: BacktestAccount) -> Action | Holdings | None:
+    def decide(account: BacktestAccount) -> Action:
         if watch is not None:
             watch(account)
         return strategy(account)
 
     note = note or describe_origin(policy)
-    result = trade(decide, account, name=name, progress=progress, note=note)
+    chosen = strategy if watch is None else decide
+    result = trade(chosen, account, name=name, progress=progress, note=note)
     is_seen = any(span.overlaps(market.span) for span in list_seen_spans(policy))
     return replace(result, is_seen=is_seen)
 
@@ -250,39 +255,51 @@ def describe_origin(policy: object) -> str:
     return f"trained on {count(symbols['trained_on'])}, traded on {count(symbols['traded_on'])}"
 
 
-def ask(policy: Policy | Predictor, account: BacktestAccount, name: str) -> Decide:
+def ask(
+    policy: Policy | Predictor, account: BacktestAccount, name: str
+) -> Callable[[BacktestAccount], NDArray[np.float32]]:
     """Make a strategy that asks this policy, bound to the window's rows if possible, else through
     observations."""
     policy = callable_policy(policy, account.layout, account.settings, name)
     rows = account.rows if isinstance(policy, Bindable) else None
     bound = policy.bind(rows) if isinstance(policy, Bindable) and rows is not None else None
     if bound is not None:
-        return _ask_bound(bound, account, name)
+        return _Bound(bound, name)
+    shape = (1, account.layout.num_assets)
 
-    def decide(account: BacktestAccount) -> Tensor:
+    def decide(account: BacktestAccount) -> NDArray[np.float32]:
         action = policy(account.observe())
-        if not isinstance(action, Tensor) or action.shape != (1, account.layout.num_assets):
-            shape = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
+        if not isinstance(action, Tensor) or action.shape != shape:
+            found = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
             raise BacktestError(
-                f"{name}: the policy gave {shape} for {account.layout.num_assets} assets,"
-                " not [1, N]"
+                f"{name}: the policy gave {found} for {shape[1]} assets, not [1, N]"
             )
-        if not bool(action.isfinite().all()):
-            raise BacktestError(_DIVERGED.format(name))
-        return action.detach()
+        return _check_finite(flatten_action(action), name)
 
     return decide
 
 
-def _ask_bound(bound: Bound, account: BacktestAccount, name: str) -> Decide:
-    def decide(_: BacktestAccount) -> NDArray[np.float32]:
-        action = bound(account.bar, account.private())
-        # Actions lie in [-1, 1]: their sum is finite exactly if all of them are.
-        if not math.isfinite(action.sum()):
-            raise BacktestError(_DIVERGED.format(name))
-        return action
+def _check_finite(action: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    # The sum comes first because it takes a fraction of the time.
+    if not math.isfinite(action.sum()) and not np.isfinite(action).all():
+        raise BacktestError(_DIVERGED.format(name))
+    return action
 
-    return decide
+
+class _Bound(NamedTuple):
+    """The strategy of a bound policy."""
+
+    policy: Any
+    name: str
+
+    def __call__(self, account: BacktestAccount) -> NDArray[np.float32]:
+        return _check_finite(self.policy(account.bar, account.private()), self.name)
+
+    def follow(self, account: BacktestAccount) -> bool:
+        """Trade on for about `REPORT_BARS`; return True at the account's end."""
+        over = account.follow(self.policy, REPORT_BARS)
+        _check_finite(self.policy.action, self.name)
+        return over
 
 
 def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
@@ -314,8 +331,11 @@ def trade(
         over = False
         reported = 0
         while not over:
-            action = decide(account)
-            over = account.act(action, None if due is None else due(account.bar) - account.bar)
+            if due is None and isinstance(decide, _Bound):
+                over = decide.follow(account)
+            else:
+                action = decide(account)
+                over = account.act(action, None if due is None else due(account.bar) - account.bar)
             if account.bar - reported >= REPORT_BARS or over:
                 reported = account.bar
                 task.update(float(reported))

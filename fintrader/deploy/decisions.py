@@ -8,21 +8,14 @@ from numpy.typing import NDArray
 
 from fintrader.agents.policy import PolicyModule
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.errors import DeployError
+from fintrader.backtesting.simulation import ask
+from fintrader.errors import BacktestError, DeployError
 
 
 def decide_row(policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
-    """`[N]`: the policy's action at the account's bar, with the bits that a bound backtest has."""
-    rows = account.rows
-    bound = None if rows is None else policy.bind(rows[account.bar : account.bar + 1])
+    """`[N]`: the policy's action at the account's bar, with the bits that a backtest has."""
     with torch.no_grad():
-        if bound is not None:
-            action = bound(0, account.private())
-        else:
-            action = policy(account.observe())[0].numpy().astype(np.float32)
-    if not np.isfinite(action).all():
-        raise DeployError(
-            "the policy's action holds NaN or infinity; its networks have diverged: freeze"
-            " another one"
-        )
-    return action
+        try:
+            return ask(policy, account, "policy")(account)
+        except BacktestError as error:
+            raise DeployError(f"{error}: freeze another one") from None

@@ -3,11 +3,11 @@ numbers are computed."""
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -159,13 +159,6 @@ def _divide(value: Array, equity: Array) -> Array:
     return share
 
 
-class _Lot(NamedTuple):
-    shares: float
-    price: float
-    cost: float
-    time: int
-
-
 def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its
     share of costs.
@@ -173,39 +166,37 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held, and
     when it was `opened` and `closed`, in the time zone of `trades`.
     """
-    open_lots: dict[str, list[_Lot]] = {}
-    closed: list[tuple[str, float, float, float, int, int]] = []
+    # Each symbol's open lots, oldest first, as shares, price, cost of a share and time.
+    open_lots: dict[str, deque[list[float]]] = defaultdict(deque)
+    closed: list[tuple[Any, ...]] = []
     filled = pd.DatetimeIndex(trades["fill_time"]).as_unit("ns")
     columns = (
-        trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind")
+        trades[name].tolist() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind")
     )
-    for time, symbol, shares, price, cost, kind in zip(filled.asi8, *columns, strict=True):
-        lots = open_lots.setdefault(symbol, [])
+    for time, symbol, shares, price, cost, kind in zip(filled.asi8.tolist(), *columns, strict=True):
+        lots = open_lots[symbol]
         if kind == "split":
             # A reverse split may turn a few shares into none, paid out in cash.
-            ratio = 1.0 + shares / sum(lot.shares for lot in lots)
-            lots[:] = [
-                _Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time)
-                for lot in lots
-                if ratio > 0.0
-            ]
+            ratio = 1.0 + shares / sum(lot[0] for lot in lots)
+            if ratio <= 0.0:
+                lots.clear()
+            for lot in lots:
+                lot[:3] = lot[0] * ratio, lot[1] / ratio, lot[2] / ratio
             continue
-        left = float(shares)
+        left = shares
         each = cost / abs(shares)
-        while lots and left * lots[0].shares < 0:
-            lot = lots[0]
-            part = min(abs(left), abs(lot.shares))
-            side = math.copysign(1.0, lot.shares)
-            profit = side * part * (price - lot.price) - part * (each + lot.cost)
-            closed.append((symbol, side * part, profit, (time - lot.time) / 60e9, lot.time, time))
-            left += side * part
-            rest = lot.shares - side * part
-            if abs(rest) > 1e-12 * abs(lot.shares):
-                lots[0] = lot._replace(shares=rest)
-            else:
-                lots.pop(0)
+        while lots and left * lots[0][0] < 0:
+            held, paid, fee, since = lots[0]
+            # Signed as the lot.
+            part = held if abs(held) < abs(left) else -left
+            profit = part * (price - paid) - abs(part) * (each + fee)
+            closed.append((symbol, part, profit, (time - since) / 60e9, since, time))
+            left += part
+            lots[0][0] = held - part
+            if abs(held - part) <= 1e-12 * abs(held):
+                lots.popleft()
         if abs(left) > 1e-12 * abs(shares):
-            lots.append(_Lot(left, price, each, time))
+            lots.append([left, price, each, time])
     table = pd.DataFrame(
         closed, columns=["symbol", "shares", "profit_usd", "minutes", "opened", "closed"]
     )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.agents import bound
+from fintrader.agents.fast import members as bound
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.envs import ObservationLayout
@@ -57,8 +57,8 @@ def observations(layout, count):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Twelve bars are embedded in three blocks, the last of them shorter."""
-    monkeypatch.setattr(bound, "BARS_AT_ONCE", 5)
+    """Twelve bars are encoded in three blocks, the last of them shorter."""
+    monkeypatch.setattr(bound, "NUMBERS_AT_ONCE", 5 * 16 * LAYOUT.num_assets)
 
 
 def bound_actions(policy, obs, layout):
@@ -102,14 +102,17 @@ def test_an_ensemble_of_unlike_members(mode, ensemble):
 
 
 @pytest.mark.parametrize("encoder", ["none", "gru", "attention"])
-def test_several_bars_are_read_by_market_once_alone(encoder):
+def test_several_bars_are_read_as_the_networks_read_them(encoder):
     obs = observations(WINDOWED, 12)
-    policy = actor(WINDOWED, 1, "aim", private=("account",), encoder=encoder)
-    assert bound_actions(policy, obs, WINDOWED) == pytest.approx(policy(obs).numpy(), abs=2e-5)
-    other = actor(WINDOWED, 1, "aim", kind="per_asset", encoder=encoder)
-    rows = obs[:, WINDOWED.private_width :].numpy()
-    assert other.bind(rows) is None
-    assert EnsemblePolicy([policy, other]).bind(rows) is None
+    once = actor(WINDOWED, 1, "aim", private=("account",), encoder=encoder)
+    each = actor(WINDOWED, 0, "aim", kind="per_asset", encoder=encoder)
+    members = [once, each]
+    if encoder == "none":
+        members.append(actor(WINDOWED, 2, "direct", kind="mlp"))
+    for policy in (*members, EnsemblePolicy(members)):
+        expected = policy(obs).numpy()
+        assert expected.std() > 0.01
+        assert bound_actions(policy, obs, WINDOWED) == pytest.approx(expected, abs=2e-5)
 
 
 def test_what_only_the_networks_can_do_is_not_bound():

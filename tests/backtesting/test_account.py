@@ -18,6 +18,7 @@ from fintrader.backtesting.sensitivity import without_each
 from fintrader.backtesting.simulation import ask, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
+from fintrader.progress import Progress
 from tests.engines.policies import crashing_market, noisy_policy
 from tests.engines.strategies import env_settings
 from tests.factories import examples, make_market
@@ -138,6 +139,75 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval):
     assert whole.equity == pytest.approx(
         exact.equity, rel=1e-4
     )  # a share more or less, where rounding decides
+
+
+KINDS = {
+    "blind": {},
+    "account": {"private": ("account", "holdings")},
+    "per_asset": {"kind": "per_asset"},
+    "mlp": {"kind": "mlp", "hidden": (9,)},
+    "past": {"encoder": "gru"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("benchmark", "mode"), [("cash", "vote"), ("equal_weight", "mean")])
+def test_a_stretch_in_one_call_is_bit_for_bit_its_decisions_one_by_one(kind, benchmark, mode):
+    """A simulation that is watched asks at each bar, another one trades on in compiled code. The
+    market has splits, dividends and ends of symbols."""
+    market = make_market(230, 5, session_bars=30, events=True, seed=1, volatility=0.02)
+    chosen = EnvSettings(
+        decision_interval=3, benchmark=benchmark, lookback=4 if kind == "past" else 1
+    )
+    torch.manual_seed(0)
+    account = BacktestAccount(market, chosen)
+    network = NetworkSettings(**KINDS[kind])
+    policy = EnsemblePolicy(
+        [ActorPolicy(account.layout, network, ActionHeadSettings()) for _ in range(3)], mode=mode
+    ).eval()
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.4)
+    policy.requires_grad_(False)
+    bars = []
+    watched = simulate(policy, market, chosen, watch=lambda account: bars.append(account.bar))
+    whole = simulate(policy, market, chosen)
+    assert bars == list(range(0, 229, 3))
+    assert (whole.equity == watched.equity).all()
+    assert (whole.shares == watched.shares).all()
+    assert whole.orders == watched.orders
+    pd.testing.assert_frame_equal(whole.trades, watched.trades)
+    assert len(whole.trades) > 100
+    asked = simulate(lambda obs: policy(obs), market, chosen)
+    # Where rounding decides, a share more or less.
+    assert whole.equity == pytest.approx(asked.equity, rel=1e-3)
+
+
+def test_a_stretch_reports_and_ends_where_single_decisions_do():
+    class Seen(Progress):
+        def changed(self, task):
+            done.append(task.done)
+
+    def run(**more):
+        done.clear()
+        result = simulate(policy, market, chosen, progress=Seen(), **more)
+        return result, list(done)
+
+    done = []
+    market = crashing_market()
+    chosen = EnvSettings(decision_interval=7, cost_bps=20, random_start=False)
+    layout = ObservationLayout.of(market)
+    head = ActionHeadSettings(kind="direct")
+    policy = ActorPolicy(layout, NetworkSettings(kind="market_once"), head)
+    torch.nn.init.constant_(policy.actor.head.bias, 0.5)
+    policy.eval().requires_grad_(False)
+    whole, reports = run()
+    watched, expected = run(watch=lambda account: None)
+    assert whole.ruined
+    assert (whole.equity == watched.equity).all()
+    assert reports == expected
+    market = make_market(440, 2, session_bars=40)
+    assert run()[1] == run(watch=lambda account: None)[1]
+    assert len(done) > 4
 
 
 def test_a_diverged_network_is_named_however_it_is_asked():

@@ -1,6 +1,8 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.walk_forward import stitch
@@ -19,7 +21,8 @@ from fintrader.results.allocation import (
 from fintrader.results.analysis import Variation
 from fintrader.results.history import round_trips
 from tests.engines.policies import noisy_policy
-from tests.factories import make_market
+from tests.factories import examples, make_market
+from tests.oracles.round_trips import list_round_trips
 
 
 @pytest.mark.parametrize("events", [False, True])
@@ -124,6 +127,43 @@ def test_round_trips_match_the_oldest_lots_first():
     assert table.loc["All"].tolist() == pytest.approx([3, 225, 75, 48, 197, -20, 16 / 3])
     assert summarise_trips(trades[:3]).loc["Without"].isna().sum() == 5
     assert summarise_trips(trades[:2]).empty
+
+
+@settings(max_examples=examples(60))
+@given(
+    fills=st.lists(
+        st.tuples(
+            st.sampled_from("AB"),
+            st.sampled_from([-7, -3, -1, 1, 2, 5]),
+            st.sampled_from(["order", "order", "double", "end", "leave"]),
+        ),
+        max_size=40,
+    )
+)
+def test_round_trips_are_those_of_each_share(fills):
+    """Long, short, turned from one to the other, and split."""
+    held = {"A": 0, "B": 0}
+    rows = []
+    for minute, (symbol, shares, kind) in enumerate(fills):
+        row = trade(minute, symbol, shares, 20.0 + minute % 7, 0.25 * abs(shares))
+        if kind != "order":
+            if not held[symbol]:
+                continue
+            row["shares"] = {"double": 1, "end": -1, "leave": 0}[kind] * held[symbol]
+            row["kind"] = "split"
+        held[symbol] += row["shares"]
+        rows.append(row)
+    if not rows:
+        return
+    trades = pd.DataFrame(rows)
+    found = round_trips(trades)
+    times = trades["fill_time"]
+    expected = list_round_trips(trades)
+    assert list(found["symbol"]) == [row[0] for row in expected]
+    assert list(found["opened"]) == [times[row[1]] for row in expected]
+    assert list(found["closed"]) == [times[row[2]] for row in expected]
+    assert found["shares"].to_numpy(float) == pytest.approx([row[3] for row in expected])
+    assert found["profit_usd"].to_numpy(float) == pytest.approx([row[4] for row in expected])
 
 
 def test_active_share_by_hand():

@@ -1,9 +1,10 @@
 """The compiled forward pass: one account's action from K networks at once, without an operation's
-overhead each.
+overhead each; and whole stretches of a backtest that trades these actions.
 
 It is a `policy.EnsemblePolicy` for one observation, in float32, with sums in another order.
-Assets lie along the last axis, so that every inner loop runs over them; weights are padded to
-multiples of four, so that four inputs meet four outputs in registers.
+Assets lie along the last axis, padded to multiples of eight, so that every inner loop runs over
+whole vectors; weights are padded to multiples of four, so that four inputs meet four outputs in
+registers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import numpy as np
 from numba import njit
 
 from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_layer
+from fintrader.agents.heads import FOLLOWING_SHARE, RATE_PER_LATENT
+from fintrader.envs.fast.buffers import BAR, END
+from fintrader.envs.fast.single_account import decide_and_wait
 
 
-class Kind(IntEnum):
-    """Kinds of networks."""
+class Head(IntEnum):
+    """Kinds of `heads.ActionHead`, by their names in capitals."""
 
-    PER_ASSET = 0
-    MLP = 1
+    DIRECT = 0
+    AIM = 1
+    TILT = 2
 
 
 class Activation(IntEnum):
@@ -36,18 +41,28 @@ class Activation(IntEnum):
 class Plan(IntEnum):
     """Columns of `Networks.plan`. The last five say where numbers begin in `Networks.weights`."""
 
-    KIND = 0
+    IS_MLP = 0
+    """0: `market_once` and `per_asset`, which have an `AssetTrunk`."""
     ACTIVATION = 1
     NORM = 2
     ACCOUNT = 3
-    SQUASH = 4
-    TARGETS = 5
-    DEPTH = 6
-    HEAD = 7
-    HEAD_BIAS = 8
-    CASH = 9
-    CASH_BIAS = 10
-    STATISTICS = 11
+    """1 if the first layer reads the account's columns."""
+    SLOPE = 4
+    """1 if latents are linear in the holdings."""
+    LINEAR = 5
+    """Number of the account's columns in which latents are linear."""
+    SQUASH = 6
+    DECODER = 7
+    """A `Head`."""
+    LATENTS = 8
+    """L: of the assets, then of the head."""
+    HAS_CASH = 9
+    DEPTH = 10
+    HEAD = 11
+    HEAD_BIAS = 12
+    EXTRA = 13
+    EXTRA_BIAS = 14
+    STATISTICS = 15
 
 
 class Layer(IntEnum):
@@ -67,6 +82,10 @@ class Number(IntEnum):
 
     SCALE = 0
     CASH_LOGIT = 1
+    MAX_LOG_TILT = 2
+    TILT_SCALE = 3
+    MAX_ACTIVE_TILT = 4
+    RATE_LOGIT = 5
 
 
 class Networks(NamedTuple):
@@ -80,10 +99,16 @@ class Networks(NamedTuple):
     """`[K, len(Number)]` float32"""
     weights: Any
     """`[W]` float32: all weights and statistics."""
+    shares: Any
+    """`[K]` float32: the networks' weights in the joint action; empty for their median."""
 
 
 _CLIP = np.float32(10.0)
 """`normalisation.CLIP`."""
+_RATE = np.float32(RATE_PER_LATENT)
+_FOLLOWING = np.float32(FOLLOWING_SHARE)
+_LEAST = np.float32(1e-12)
+"""Least sum of weights to divide by."""
 
 
 # A block of four inputs and four outputs: each number of `x` and `out` that is loaded serves four
@@ -91,69 +116,65 @@ _CLIP = np.float32(10.0)
 @njit_layer
 def _multiply(x: Any, weights: Any, start: int, wide_in: int, wide_out: int, out: Any) -> None:
     """Add `weights [I, O]ᵀ x [I, N]` to `out [O, N]`; I and O are multiples of four."""
-    count = x.shape[1]
+    rows = weights[start : start + wide_in * wide_out].reshape(wide_in, wide_out)
     for o in range(0, wide_out, 4):
-        r0 = out[o]
-        r1 = out[o + 1]
-        r2 = out[o + 2]
-        r3 = out[o + 3]
         for j in range(0, wide_in, 4):
-            a = start + j * wide_out + o
-            b = a + wide_out
-            c = a + 2 * wide_out
-            d = a + 3 * wide_out
-            a0 = weights[a]
-            a1 = weights[a + 1]
-            a2 = weights[a + 2]
-            a3 = weights[a + 3]
-            b0 = weights[b]
-            b1 = weights[b + 1]
-            b2 = weights[b + 2]
-            b3 = weights[b + 3]
-            c0 = weights[c]
-            c1 = weights[c + 1]
-            c2 = weights[c + 2]
-            c3 = weights[c + 3]
-            d0 = weights[d]
-            d1 = weights[d + 1]
-            d2 = weights[d + 2]
-            d3 = weights[d + 3]
-            x0 = x[j]
-            x1 = x[j + 1]
-            x2 = x[j + 2]
-            x3 = x[j + 3]
-            for n in range(count):
-                p = x0[n]
-                q = x1[n]
-                r = x2[n]
-                s = x3[n]
-                r0[n] += a0 * p + b0 * q + c0 * r + d0 * s
-                r1[n] += a1 * p + b1 * q + c1 * r + d1 * s
-                r2[n] += a2 * p + b2 * q + c2 * r + d2 * s
-                r3[n] += a3 * p + b3 * q + c3 * r + d3 * s
+            a0 = rows[j, o]
+            a1 = rows[j, o + 1]
+            a2 = rows[j, o + 2]
+            a3 = rows[j, o + 3]
+            b0 = rows[j + 1, o]
+            b1 = rows[j + 1, o + 1]
+            b2 = rows[j + 1, o + 2]
+            b3 = rows[j + 1, o + 3]
+            c0 = rows[j + 2, o]
+            c1 = rows[j + 2, o + 1]
+            c2 = rows[j + 2, o + 2]
+            c3 = rows[j + 2, o + 3]
+            d0 = rows[j + 3, o]
+            d1 = rows[j + 3, o + 1]
+            d2 = rows[j + 3, o + 2]
+            d3 = rows[j + 3, o + 3]
+            for n in range(x.shape[1]):
+                p = x[j, n]
+                q = x[j + 1, n]
+                r = x[j + 2, n]
+                s = x[j + 3, n]
+                out[o, n] += a0 * p + b0 * q + c0 * r + d0 * s
+                out[o + 1, n] += a1 * p + b1 * q + c1 * r + d1 * s
+                out[o + 2, n] += a2 * p + b2 * q + c2 * r + d2 * s
+                out[o + 3, n] += a3 * p + b3 * q + c3 * r + d3 * s
 
 
-# Four rows of weights at a time, so that `out` is read and written a quarter as often.
 @njit_layer
-def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out: Any) -> None:
-    """Add `x [count] weights [count, O]` to `out [O]`."""
-    whole = count // 4 * 4
-    for j in range(0, whole, 4):
-        a = start + j * wide_out
-        w0 = weights[a : a + wide_out]
-        w1 = weights[a + wide_out : a + 2 * wide_out]
-        w2 = weights[a + 2 * wide_out : a + 3 * wide_out]
-        w3 = weights[a + 3 * wide_out : a + 4 * wide_out]
-        p = x[j]
-        q = x[j + 1]
-        r = x[j + 2]
-        s = x[j + 3]
+def _map_vector(x: Any, layer: Any, part: int, weights: Any, out: Any) -> None:
+    """Write bias + `x [I] weights [I, O]` to `out [O]`; `part` is the layer's `OWN` or `COMMON`."""
+    start = layer[part]
+    wide_out = layer[Layer.OWN_OUT]
+    for o in range(wide_out):
+        out[o] = weights[layer[Layer.BIAS] + o]
+    for j in range(layer[part + 1]):
+        row = weights[start + j * wide_out : start + (j + 1) * wide_out]
         for o in range(wide_out):
-            out[o] += p * w0[o] + q * w1[o] + r * w2[o] + s * w3[o]
-    for j in range(whole, count):
-        row = start + j * wide_out
-        for o in range(wide_out):
-            out[o] += x[j] * weights[row + o]
+            out[o] += x[j] * row[o]
+
+
+_TOP = tuple(
+    map(
+        np.float32,
+        (
+            *(-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11),
+            *(5.12229709037114e-08, 1.48572235717979e-05, 6.37261928935436e-04),
+            4.89352455891786e-03,
+        ),
+    )
+)
+_LOW = tuple(
+    map(
+        np.float32,
+        (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
+    )
+)
 
 
 # The C library's tanh cannot be vectorised; a ratio of two polynomials (the one Eigen and XLA use)
@@ -164,18 +185,13 @@ def _tanh(x: Any) -> Any:
     bound = np.float32(7.90531110763549805)
     x = -bound if x < -bound else (bound if x > bound else x)
     y = x * x
-    top = np.float32(-2.76076847742355e-16)
-    top = top * y + np.float32(2.00018790482477e-13)
-    top = top * y + np.float32(-8.60467152213735e-11)
-    top = top * y + np.float32(5.12229709037114e-08)
-    top = top * y + np.float32(1.48572235717979e-05)
-    top = top * y + np.float32(6.37261928875436e-04)
-    top = (top * y + np.float32(4.89352455891786e-03)) * x
-    low = np.float32(1.19825839466702e-06)
-    low = low * y + np.float32(1.18534705686654e-04)
-    low = low * y + np.float32(2.26843463243900e-03)
-    low = low * y + np.float32(4.89352518554385e-03)
-    return top / low
+    top = ZERO
+    for factor in _TOP:
+        top = top * y + factor
+    low = ZERO
+    for factor in _LOW:
+        low = low * y + factor
+    return x * top / low
 
 
 # SiLU and ELU are written in terms of the vectorisable tanh.
@@ -186,39 +202,42 @@ def _apply_activation(rows: Any, kind: int) -> None:
     if kind == Activation.RELU:
         for i in range(flat.size):
             flat[i] = ZERO if flat[i] < ZERO else flat[i]
-    elif kind == Activation.TANH:
-        for i in range(flat.size):
-            flat[i] = _tanh(flat[i])
-    elif kind == Activation.SILU:
-        for i in range(flat.size):  # x σ(x) with σ(x) = (1 + tanh(x / 2)) / 2
-            flat[i] = flat[i] * HALF * (ONE + _tanh(HALF * flat[i]))
     else:
         for i in range(flat.size):
-            half = _tanh(HALF * flat[i])  # exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2)
-            flat[i] = (half + half) / (ONE - half) if flat[i] < ZERO else flat[i]
+            x = flat[i]
+            half = _tanh(x if kind == Activation.TANH else HALF * x)
+            if kind == Activation.TANH:
+                flat[i] = half
+            elif kind == Activation.SILU:  # x σ(x) with σ(x) = (1 + tanh(x / 2)) / 2
+                flat[i] = x * HALF * (ONE + half)
+            else:  # exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2)
+                flat[i] = (half + half) / (ONE - half) if x < ZERO else x
+
+
+@njit_layer
+def _sum(values: Any) -> Any:
+    """Sum numbers in any order."""
+    total = ZERO
+    for n in range(values.size):
+        total += values[n]
+    return total
 
 
 # Two passes (mean, then variance): the textbook's single pass loses float32's digits.
 @njit_layer
 def _normalise(rows: Any, width: int) -> None:
     """Normalise the first `width` of `[O, N]` in place, asset by asset, without an affine map."""
-    count = rows.shape[1]
     share = ONE / np.float32(width)
-    mean = np.zeros(count, np.float32)
-    variance = np.zeros(count, np.float32)
-    for o in range(width):
-        for n in range(count):
-            mean[n] += rows[o, n]
-    for n in range(count):
-        mean[n] *= share
-    for o in range(width):
-        for n in range(count):
-            variance[n] += (rows[o, n] - mean[n]) * (rows[o, n] - mean[n])
-    for n in range(count):
-        variance[n] = ONE / np.sqrt(variance[n] * share + np.float32(1e-5))
-    for o in range(width):
-        for n in range(count):
-            rows[o, n] = (rows[o, n] - mean[n]) * variance[n]
+    for n in range(rows.shape[1]):
+        mean = ZERO
+        variance = ZERO
+        for o in range(width):
+            mean += rows[o, n] * share
+        for o in range(width):
+            rows[o, n] -= mean
+            variance += rows[o, n] * rows[o, n] * share
+        for o in range(width):
+            rows[o, n] /= np.sqrt(variance + np.float32(1e-5))
 
 
 @njit_layer
@@ -227,8 +246,7 @@ def _scale_and_clip(value: Any, shift: Any, scale: Any) -> Any:
     return -_CLIP if x < -_CLIP else (_CLIP if x > _CLIP else x)
 
 
-# The observation is written out flat: the networks then read one array, wherever its parts came
-# from.
+# The observation is written out flat: an mlp reads one array, wherever its parts came from.
 @njit_layer
 def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> None:
     """Write the flat observation `[D]`, standardised, to `obs`. Each column has a shift, and behind
@@ -241,46 +259,61 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> 
         obs[at] = _scale_and_clip(row[i], weights[shift + at], weights[scale + at])
 
 
-# Inputs are turned to `[P, N]` once, and two buffers swap their roles from layer to layer, so that
-# nothing is allocated.
+# Turned once for all networks: their inner loops run over the assets, which lie apart in a row.
 @njit_layer
-def _run_per_asset(
-    k: int, plan: Any, layers: Any, weights: Any, obs: Any, sizes: Any, buffers: Any, latent: Any
-) -> None:
-    """Run a `per_asset.PerAssetActor`: `latent [N (+ 1)]`."""
-    account, count, features, context = sizes
-    one, two, base, shared = buffers
-    rows = account + count
-    flags = rows + count * features
+def _turn(private: Any, row: Any, sizes: Any, table: Any) -> None:
+    """Write each asset's columns to `table [P, N]`: the weight held, features, flags."""
+    account, count, features, flags, context = sizes[:5]
+    for n in range(count):
+        table[0, n] = private[account + n]
+    start = row.size - context - count * (features + flags)
     for f in range(features):
         for n in range(count):
-            one[f, n] = obs[rows + n * features + f]
-    for n in range(count):
-        one[features, n] = obs[account + n]
-        one[features + 1, n] = obs[flags + n]
-    for i in range(features + 2, layers[k, 0, Layer.OWN_IN]):
-        one[i, :] = ZERO
-    given = 0
-    if plan[k, Plan.ACCOUNT]:
-        shared[:account] = obs[:account]
-        given = account
-    shared[given : given + context] = obs[flags + count :]
-    if given + context == 0:
-        shared[0] = ZERO  # the network has one column that is always zero there
+            table[1 + f, n] = row[start + n * features + f]
+    start += count * features
+    for f in range(flags):
+        for n in range(count):
+            table[1 + features + f, n] = row[start + f * count + n]
+
+
+# Two buffers swap their roles from layer to layer, so that nothing is allocated.
+@njit_layer
+def _run_assets(
+    k: int,
+    networks: Networks,
+    private: Any,
+    context: Any,
+    encoded: Any,
+    count: int,
+    buffers: Any,
+    latent: Any,
+) -> None:
+    """Run a `networks.MarketOnceActor` or a `per_asset.PerAssetActor`: `latent [L]`."""
+    plan, layers, _, weights, _ = networks
+    one, two, base, shared, table, common = buffers
+    account = private.size - count
+    columns = table.shape[0]
+    shift = plan[k, Plan.STATISTICS]
+    _standardise(weights, shift, private[:account], context, common)
+    first = account * (1 - plan[k, Plan.ACCOUNT])
+    shared[0] = ZERO  # a network without common inputs has one that is always zero
+    for i in range(first, common.size):
+        shared[i - first] = common[i]
+    shift += 2 * common.size
+    for i in range(columns):
+        a = weights[shift + i]
+        b = weights[shift + columns + i]
+        for n in range(table.shape[1]):
+            one[i, n] = _scale_and_clip(table[i, n], a, b)
+    one[columns : layers[k, 0, Layer.OWN_IN]] = ZERO
+    for i in range(encoded.shape[1]):
+        for n in range(count):
+            one[columns + i, n] = encoded[k, i, n]
     x = one
     y = two
     for depth in range(plan[k, Plan.DEPTH]):
         wide = layers[k, depth, Layer.OWN_OUT]
-        for o in range(wide):
-            base[o] = weights[layers[k, depth, Layer.BIAS] + o]
-        _add_vector(
-            shared,
-            layers[k, depth, Layer.COMMON_IN],
-            weights,
-            layers[k, depth, Layer.COMMON],
-            wide,
-            base,
-        )
+        _map_vector(shared, layers[k, depth], Layer.COMMON, weights, base)
         for o in range(wide):
             y[o, :] = base[o]
         _multiply(x, weights, layers[k, depth, Layer.OWN], layers[k, depth, Layer.OWN_IN], wide, y)
@@ -288,23 +321,34 @@ def _run_per_asset(
             _normalise(y, layers[k, depth, Layer.WIDTH])
         _apply_activation(y[:wide], plan[k, Plan.ACTIVATION])
         for o in range(wide):
-            total = ZERO
-            for n in range(count):
-                total += y[o, n]
-            shared[o] = total / np.float32(count)
+            shared[o] = _sum(y[o, :count]) / np.float32(count)
         x, y = y, x
-    head = plan[k, Plan.HEAD]
-    wide = layers[k, plan[k, Plan.DEPTH] - 1, Layer.OWN_OUT]
-    latent[:count] = weights[plan[k, Plan.HEAD_BIAS]]
-    for o in range(wide):
-        w = weights[head + o]
-        for n in range(count):
-            latent[n] += w * x[o, n]
-    if plan[k, Plan.CASH] >= 0:
-        total = weights[plan[k, Plan.CASH_BIAS]]
+
+    # Latents are linear in the account: each column of the head belongs to 1, to the weight held, or
+    # to a column of the account.
+    slope = plan[k, Plan.SLOPE]
+    linear = plan[k, Plan.LINEAR]
+    total_columns = 1 + slope + linear
+    a = weights[shift]
+    b = weights[shift + columns]
+    latent[:] = ZERO
+    for j in range(total_columns):
+        factor = ONE if j == 0 else common[j - 1 - slope]
+        y[0, :] = weights[plan[k, Plan.HEAD_BIAS] + j]
         for o in range(wide):
-            total += weights[plan[k, Plan.CASH] + o] * shared[o]
-        latent[count] = total
+            w = weights[plan[k, Plan.HEAD] + o * total_columns + j]
+            for n in range(count):
+                y[0, n] += w * x[o, n]
+        for n in range(count):
+            if slope and j == 1:
+                factor = _scale_and_clip(table[0, n], a, b)
+            latent[n] += y[0, n] * factor
+    extra = plan[k, Plan.LATENTS] - count
+    for j in range((1 + linear) * extra):
+        total = weights[plan[k, Plan.EXTRA_BIAS] + j]
+        for o in range(wide):
+            total += shared[o] * weights[plan[k, Plan.EXTRA] + o * (1 + linear) * extra + j]
+        latent[count + j % extra] += total * (ONE if j < extra else common[j // extra - 1])
 
 
 # A vector goes through the layers; here, too, two buffers swap their roles.
@@ -318,11 +362,7 @@ def _run_mlp(
     z = buffers[1].reshape(-1)
     for depth in range(plan[k, Plan.DEPTH] + 1):
         wide = layers[k, depth, Layer.OWN_OUT]
-        for o in range(wide):
-            y[o] = weights[layers[k, depth, Layer.BIAS] + o]
-        _add_vector(
-            x, layers[k, depth, Layer.OWN_IN], weights, layers[k, depth, Layer.OWN], wide, y
-        )
+        _map_vector(x, layers[k, depth], Layer.OWN, weights, y)
         if depth < plan[k, Plan.DEPTH]:
             column = y[:wide].reshape(wide, 1)
             if plan[k, Plan.NORM]:
@@ -334,53 +374,159 @@ def _run_mlp(
         latent[i] = x[i]
 
 
-# As `heads.ActionHead.decode`, but for `tilt`; logits are lessened by their highest, so that the
-# exponential cannot overflow.
+# As `heads.ActionHead.decode`; logits are lessened by their highest, so that the exponential cannot
+# overflow.
 @njit_layer
-def _decode(k: int, plan: Any, numbers: Any, latent: Any, action: Any) -> None:
-    """Turn a latent into `action [N]`."""
+def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: Any) -> None:
+    """Turn a latent into `action [N]`; `tilt` reads holdings and benchmark in `table`."""
     count = action.size
     if plan[k, Plan.SQUASH]:
         for i in range(latent.size):
             latent[i] = np.tanh(latent[i])
-    if not plan[k, Plan.TARGETS]:
+    if plan[k, Plan.DECODER] == Head.DIRECT:
         for n in range(count):
-            z = latent[n]
-            action[n] = -ONE if z < -ONE else (ONE if z > ONE else z)
-        return
-    highest = numbers[k, Number.SCALE] * latent[count] + numbers[k, Number.CASH_LOGIT]
-    latent[count] = highest
-    for n in range(count):
-        latent[n] *= numbers[k, Number.SCALE]
-        highest = max(highest, latent[n])
-    total = ZERO
-    for n in range(count + 1):
-        latent[n] = np.exp(latent[n] - highest)
-        total += latent[n]
-    for n in range(count):
-        action[n] = latent[n] / total
+            action[n] = min(max(latent[n], -ONE), ONE)
+    elif plan[k, Plan.DECODER] == Head.AIM:
+        scale = numbers[k, Number.SCALE]
+        highest = scale * latent[count] + numbers[k, Number.CASH_LOGIT]
+        total = highest
+        for n in range(count):
+            highest = max(highest, scale * latent[n])
+        total = np.exp(total - highest)
+        for n in range(count):
+            action[n] = np.exp(scale * latent[n] - highest)
+        total += _sum(action)
+        for n in range(count):
+            action[n] /= total
+    else:
+        _tilt(k, plan, numbers, table[0], table[-1], latent, action)
 
 
-# The only function that Python calls: all K networks in one call, since every call has its price.
+# As `heads.ActionHead.tilt`.
+@njit_layer
+def _tilt(
+    k: int, plan: Any, numbers: Any, held: Any, benchmark: Any, latent: Any, aim: Any
+) -> None:
+    """Turn a latent into an action, in `aim [N]`."""
+    count = aim.size
+    most = numbers[k, Number.MAX_LOG_TILT]
+    scale = numbers[k, Number.TILT_SCALE]
+    limit = numbers[k, Number.MAX_ACTIVE_TILT]
+    centre = ZERO
+    for n in range(count):
+        centre += benchmark[n] * latent[n]
+    for n in range(count):
+        aim[n] = benchmark[n] * np.exp(most * _tanh((latent[n] - centre) / most))
+    total = max(_sum(aim), _LEAST)
+    for n in range(count):
+        aim[n] = benchmark[n] + scale * (aim[n] / total - benchmark[n])
+    if scale > ONE:
+        for n in range(count):
+            aim[n] = max(aim[n], ZERO)
+        total = max(_sum(aim), _LEAST)
+        for n in range(count):
+            aim[n] /= total
+    share = ZERO
+    for n in range(count):
+        share += HALF * abs(aim[n] - benchmark[n])
+    factor = limit / max(share, limit)
+    invested = ONE
+    if plan[k, Plan.HAS_CASH]:
+        invested -= min(max(latent[count + 1], ZERO), ONE)
+    rate = ONE / (ONE + np.exp(-numbers[k, Number.RATE_LOGIT] - _RATE * latent[count]))
+    rate += (ONE - rate) * np.exp(-share / _FOLLOWING)
+    idle = ZERO
+    for n in range(count):
+        aim[n] = (benchmark[n] + factor * (aim[n] - benchmark[n])) * invested
+        idle -= held[n] if benchmark[n] > ZERO else ZERO
+    total = _sum(aim)
+    idle = (total + idle) / max(total, _LEAST)
+    for n in range(count):
+        now = (held[n] if benchmark[n] > ZERO else ZERO) + idle * aim[n]
+        aim[n] = min(max(now + rate * (aim[n] - now), ZERO), ONE)
+
+
+@njit_layer
+def _combine(actions: Any, shares: Any, action: Any) -> None:
+    """Combine actions `[K, N]` into one: their sum by `shares [K]`, or without shares the
+    median."""
+    count = len(actions)
+    for n in range(action.size):
+        action[n] = ZERO
+        for k in range(count):
+            value = actions[k, n]
+            if shares.size:
+                action[n] += shares[k] * value
+            else:  # the middle value, or half of each of the middle two
+                rank = 0
+                for j in range(count):
+                    other = actions[j, n]
+                    rank += other < value or (other == value and j < k)
+                middle = (rank == (count - 1) // 2) + (rank == count // 2)
+                action[n] += HALF * np.float32(middle) * value
+
+
+# One call for all K networks, since every call from Python has its price.
 @njit(nogil=True, error_model="numpy", cache=True)
 def run_networks(
-    private: Any, row: Any, sizes: Any, networks: Any, buffers: Any, actions: Any
+    bar: int,
+    private: Any,
+    encoded: Any,
+    rows: Any,
+    sizes: Any,
+    networks: Networks,
+    buffers: Any,
+    action: Any,
 ) -> None:
-    """Write the actions `[K, N]` of K networks for one observation: `private [A + N]` and the
-    market's `row`, float32.
+    """Write the action `[N]` of K networks for one observation: `private [A + N]`, the market's
+    row of a bar and its further columns of each asset, `encoded [K, E, N]`, float32.
 
-    `sizes`: A, N, F, M. `buffers`: two `[O, N]`, a bias, shared columns, the observation, the
-    latent with and without cash; their contents mean nothing afterwards.
+    `rows`: the market's rows one behind another, in one piece. `sizes`: A, N, F, flags of an asset,
+    M, the distance between two rows, and L*W. `buffers`: two `[O, N]`, a bias, shared columns, a
+    table `[P, N]`, common columns, the observation, a latent and actions `[K, N]`; their contents mean nothing
+    afterwards.
     """
-    plan, layers, numbers, weights = networks
-    obs = buffers[4]
-    with_cash = buffers[5]
-    without = buffers[6]
+    plan, layers, numbers, weights, shares = networks
+    table, _, obs, latent, actions = buffers[4:]
+    row = rows[bar * sizes[5] : bar * sizes[5] + sizes[6]]
+    _turn(private, row, sizes, table)
+    context = row[row.size - sizes[4] :]
     for k in range(plan.shape[0]):
-        latent = with_cash if plan[k, Plan.TARGETS] else without
-        _standardise(weights, plan[k, Plan.STATISTICS], private, row, obs)
-        if plan[k, Plan.KIND] == Kind.PER_ASSET:
-            _run_per_asset(k, plan, layers, weights, obs, sizes, buffers[:4], latent)
+        if plan[k, Plan.IS_MLP]:
+            _standardise(weights, plan[k, Plan.STATISTICS], private, row, obs)
+            own = latent[: plan[k, Plan.LATENTS]]
+            _run_mlp(k, plan, layers, weights, obs, buffers[:2], own)
         else:
-            _run_mlp(k, plan, layers, weights, obs, buffers[:2], latent)
-        _decode(k, plan, numbers, latent, actions[k])
+            _run_assets(k, networks, private, context, encoded, sizes[1], buffers[:6], latent)
+        _decode(k, plan, numbers, table, latent, actions[k])
+    _combine(actions, shares, action)
+
+
+# A stretch of a backtest in one call: between two decisions no more is done than to trade.
+@njit(nogil=True, error_model="numpy", cache=True)
+def trade_networks(
+    decisions: int,
+    encoded: Any,
+    rows: Any,
+    sizes: Any,
+    networks: Networks,
+    buffers: Any,
+    account: Any,
+    action: Any,
+) -> bool:
+    """Let K networks make some decisions for a packed account, with
+    `encoded [decisions, K, E, N]`. Return True if they ruined it; an action that is not finite ends
+    the stretch."""
+    desired, state, _, rules, _, private = account
+    for i in range(decisions):
+        bar = state[0][BAR, 0]
+        end = state[0][END, 0]
+        if bar >= end:
+            break
+        run_networks(bar, private, encoded[i], rows, sizes, networks, buffers, action[0])
+        if not np.isfinite(_sum(action[0])):
+            break
+        stop = min(bar + rules.interval, end)
+        if decide_and_wait(stop, action, desired, *account[1:]):
+            return True
+    return False

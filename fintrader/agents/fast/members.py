@@ -1,10 +1,14 @@
-"""Networks of the kinds `per_asset` and `mlp`, laid out side by side for `forward.run_networks`.
+"""Policies bound to one market: networks of all kinds, laid out side by side for `forward`.
 
-`agents.bound` runs them.
+A backtest asks a policy one observation at a time, and ten small networks are then hundreds of
+tensor operations on a few thousand numbers; compiled, they are one call, which can trade many bars,
+too. Only encoders of earlier bars stay torch's: they do not depend on the account, so that many
+bars are encoded at once.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,30 +20,46 @@ from torch import Tensor
 
 from fintrader.agents.fast.forward import (
     Activation,
-    Kind,
+    Head,
     Layer,
     Networks,
     Number,
     Plan,
     run_networks,
+    trade_networks,
 )
 from fintrader.agents.heads import EXTRA_LATENT_SCALE
 from fintrader.agents.normalisation import to_shift_and_scale
 from fintrader.envs.observation import market_widths
 
 Numbers = NDArray[np.float32]
+NUMBERS_AT_ONCE = 1 << 22
+"""Largest count of encoded numbers at once: a bound on memory."""
 
 
-class NumbaMembers:
+class BoundNetworks:
     """K actors as one vector of weights with the tables of where they lie, and the market's
     rows."""
 
-    def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
-        """Lay out K `ActorPolicy` over the market rows `[T, W]` of a window."""
-        self.rows = np.ascontiguousarray(rows)
+    def __init__(self, members: Sequence[Any], shares: Numbers, rows: Numbers) -> None:
+        """Lay out K `ActorPolicy` over the market rows `[T, L*W]` of a window. `shares [K]` weigh
+        their actions; without any the joint action is the median."""
         layout = members[0].layout
         count = len(members)
         account, assets, *_, context = market_widths(layout)
+        flags = 1 + 2 * layout.benchmark
+        self.encoders = {
+            k: _Encoder(member)
+            for k, member in enumerate(members)
+            if layout.lookback > 1 and member.actor.kind != "mlp"
+        }
+        self.market = torch.from_numpy(rows)
+        # With a lookback rows overlap; compiled code reads the memory that they share.
+        stride = rows.strides[0] // rows.itemsize
+        size = (len(rows) - 1) * stride + rows.shape[1]
+        flat = np.lib.stride_tricks.as_strided(rows, (size,), (rows.itemsize,))
+        self.columns = layout.num_features + 1 + flags
+        """P: columns of an asset, its holdings included, without encoded ones."""
         depth = 1 + max(len(member.network.hidden) for member in members)
         self.plan = np.zeros((count, len(Plan)), np.int64)
         self.layers = np.zeros((count, depth, len(Layer)), np.int64)
@@ -50,23 +70,54 @@ class NumbaMembers:
         for k, member in enumerate(members):
             self._add(k, member)
         weights = np.concatenate(self.placed)
-        self.networks = Networks(self.plan, self.layers, self.numbers, weights)
-        self.sizes = (account, assets, layout.num_features, context)
-        # The widest array of all: inputs or hidden units of the per-asset network, logits of a flat
-        # one.
-        wide = max(self.widest, _round_up(layout.num_features + 2))
-        height = max(wide, -(-self.widest // assets))
-        square = [np.zeros((height, assets), np.float32) for _ in range(2)]
-        lengths = (wide, max(wide, account + context, 1), layout.width, assets + 1, assets)
-        self.buffers = (*square, *(np.zeros(length, np.float32) for length in lengths))
-        self.answers = np.zeros((count, assets), np.float32)
+        networks = Networks(self.plan, self.layers, self.numbers, weights, shares)
+        encoded = max((encoder.width for encoder in self.encoders.values()), default=0)
+        self.encoded = np.zeros((0, count, encoded, assets), np.float32)
+        self.bars = range(0)
+        """The encoded bars."""
+        self.asked = 0
+        self.action = np.zeros((1, assets), np.float32)
+        # The widest array of all: inputs or hidden units of a trunk, logits of an mlp.
+        wide = max(self.widest, _round_up(self.columns + encoded))
+        padded = _round_up(assets, 8)
+        height = max(wide, -(-self.widest // padded))
+        common = account + context
+        shapes: list[Any] = [(height, padded), (height, padded), wide, max(wide, common, 1)]
+        shapes += [(self.columns, padded), common, layout.width, assets + 2, (count, assets)]
+        buffers = tuple(np.zeros(shape, np.float32) for shape in shapes)
+        sizes = (account, assets, layout.num_features, flags, context, stride, rows.shape[1])
+        self.arguments = (flat, sizes, networks, buffers)
 
-    def act(self, bar: int, private: Numbers) -> Numbers:
-        """Act on the private part `[A + N]` of an observation at `bar`: `[K, N]`, overwritten by
-        the next call."""
-        row = self.rows[bar]
-        run_networks(private, row, self.sizes, self.networks, self.buffers, self.answers)
-        return self.answers
+    def __call__(self, bar: int, private: Numbers) -> Numbers:
+        """Act on the private part `[A + N]` of an observation at `bar`: `[N]`, overwritten by the
+        next call."""
+        if bar not in self.bars:
+            # Further bars are spaced like the last two requested ones.
+            self._encode(bar, len(self.market), max(1, bar - self.asked))
+        self.asked = bar
+        encoded = self.encoded[self.bars.index(bar)]
+        action: Numbers = self.action[0]
+        run_networks(bar, private, encoded, *self.arguments, action)
+        return action
+
+    def trade(self, bar: int, decisions: int, interval: int, account: tuple[Any, ...]) -> bool:
+        """Make at most `decisions` from `bar` on for a packed account, an interval apart; return
+        True if they ruined it. An action that is not finite ends the stretch before its order."""
+        count = self._encode(bar, decisions, interval)
+        arguments = (count, self.encoded, *self.arguments, account, self.action)
+        return bool(trade_networks(*arguments))
+
+    @torch.no_grad()
+    def _encode(self, bar: int, count: int, step: int) -> int:
+        """Encode at most `count` bars from `bar` on, `step` apart; return their number."""
+        shape = self.encoded.shape[1:]
+        count = min(count, max(1, NUMBERS_AT_ONCE // max(1, math.prod(shape))))
+        self.bars = range(bar, min(bar + count * step, len(self.market)), step)
+        self.encoded = np.zeros((len(self.bars), *shape), np.float32)
+        for k, encoder in self.encoders.items():
+            encoded = encoder(self.market[bar : self.bars.stop : step]).transpose(1, 2)
+            self.encoded[:, k, : encoder.width] = encoded.numpy()
+        return len(self.bars)
 
     def _add(self, k: int, actor: Any) -> None:
         """Lay out actor number `k`."""
@@ -78,31 +129,49 @@ class NumbaMembers:
         plan[Plan.ACTIVATION] = Activation[network.activation.upper()]
         plan[Plan.NORM] = network.layer_norm
         plan[Plan.SQUASH] = actor.squash
-        plan[Plan.TARGETS] = actor.head.targets_weights
-        plan[Plan.ACCOUNT] = network.reads_account
+        plan[Plan.DECODER] = Head[actor.head.kind.upper()]
+        plan[Plan.LATENTS] = actor.head.latents
+        plan[Plan.HAS_CASH] = not head.fully_invested
         plan[Plan.DEPTH] = len(network.hidden)
-        columns = [numbers[actor.normaliser.groups] for numbers in statistics]
-        plan[Plan.STATISTICS] = self._place(torch.cat(columns))
-        plan[Plan.CASH] = -1
-        plan[Plan.CASH_BIAS] = -1
-        self.numbers[k, Number.SCALE] = head.scale
-        self.numbers[k, Number.CASH_LOGIT] = math.log(assets) + head.cash_logit
+        # In the order of `Number`.
+        self.numbers[k] = (
+            *(head.scale, math.log(assets) + head.cash_logit, head.max_log_tilt, head.tilt_scale),
+            *(head.max_active_tilt, math.log(head.trade_rate / (1 - head.trade_rate))),
+        )
         weights = actor.actor.state_dict()
-        if actor.actor.kind == "per_asset":
-            plan[Plan.KIND] = Kind.PER_ASSET
-            self._add_per_asset(k, actor, weights)
-        else:
-            plan[Plan.KIND] = Kind.MLP
+        groups = actor.normaliser.groups
+        plan[Plan.IS_MLP] = actor.actor.kind == "mlp"
+        if plan[Plan.IS_MLP]:
+            parts = [groups]
             self._add_mlp(k, actor, weights)
+        else:
+            # Groups stand in this order: the account, holdings, the other columns of an asset, the
+            # market's.
+            account = actor.layout.account_width
+            each = torch.arange(account, account + self.columns)
+            parts = [torch.cat([groups[:account], groups.unique()[each.max() + 1 :]]), each]
+            self._add_assets(k, actor, weights)
+        plan[Plan.STATISTICS] = self.length
+        for columns in parts:
+            for statistic in statistics:
+                self._place(statistic[columns])
 
-    def _add_per_asset(self, k: int, actor: Any, weights: dict[str, Tensor]) -> None:
+    def _add_assets(self, k: int, actor: Any, weights: dict[str, Tensor]) -> None:
         plan = self.plan[k]
+        network = actor.network
+        features = actor.layout.num_features
+        once = actor.actor.kind == "market_once"
         wide = 0
-        for depth in range(len(actor.network.hidden)):
+        for depth in range(len(network.hidden)):
             own = weights[f"trunk.layers.own.{depth}.weight"]
             common = weights[f"trunk.layers.common.{depth}.weight"]
-            bias = weights[f"trunk.layers.own.{depth}.bias"]
-            bias = bias + weights[f"trunk.layers.common.{depth}.bias"]
+            bias = (
+                weights[f"trunk.layers.own.{depth}.bias"]
+                + weights[f"trunk.layers.common.{depth}.bias"]
+            )
+            if depth == 0:  # holdings first; the trunk of `market_once` does not see them
+                held = torch.zeros_like(own[:1]) if once else own[features : features + 1]
+                own = torch.cat([held, own[:features], own[features + 1 - once :]])
             width = own.shape[1]
             wide = _round_up(width)
             rows = _round_up(own.shape[0])
@@ -114,14 +183,24 @@ class NumbaMembers:
             ]
             # In the order of `Layer`.
             self.layers[k, depth] = (placed[0], rows, wide, placed[1], columns, placed[2], width)
-            self.widest = max(self.widest, wide)
-        plan[Plan.HEAD] = self._place(_pad(weights["head.weight"][:, :1], wide, 1))
-        plan[Plan.HEAD_BIAS] = self._place(weights["head.bias"][:1])
-        if actor.head.targets_weights:
-            cash = EXTRA_LATENT_SCALE * weights["extra_head.weight"][:, :1]
-            cash_bias = EXTRA_LATENT_SCALE * weights["extra_head.bias"][:1]
-            plan[Plan.CASH] = self._place(_pad(cash, wide, 1))
-            plan[Plan.CASH_BIAS] = self._place(cash_bias)
+            self.widest = max(self.widest, wide, rows)
+        plan[Plan.ACCOUNT] = network.reads_account and not once
+        plan[Plan.SLOPE] = once and network.reads_holdings
+        plan[Plan.LINEAR] = actor.layout.account_width * (once and network.reads_account)
+        # Of several outputs the first.
+        columns = 1 + plan[Plan.SLOPE] + plan[Plan.LINEAR]
+        plan[Plan.HEAD] = self._place(_pad(weights["head.weight"][:, :columns], wide, columns))
+        plan[Plan.HEAD_BIAS] = self._place(weights["head.bias"][:columns])
+        if actor.head.extra:
+            every = (
+                slice(actor.head.extra * (1 + plan[Plan.LINEAR]))
+                if once
+                else slice(None, None, actor.outputs)
+            )
+            extra = EXTRA_LATENT_SCALE * weights["extra_head.weight"][:, every]
+            plan[Plan.EXTRA] = self._place(_pad(extra, wide, extra.shape[1]))
+            bias = EXTRA_LATENT_SCALE * weights["extra_head.bias"][every]
+            plan[Plan.EXTRA_BIAS] = self._place(bias)
 
     def _add_mlp(self, k: int, actor: Any, weights: dict[str, Tensor]) -> None:
         last = len(actor.network.hidden)
@@ -148,9 +227,28 @@ class NumbaMembers:
         return start
 
 
-def _round_up(width: int) -> int:
-    """Round up to a multiple of four, the height of a block in `forward._multiply`."""
-    return -(-width // 4) * 4
+class _Encoder:
+    """The columns that an actor adds to each asset's newest ones: encoded or earlier bars.
+
+    In float64 and rounded once: they must not depend on how many bars are encoded together.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.normaliser = copy.deepcopy(actor.normaliser).double()
+        self.inputs = copy.deepcopy(actor.actor.trunk.assets).double()
+        newest = actor.layout.num_features + 1 + 2 * actor.layout.benchmark
+        self.width = self.inputs.width - newest
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Encode rows `[U, L*W]`: `[U, N, E]`."""
+        own, _ = self.inputs(self.normaliser.normalise_rows(rows.double()))
+        encoded: Tensor = own[..., -self.width :]
+        return encoded
+
+
+def _round_up(width: int, block: int = 4) -> int:
+    """Round up to whole blocks; those of `forward._multiply` have four rows."""
+    return -(-width // block) * block
 
 
 def _pad(matrix: Tensor, rows: int, columns: int) -> Tensor:

@@ -48,29 +48,44 @@ def ask(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -
 
 @njit_entry
 def decide_and_wait(
-    stop: int, desired: Any, buffers: Any, prices: Prices, rules: Rules, log: AccountLog
+    stop: int,
+    action: Any,
+    desired: Any,
+    buffers: Any,
+    prices: Prices,
+    rules: Rules,
+    log: AccountLog,
+    seen: Any,
 ) -> bool:
-    """Order towards holdings `[1, N]` (an empty array: order nothing), then mark every bar up to
-    `stop`; return True for an account ruined at the end of an interval, where it stays."""
+    """Order what an action `[1, N]` float32 asks for, and write it to `desired` `[N]`; without an
+    action order towards `desired`, and nothing if both are empty. Then mark every bar up to `stop`, and write the private part of the observation
+    to `seen` `[A + N]`. Return True for an account ruined at the end of an interval, where it
+    stays."""
     state = name_rows(buffers)
     work = make_workspace(1, state.shares.shape[1])
     bar = state.bar[0]
+    if action.size:
+        size_orders(0, 1, action, work, state, prices, rules)
+        for n in range(len(desired)):
+            desired[n] = work.desired[0, n]
+    else:
+        wanted = desired if desired.size else state.shares[0]
+        for n in range(state.shares.shape[1]):
+            work.desired[0, n] = wanted[n]
     work.fill_bar[0] = bar if rules.is_same_bar else min(bar + 1, stop)
-    wanted = desired if desired.size else state.shares
-    for n in range(state.shares.shape[1]):
-        work.desired[0, n] = wanted[0, n]
     meet_events(0, 0, work, state, prices, rules, log)
-    if desired.size:
+    if action.size or desired.size:
         held = state.shares[0].copy()
         fill_orders(0, 1, work, state, prices, rules)
         record_fills(held, work, state, prices, rules, log)
     # Ruin is looked for at the end of every decision interval, however long the wait.
-    while state.bar[0] < stop:
+    is_ruined = False
+    while state.bar[0] < stop and not is_ruined:
         look = min(state.bar[0] + rules.interval, stop)
         mark_bars(0, look, work.fill_bar[0], state, prices, rules, log)
-        if state.equity[0] <= rules.ruin_fraction * state.first_equity[0]:
-            return True
-    return False
+        is_ruined = state.equity[0] <= rules.ruin_fraction * state.first_equity[0]
+    observe_private(0, state, prices, seen)
+    return is_ruined
 
 
 @njit_inline
