@@ -5,6 +5,7 @@ The compiled functions of the environment (`envs.fast`) step it, with one call f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -148,11 +149,16 @@ class BacktestAccount:
     def observe(self) -> Any:
         """Observe as the environment does: `[1, D]`, or a dict of parts if observations are
         factored."""
-        private = torch.from_numpy(self.private()).to(self.view.table.dtype)
+        return self.show(self.bar, self.private()[None])
+
+    def show(self, bar: int, private: NDArray[np.float32]) -> Any:
+        """Make the observations at a bar of accounts with these private parts `[B, A + N]`."""
+        own = torch.from_numpy(private).to(self.view.table.dtype)
         if self.settings.observation == "factored":
-            clock = torch.tensor([self.bar], device=self._device)
-            return {"private": private[None].clone().to(self._device), "clock": clock}
-        return torch.cat((private, self.view.rows[self.bar]))[None].to(self._device)
+            clock = torch.full((len(own),), bar, device=self._device)
+            return {"private": own.clone().to(self._device), "clock": clock}
+        row = self.view.rows[bar].expand(len(own), -1)
+        return torch.cat((own, row), 1).to(self._device)
 
     @property
     def cash(self) -> float:
@@ -218,6 +224,24 @@ class BacktestAccount:
         self.private()
         is_ruined = policy.trade(self.bar, decisions, interval, (self._want, *self._packed()))
         return self._close(is_ruined)
+
+    def leave_out_each(self, decide: Callable[[int, Any], NDArray[np.float32]]) -> Array:
+        """Trade with a copy of this account for each symbol that never buys the symbol; return
+        their equity `[N, T]`. `decide` maps a bar and the private parts `[N, A + N]` to
+        actions `[N, N]`."""
+        count = self.market.num_assets
+        accounts = tuple(np.repeat(part[None], count, axis=0) for part in self._buffers)
+        seen = np.repeat(self.private()[None], count, axis=0)
+        equity = np.full((count, self.market.num_bars), self.equity)
+        keep = 1 - np.eye(count, dtype=np.float32)
+        interval = self.settings.decision_interval
+        self._make_room(1, interval)
+        for bar in range(self.bar, self._end, interval):
+            stop = min(bar + interval, self._end)
+            actions = (decide(bar, seen) * keep)[:, None]
+            shared = (self._prices, self._rules, self._log)
+            kernel.decide_each(stop, actions, self._want, accounts, shared, seen, equity)
+        return equity
 
     def _make_room(self, decisions: int, bars: int) -> None:
         """Make room in the log for the trades of some decisions and bars."""

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.backtesting.simulation import Predictor, ask, callable_policy, simulate
+from fintrader.backtesting.simulation import Predictor, ask, open_account, simulate
 from fintrader.backtesting.walk_forward import stitch
-from fintrader.envs import EnvSettings, Policy, TradingEnv
+from fintrader.envs import EnvSettings, Policy
 from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
@@ -152,31 +151,12 @@ def without_each(
     market: MarketTensors,
     settings: EnvSettings,
 ) -> list[Variation]:
-    """Simulate in one environment an account for each symbol that never buys the symbol."""
-    count = market.num_assets
-    settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
-    env = TradingEnv.evaluation(market, settings, num_envs=count, record=True)
-    policy = callable_policy(policy, env.layout, settings, "without a symbol")
-    equity = np.full((market.num_bars, count), float(settings.initial_cash_usd))
-    keep = 1 - torch.eye(count, device=env.device)
-    alive = np.ones(count, dtype=bool)
+    """Simulate an account for each symbol that never buys the symbol, all of them together."""
+    name = "without a symbol"
+    account = open_account(market, settings, name)
     with torch.no_grad():
-        obs, _ = env.reset()
-        over = False
-        while not over:
-            obs, _, terminated, truncated, info = env.step(policy(obs).detach() * keep)
-            bars = info["bars"][0].cpu().numpy()
-            values = info["bar_equity"].cpu().numpy()
-            equity[bars[:, None], np.flatnonzero(alive)] = values.T[:, alive]
-            # A ruined account keeps its last equity; its new episode is ignored.
-            gone = terminated.cpu().numpy() & alive
-            equity[bars[-1] :, gone] = values[gone, -1]
-            alive &= ~gone
-            over = bool(truncated[torch.from_numpy(alive)].any()) or not alive.any()
-            if not over and bool(terminated.any()):
-                # Reset finished accounts at the bar of the others.
-                obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
-    daily = [m.daily_returns(curve, market.to_numpy("session")) for curve in equity.T]
+        equity = account.leave_out_each(ask(policy, account, name).act)
+    daily = [m.daily_returns(curve, market.to_numpy("session")) for curve in equity]
     return [
         _make_variation("without", symbol, returns, market.sessions_a_year)
         for symbol, returns in zip(market.symbols, daily, strict=True)

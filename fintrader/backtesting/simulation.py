@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -255,51 +255,58 @@ def describe_origin(policy: object) -> str:
     return f"trained on {count(symbols['trained_on'])}, traded on {count(symbols['traded_on'])}"
 
 
-def ask(
-    policy: Policy | Predictor, account: BacktestAccount, name: str
-) -> Callable[[BacktestAccount], NDArray[np.float32]]:
-    """Make a strategy that asks this policy, bound to the window's rows if possible, else through
+class PolicyStrategy:
+    """A strategy that asks a policy, bound to the window's rows if possible, else through
     observations."""
-    policy = callable_policy(policy, account.layout, account.settings, name)
-    rows = account.rows if isinstance(policy, Bindable) else None
-    bound = policy.bind(rows) if isinstance(policy, Bindable) and rows is not None else None
-    if bound is not None:
-        return _Bound(bound, name)
-    shape = (1, account.layout.num_assets)
 
-    def decide(account: BacktestAccount) -> NDArray[np.float32]:
-        action = policy(account.observe())
+    def __init__(self, policy: Policy | Predictor, account: BacktestAccount, name: str) -> None:
+        asked = callable_policy(policy, account.layout, account.settings, name)
+        rows = account.rows if isinstance(asked, Bindable) else None
+        self._policy = asked
+        self._account = account
+        self._name = name
+        can_bind = isinstance(asked, Bindable) and rows is not None
+        self.bound: Any = asked.bind(rows) if can_bind else None  # type: ignore[attr-defined]
+
+    def __call__(self, account: BacktestAccount) -> NDArray[np.float32]:
+        if self.bound is None:
+            rows = self._check(self._policy(account.observe()), 1)
+        else:
+            rows = self.act(account.bar, account.private()[None])
+        row: NDArray[np.float32] = rows[0]
+        return row
+
+    def act(self, bar: int, private: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Ask for the actions `[B, N]` of accounts at `bar` with private parts `[B, A + N]`. Raises
+        BacktestError for what cannot be traded."""
+        if self.bound is not None:
+            return self._check_finite(self.bound(bar, private))
+        return self._check(self._policy(self._account.show(bar, private)), len(private))
+
+    def follow(self) -> bool:
+        """Trade on for about `REPORT_BARS` by the bound policy; return True at the account's
+        end."""
+        over = self._account.follow(self.bound, REPORT_BARS)
+        self._check_finite(self.bound.action)
+        return over
+
+    def _check(self, action: object, count: int) -> NDArray[np.float32]:
+        shape = (count, self._account.layout.num_assets)
         if not isinstance(action, Tensor) or action.shape != shape:
             found = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
             raise BacktestError(
-                f"{name}: the policy gave {found} for {shape[1]} assets, not [1, N]"
+                f"{self._name}: the policy gave {found} for {shape[1]} assets, not [{count}, N]"
             )
-        return _check_finite(flatten_action(action), name)
+        return self._check_finite(flatten_action(action).reshape(shape))
 
-    return decide
-
-
-def _check_finite(action: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-    # The sum comes first because it takes a fraction of the time.
-    if not math.isfinite(action.sum()) and not np.isfinite(action).all():
-        raise BacktestError(_DIVERGED.format(name))
-    return action
+    def _check_finite(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        # The sum comes first because it takes a fraction of the time.
+        if not math.isfinite(action.sum()) and not np.isfinite(action).all():
+            raise BacktestError(_DIVERGED.format(self._name))
+        return action
 
 
-class _Bound(NamedTuple):
-    """The strategy of a bound policy."""
-
-    policy: Any
-    name: str
-
-    def __call__(self, account: BacktestAccount) -> NDArray[np.float32]:
-        return _check_finite(self.policy(account.bar, account.private()), self.name)
-
-    def follow(self, account: BacktestAccount) -> bool:
-        """Trade on for about `REPORT_BARS`; return True at the account's end."""
-        over = account.follow(self.policy, REPORT_BARS)
-        _check_finite(self.policy.action, self.name)
-        return over
+ask = PolicyStrategy
 
 
 def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
@@ -331,8 +338,8 @@ def trade(
         over = False
         reported = 0
         while not over:
-            if due is None and isinstance(decide, _Bound):
-                over = decide.follow(account)
+            if due is None and isinstance(decide, PolicyStrategy) and decide.bound is not None:
+                over = decide.follow()
             else:
                 action = decide(account)
                 over = account.act(action, None if due is None else due(account.bar) - account.bar)

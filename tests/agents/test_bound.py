@@ -68,7 +68,7 @@ def bound_actions(policy, obs, layout):
     private = obs[:, : layout.private_width].numpy()
     actions = np.zeros((len(obs), layout.num_assets), np.float32)
     for bar in [*range(len(obs)), *range(0, len(obs), 4), 0]:
-        actions[bar] = ask(bar, private[bar])
+        actions[bar] = ask(bar, private[bar : bar + 1])[0]
     return actions
 
 

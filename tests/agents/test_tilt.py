@@ -169,7 +169,9 @@ def test_bound_to_a_market_it_acts_as_it_does_itself(network):
         assert expected.std() > 0.01
         bound = policy.bind(rows.numpy())
         assert bound is not None
-        found = np.stack([bound(bar, private[bar].numpy()).copy() for bar in range(len(rows))])
+        found = np.stack(
+            [bound(bar, private[bar : bar + 1].numpy())[0] for bar in range(len(rows))]
+        )
         assert found == pytest.approx(expected, abs=2e-5)
 
 

@@ -39,7 +39,7 @@ class Activation(IntEnum):
 
 
 class Plan(IntEnum):
-    """Columns of `Networks.plan`. The last five say where numbers begin in `Networks.weights`."""
+    """Columns of `Networks.plan`. Those from `HEAD` to `STATISTICS` say where numbers begin in `Networks.weights`."""
 
     IS_MLP = 0
     """0: `market_once` and `per_asset`, which have an `AssetTrunk`."""
@@ -63,6 +63,8 @@ class Plan(IntEnum):
     EXTRA = 13
     EXTRA_BIAS = 14
     STATISTICS = 15
+    SHARED = 16
+    """1 if latents do not depend on the account."""
 
 
 class Layer(IntEnum):
@@ -261,11 +263,9 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> 
 
 # Turned once for all networks: their inner loops run over the assets, which lie apart in a row.
 @njit_layer
-def _turn(private: Any, row: Any, sizes: Any, table: Any) -> None:
-    """Write each asset's columns to `table [P, N]`: the weight held, features, flags."""
-    account, count, features, flags, context = sizes[:5]
-    for n in range(count):
-        table[0, n] = private[account + n]
+def _turn(row: Any, sizes: Any, table: Any) -> None:
+    """Write each asset's columns to `table [P, N]`, behind the weight held: features, flags."""
+    _, count, features, flags, context = sizes[:5]
     start = row.size - context - count * (features + flags)
     for f in range(features):
         for n in range(count):
@@ -466,40 +466,61 @@ def _combine(actions: Any, shares: Any, action: Any) -> None:
                 action[n] += HALF * np.float32(middle) * value
 
 
-# One call for all K networks, since every call from Python has its price.
+@njit_layer
+def _act(
+    is_known: bool,
+    bar: int,
+    private: Any,
+    encoded: Any,
+    bound: Any,
+    action: Any,
+) -> None:
+    """Write the action `[N]` for one account (see `run_networks`); `is_known`: the last one was at
+    the same bar."""
+    rows, sizes, networks, buffers = bound
+    plan, _, numbers, weights, shares = networks
+    table, _, obs, latents, actions = buffers[4:]
+    row = rows[bar * sizes[5] : bar * sizes[5] + sizes[6]]
+    context = row[row.size - sizes[4] :]
+    for n in range(action.size):
+        table[0, n] = private[sizes[0] + n]
+    if not is_known:
+        _turn(row, sizes, table)
+    for k in range(plan.shape[0]):
+        latent = latents[0]
+        own = latents[1 + k]
+        if not is_known or not plan[k, Plan.SHARED]:
+            if plan[k, Plan.IS_MLP]:
+                _standardise(weights, plan[k, Plan.STATISTICS], private, row, obs)
+                length = plan[k, Plan.LATENTS]
+                _run_mlp(k, plan, networks.layers, weights, obs, buffers[:2], own[:length])
+            else:
+                _run_assets(k, networks, private, context, encoded, sizes[1], buffers[:6], own)
+        for i in range(latent.size):  # decoding may change them
+            latent[i] = own[i]
+        _decode(k, plan, numbers, table, latent, actions[k])
+    _combine(actions, shares, action)
+
+
+# One call for all accounts and networks, since every call from Python has its price.
 @njit(nogil=True, error_model="numpy", cache=True)
 def run_networks(
     bar: int,
     private: Any,
     encoded: Any,
-    rows: Any,
-    sizes: Any,
-    networks: Networks,
-    buffers: Any,
-    action: Any,
+    bound: Any,
+    actions: Any,
 ) -> None:
-    """Write the action `[N]` of K networks for one observation: `private [A + N]`, the market's
-    row of a bar and its further columns of each asset, `encoded [K, E, N]`, float32.
+    """Write the actions `[B, N]` of K networks for accounts at one bar: `private [B, A + N]`, and
+    the market's row and its further columns of each asset, `encoded [K, E, N]`, float32.
 
-    `rows`: the market's rows one behind another, in one piece. `sizes`: A, N, F, flags of an asset,
-    M, the distance between two rows, and L*W. `buffers`: two `[O, N]`, a bias, shared columns, a
-    table `[P, N]`, common columns, the observation, a latent and actions `[K, N]`; their contents mean nothing
-    afterwards.
+    `bound`: the market's rows one behind another, in one piece; A, N, F, flags of an asset, M, the
+    distance between two rows, and L*W; the networks; and buffers: two `[O, N]`, a bias, shared
+    columns, a table `[P, N]`, common columns, the observation, latents `[1 + K, L]` and actions
+    `[K, N]`, which mean nothing afterwards.
     """
-    plan, layers, numbers, weights, shares = networks
-    table, _, obs, latent, actions = buffers[4:]
-    row = rows[bar * sizes[5] : bar * sizes[5] + sizes[6]]
-    _turn(private, row, sizes, table)
-    context = row[row.size - sizes[4] :]
-    for k in range(plan.shape[0]):
-        if plan[k, Plan.IS_MLP]:
-            _standardise(weights, plan[k, Plan.STATISTICS], private, row, obs)
-            own = latent[: plan[k, Plan.LATENTS]]
-            _run_mlp(k, plan, layers, weights, obs, buffers[:2], own)
-        else:
-            _run_assets(k, networks, private, context, encoded, sizes[1], buffers[:6], latent)
-        _decode(k, plan, numbers, table, latent, actions[k])
-    _combine(actions, shares, action)
+    for b in range(len(private)):
+        _act(b > 0, bar, private[b], encoded, bound, actions[b])
 
 
 # A stretch of a backtest in one call: between two decisions no more is done than to trade.
@@ -507,10 +528,7 @@ def run_networks(
 def trade_networks(
     decisions: int,
     encoded: Any,
-    rows: Any,
-    sizes: Any,
-    networks: Networks,
-    buffers: Any,
+    bound: Any,
     account: Any,
     action: Any,
 ) -> bool:
@@ -523,7 +541,7 @@ def trade_networks(
         end = state[0][END, 0]
         if bar >= end:
             break
-        run_networks(bar, private, encoded[i], rows, sizes, networks, buffers, action[0])
+        _act(False, bar, private, encoded[i], bound, action[0])
         if not np.isfinite(_sum(action[0])):
             break
         stop = min(bar + rules.interval, end)

@@ -83,29 +83,28 @@ class BoundNetworks:
         height = max(wide, -(-self.widest // padded))
         common = account + context
         shapes: list[Any] = [(height, padded), (height, padded), wide, max(wide, common, 1)]
-        shapes += [(self.columns, padded), common, layout.width, assets + 2, (count, assets)]
+        shapes += [(self.columns, padded), common, layout.width, (1 + count, assets + 2)]
+        shapes += [(count, assets)]
         buffers = tuple(np.zeros(shape, np.float32) for shape in shapes)
         sizes = (account, assets, layout.num_features, flags, context, stride, rows.shape[1])
         self.arguments = (flat, sizes, networks, buffers)
 
     def __call__(self, bar: int, private: Numbers) -> Numbers:
-        """Act on the private part `[A + N]` of an observation at `bar`: `[N]`, overwritten by the
-        next call."""
+        """Act at `bar` on the private parts `[B, A + N]` of accounts: `[B, N]`."""
         if bar not in self.bars:
             # Further bars are spaced like the last two requested ones.
             self._encode(bar, len(self.market), max(1, bar - self.asked))
         self.asked = bar
         encoded = self.encoded[self.bars.index(bar)]
-        action: Numbers = self.action[0]
-        run_networks(bar, private, encoded, *self.arguments, action)
-        return action
+        actions = np.empty((len(private), self.action.shape[1]), np.float32)
+        run_networks(bar, private, encoded, self.arguments, actions)
+        return actions
 
     def trade(self, bar: int, decisions: int, interval: int, account: tuple[Any, ...]) -> bool:
         """Make at most `decisions` from `bar` on for a packed account, an interval apart; return
         True if they ruined it. An action that is not finite ends the stretch before its order."""
         count = self._encode(bar, decisions, interval)
-        arguments = (count, self.encoded, *self.arguments, account, self.action)
-        return bool(trade_networks(*arguments))
+        return bool(trade_networks(count, self.encoded, self.arguments, account, self.action))
 
     @torch.no_grad()
     def _encode(self, bar: int, count: int, step: int) -> int:
@@ -184,6 +183,7 @@ class BoundNetworks:
             # In the order of `Layer`.
             self.layers[k, depth] = (placed[0], rows, wide, placed[1], columns, placed[2], width)
             self.widest = max(self.widest, wide, rows)
+        plan[Plan.SHARED] = once and not network.private
         plan[Plan.ACCOUNT] = network.reads_account and not once
         plan[Plan.SLOPE] = once and network.reads_holdings
         plan[Plan.LINEAR] = actor.layout.account_width * (once and network.reads_account)

@@ -25,6 +25,8 @@ from fintrader.envs.fast.account import (
     trade_cost,
 )
 from fintrader.envs.fast.buffers import (
+    BAR,
+    TERMINATED,
     AccountLog,
     Prices,
     Rules,
@@ -86,6 +88,34 @@ def decide_and_wait(
         is_ruined = state.equity[0] <= rules.ruin_fraction * state.first_equity[0]
     observe_private(0, state, prices, seen)
     return is_ruined
+
+
+@njit_entry
+def decide_each(
+    stop: int,
+    actions: Any,
+    desired: Any,
+    accounts: Any,
+    shared: Any,
+    seen: Any,
+    equity: Any,
+) -> None:
+    """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
+    `[B, 1, N]`, `seen` `[B, A + N]` and their `equity` `[B, T]`. They share prices, rules and log. A ruined one
+    stays as it is."""
+    ints, floats, flags, shares = accounts
+    prices, rules, log = shared
+    for b in range(len(actions)):
+        bar = ints[b, BAR, 0]
+        buffers = (ints[b], floats[b], flags[b], shares[b])
+        if not flags[b, TERMINATED, 0]:
+            log.size[0] = 0
+            is_ruined = decide_and_wait(
+                stop, actions[b], desired, buffers, prices, rules, log, seen[b]
+            )
+            flags[b, TERMINATED, 0] = is_ruined
+            for t in range(bar + 1, equity.shape[1] if is_ruined else stop + 1):
+                equity[b, t] = log.equity[min(t, ints[b, BAR, 0])]
 
 
 @njit_inline
