@@ -32,7 +32,7 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.simulation import ask
+from fintrader.backtesting.simulation import PolicyStrategy
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.market.tensors import MarketTensors
 from fintrader.report.html import write_report
@@ -49,7 +49,7 @@ def compare(
     between an action and the networks' own. Exits when an equity differs in its last bit."""
     fast = BacktestAccount(market, settings)
     slow = EnvAccount(market, settings)
-    decide = ask(ensemble, fast, "bound")
+    decide = PolicyStrategy(ensemble, fast, "bound")
     over = False
     count = 0
     gap = 0.0

@@ -16,7 +16,7 @@ import torch
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.backtesting.simulation import Predictor, ask, open_account, simulate
+from fintrader.backtesting.simulation import PolicyStrategy, Predictor, open_account, simulate
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy
 from fintrader.envs.settings import MOST_CASH_USD
@@ -130,7 +130,7 @@ def delayed(
     """Carry out every decision one bar late: seen at t, ordered at t + 1."""
     account = BacktestAccount(market, settings)
     interval = settings.decision_interval
-    strategy = ask(policy, account, "delayed")
+    strategy = PolicyStrategy(policy, account, "delayed")
     with torch.no_grad():
         # Copied: the next decision may be written into the same array.
         action = copy(strategy(account))
@@ -155,7 +155,7 @@ def without_each(
     name = "without a symbol"
     account = open_account(market, settings, name)
     with torch.no_grad():
-        equity = account.leave_out_each(ask(policy, account, name).act)
+        equity = account.leave_out_each(PolicyStrategy(policy, account, name).act)
     daily = [m.daily_returns(curve, market.to_numpy("session")) for curve in equity]
     return [
         _make_variation("without", symbol, returns, market.sessions_a_year)

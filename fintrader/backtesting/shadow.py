@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.limits import Limits, LimitSettings
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.backtesting.simulation import ask, open_account, trade
+from fintrader.backtesting.simulation import PolicyStrategy, open_account, trade
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy
@@ -90,7 +90,7 @@ def shadow_backtest(
     """
     account = open_account(market, env, name)
     limits = Limits(settings, whole=not env.fractional)
-    asked = ask(policy, account, name)
+    asked = PolicyStrategy(policy, account, name)
 
     def step(account: BacktestAccount) -> Holdings | None:
         decision = decide(account, np.asarray(asked(account), np.float32).reshape(-1), limits)

@@ -196,7 +196,7 @@ def simulate(
     an output that cannot be traded.
     """
     account = open_account(market, settings, name)
-    strategy = ask(policy, account, name)
+    strategy = PolicyStrategy(policy, account, name)
 
     def decide(account: BacktestAccount) -> Action:
         if watch is not None:
@@ -304,9 +304,6 @@ class PolicyStrategy:
         if not math.isfinite(action.sum()) and not np.isfinite(action).all():
             raise BacktestError(_DIVERGED.format(self._name))
         return action
-
-
-ask = PolicyStrategy
 
 
 def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:

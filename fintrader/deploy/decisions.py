@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fintrader.agents.policy import PolicyModule
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.simulation import ask
+from fintrader.backtesting.simulation import PolicyStrategy
 from fintrader.errors import BacktestError, DeployError
 
 
@@ -16,6 +16,6 @@ def decide_row(policy: PolicyModule, account: BacktestAccount) -> NDArray[np.flo
     """`[N]`: the policy's action at the account's bar, with the bits that a backtest has."""
     with torch.no_grad():
         try:
-            return ask(policy, account, "policy")(account)
+            return PolicyStrategy(policy, account, "policy")(account)
         except BacktestError as error:
             raise DeployError(f"{error}: freeze another one") from None

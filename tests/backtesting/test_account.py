@@ -15,7 +15,7 @@ from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.sensitivity import without_each
-from fintrader.backtesting.simulation import ask, trade
+from fintrader.backtesting.simulation import PolicyStrategy, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
 from fintrader.progress import Progress
@@ -48,9 +48,9 @@ def both(chosen, seed):
     market = make_market(70, 5, seed=seed, volatility=0.03, volume=volume, events=events)
     policy = noisy_policy(5, seed)
     account = BacktestAccount(market, chosen)
-    return trade(ask(policy, account, "kernel"), account, name="kernel"), simulate_in_environment(
-        policy, market, chosen
-    )
+    return trade(
+        PolicyStrategy(policy, account, "kernel"), account, name="kernel"
+    ), simulate_in_environment(policy, market, chosen)
 
 
 @settings(max_examples=examples(80))
@@ -115,7 +115,7 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval):
     policy = networks(5, 4)
     fast = BacktestAccount(market, chosen)
     slow = EnvAccount(market, chosen)
-    decide = ask(policy, fast, "bound")
+    decide = PolicyStrategy(policy, fast, "bound")
     over = False
     moved = 0.0
     while not over:
@@ -216,7 +216,7 @@ def test_a_diverged_network_is_named_however_it_is_asked():
     next(policy.parameters()).fill_(float("nan"))
     with pytest.raises(BacktestError, match="diverged"):
         simulate(policy, market, EnvSettings())
-    decide = ask(networks(5, 2), BacktestAccount(market, EnvSettings()), "x")
+    decide = PolicyStrategy(networks(5, 2), BacktestAccount(market, EnvSettings()), "x")
     broken = replace(market, features=torch.full_like(market.features, 1e38))
     assert np.isfinite(decide(BacktestAccount(market, EnvSettings()))).all()
     assert (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fintrader.backtesting.account import Action
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulation import ask, trade
+from fintrader.backtesting.simulation import PolicyStrategy, trade
 from fintrader.backtesting.trade_log import TradeLog, TradeRows
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.account import split_shares
@@ -23,7 +23,7 @@ def simulate_in_environment(
 ) -> BacktestResult:
     """As `simulate`, step by step through `TradingEnv`."""
     account = EnvAccount(market, settings)
-    return trade(ask(policy, account, "environment"), account, name="environment")  # type: ignore[arg-type]
+    return trade(PolicyStrategy(policy, account, "environment"), account, name="environment")  # type: ignore[arg-type]
 
 
 class EnvAccount:
