@@ -67,8 +67,10 @@ def evaluate(
     terms: EvaluationTerms = EvaluationTerms(),  # noqa: B008 (frozen)
     *,
     progress: Progress = SILENT,
+    measures: bool = True,
 ) -> Evaluation:
-    """Trade each part once, in one float64 account, and score the days of all parts together.
+    """Trade each part once, in one float64 account, and score the days of all parts together;
+    `measures`: with all metrics, too.
 
     Raises ConfigError when the parts are too short, EnvError for a benchmark that the market cannot
     make.
@@ -104,7 +106,7 @@ def evaluate(
         by_part,
         {
             name: None if value is None else float(value)
-            for name, value in result.metrics.by_key().items()
+            for name, value in (result.metrics.by_key() if measures else {}).items()
         },
         tuple(returns.tolist()),
         active,
@@ -169,6 +171,7 @@ class ValidationCurve:
                 self.env,
                 self.terms,
                 progress=self.alive(share, env_steps),
+                measures=False,  # several would take longer than the simulation
             )
         except ConfigError:  # one fold is too short for the metric: score only all together
             self.next = math.inf
@@ -182,13 +185,12 @@ class ValidationCurve:
         if (str(fold), str(share)) in self.seen:
             return
         self.seen.add((str(fold), str(share)))
-        returned = point.metrics.get("cumulative_return")
         record = {
             "share": share,
             "env_steps": env_steps,
             "fold": fold,
             "score": point.score,
-            "return": returned,
+            "return": m.cumulative_return(point.returns),
         }
         append_jsonl(self.path, record)
 
