@@ -13,8 +13,8 @@ from numba import njit
 
 _LANES = 256
 """Bars that are worked on together: this many stay in the processor's nearest cache."""
-_njit = njit(error_model="numpy", cache=True)
-"""Divide as numpy does, without a check for zero."""
+_njit = njit(error_model="numpy", cache=True, no_cfunc_wrapper=True)
+"""Divide as numpy does, without a check for zero; a wrapper for C would only be compiled."""
 
 
 # A window is the head of one block and the tail of the block before, and both sums are known:

@@ -13,11 +13,11 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_layer
 from fintrader.agents.heads import FOLLOWING_SHARE, RATE_PER_LATENT
 from fintrader.envs.fast.buffers import BAR, END
+from fintrader.envs.fast.compiled import njit_entry
 from fintrader.envs.fast.single_account import decide_and_wait
 
 
@@ -503,7 +503,7 @@ def _act(
 
 
 # One call for all accounts and networks, since every call from Python has its price.
-@njit(nogil=True, error_model="numpy", cache=True)
+@njit_entry
 def run_networks(
     bar: int,
     private: Any,
@@ -524,7 +524,7 @@ def run_networks(
 
 
 # A stretch of a backtest in one call: between two decisions no more is done than to trade.
-@njit(nogil=True, error_model="numpy", cache=True)
+@njit_entry
 def trade_networks(
     decisions: int,
     encoded: Any,

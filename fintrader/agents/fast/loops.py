@@ -6,17 +6,17 @@ NaN and infinity keep their meaning, so that a diverged network shows.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
-njit_pass = njit(
-    fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", nogil=True, cache=True
-)
-"""Passes of learning; they run without the GIL."""
-njit_layer = njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", cache=True)
+from fintrader.envs.fast.compiled import njit_entry, njit_inner
+
+njit_pass = partial(njit_entry, fastmath={"reassoc", "contract", "nsz", "arcp"})
+"""Passes of learning."""
+njit_layer = partial(njit_inner, fastmath={"reassoc", "contract", "nsz"})
 """Parts of the forward pass, which divides as it says."""
 ZERO = np.float32(0.0)
 HALF = np.float32(0.5)
