@@ -40,6 +40,7 @@ from fintrader.results.tournament_events import FinishEvent
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror
+from fintrader.tournament.launchers.local import keep_workers
 from fintrader.tournament.run_tournament import CHANGEABLE
 from fintrader.tournament.run_tournament import run_tournament as run_race
 from fintrader.tournament.store import RunStore
@@ -52,7 +53,7 @@ def run(config: RunConfig) -> Path:
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
-    with observing(config), hold_run(config) as mirror:
+    with observing(config), hold_run(config) as mirror, keep_workers():
         manifest = claim(config, mirror=mirror)
         market = make_market(config, manifest)
         _tournament_stage(config, manifest, market)
@@ -76,7 +77,7 @@ def walk_forward(config: RunConfig) -> Path:
     counted together. Raises BacktestError when not even one fold fits into the data.
     """
     evaluation.check_window(config)
-    with observing(config), hold_run(config) as mirror:
+    with observing(config), hold_run(config) as mirror, keep_workers():
         manifest = claim(
             config, "walkforward", mirror=mirror, plan=("data", "tournament", "backtest", "report")
         )

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -54,10 +55,11 @@ class Slot:
     """`CUDA_VISIBLE_DEVICES` of the process."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     """One child process, kept between pods so that the imports are paid once."""
 
+    launcher: LocalLauncher
     slot: Slot
     process: subprocess.Popen[str]
     log: Path
@@ -183,7 +185,10 @@ class LocalLauncher(Launcher):
 
     def close(self) -> None:
         with self._lock:
-            workers = list(self._workers.values())
+            spare = _spare.get()
+            if spare is not None:
+                spare += [worker for worker in self._workers.values() if worker.is_usable]
+            workers = [worker for worker in self._workers.values() if worker not in (spare or ())]
             for worker in workers:
                 self._ask_to_leave(worker, "stopped on request")
         for pod in self.list_orphans():
@@ -216,13 +221,20 @@ class LocalLauncher(Launcher):
         raise TournamentError("no free slot; submit no more pods than capacity() allows")
 
     def _spawn(self, slot: Slot) -> _Worker:
+        """Take over a kept worker, or start one."""
+        kept = _spare.get() or []
+        for worker in kept:
+            if worker.is_usable and (worker.launcher.body, worker.slot) == (self.body, slot):
+                kept.remove(worker)
+                worker.launcher = self
+                return worker
         log = self.access.run.root / "logs" / f"worker-{slot.name}.log"
         make_folder(log.parent)
         cards = {"CUDA_VISIBLE_DEVICES": slot.cards}
         process = spawn("fintrader.tournament.pod", self.body, log=log, variables=cards)
-        worker = _Worker(slot, process, log, oom_kills=count_oom_kills())
+        worker = _Worker(self, slot, process, log, oom_kills=count_oom_kills())
         threading.Thread(
-            target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}"
+            target=_read, args=(worker,), daemon=True, name=f"reader {slot.name}"
         ).start()
         return worker
 
@@ -244,11 +256,8 @@ class LocalLauncher(Launcher):
         with suppress(ProcessLookupError):
             worker.process.kill()
 
-    def _read(self, worker: _Worker) -> None:
-        """Read a worker's messages until it ends."""
-        for message in read_messages(worker.process):
-            self._receive(worker, message)
-        code = worker.process.wait()
+    def _lose(self, worker: _Worker, code: int) -> None:
+        """Give a worker up that ended with this status."""
         with self._lock:
             future = worker.future
             worker.future = None
@@ -283,6 +292,31 @@ class LocalLauncher(Launcher):
         worker.future = None
         worker.spec = None
         return future
+
+
+_spare: ContextVar[list[_Worker] | None] = ContextVar("fintrader_spare_workers", default=None)
+
+
+@contextmanager
+def keep_workers() -> Iterator[None]:
+    """Inside the block, a launcher takes over the idle workers of those that were closed before: a
+    worker takes seconds to start."""
+    spare: list[_Worker] = []
+    token = _spare.set(spare)
+    try:
+        yield
+    finally:
+        _spare.reset(token)
+        for worker in spare:
+            worker.process.kill()
+            worker.process.wait()
+
+
+def _read(worker: _Worker) -> None:
+    """Read a worker's messages until it ends."""
+    for message in read_messages(worker.process):
+        worker.launcher._receive(worker, message)
+    worker.launcher._lose(worker, worker.process.wait())
 
 
 def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:

@@ -1,5 +1,6 @@
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -16,6 +17,7 @@ from fintrader.tournament.launchers.local import (
     Slot,
     count_cards,
     find_slots,
+    keep_workers,
     list_cuda_devices,
 )
 from fintrader.tournament.pod_context import PodContext
@@ -195,6 +197,34 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path):
             local.submit(spec(2))
         stubs.release(run, ["p0000"])
         assert futures[0].result(timeout=PATIENCE_SECONDS).status == "done"
+
+
+def test_idle_workers_are_kept_for_the_next_launcher(tmp_path):
+    other = [Slot("z")]
+    with keep_workers():
+        pids = []
+        for run, slots in (("one", None), ("two", None), ("three", other)):
+            with closing(launcher(RunFolder(tmp_path / run), slots)) as local:
+                futures = [local.submit(spec(number)) for number in range(local.measure_capacity())]
+                done = [future.result(timeout=PATIENCE_SECONDS) for future in futures]
+                pids.append({int(result.metrics["pid"]) for result in done})
+        assert not any(map(gone, pids[0]))
+    assert pids[0] == pids[1]
+    assert len(pids[0]) == 2
+    assert not pids[0] & pids[2]
+    assert all(map(gone, pids[0] | pids[2]))
+
+
+def test_a_lost_worker_is_not_kept(tmp_path):
+    with keep_workers():
+        pids = []
+        for run in ("one", "two"):
+            with closing(launcher(RunFolder(tmp_path / run), [Slot("a")])) as local:
+                result = local.submit(spec(0)).result(timeout=PATIENCE_SECONDS)
+                pids.append(int(result.metrics["pid"]))
+            os.kill(pids[-1], signal.SIGKILL)
+            until(lambda: gone(pids[-1]))
+    assert pids[0] != pids[1]
 
 
 def test_workers_beyond_the_devices_share_them(tmp_path):
