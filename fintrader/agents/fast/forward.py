@@ -39,7 +39,8 @@ class Activation(IntEnum):
 
 
 class Plan(IntEnum):
-    """Columns of `Networks.plan`. Those from `HEAD` to `STATISTICS` say where numbers begin in `Networks.weights`."""
+    """Columns of `Networks.plan`. Those from `HEAD` to `STATISTICS` say where numbers begin in
+    `Networks.weights`."""
 
     IS_MLP = 0
     """0: `market_once` and `per_asset`, which have an `AssetTrunk`."""

@@ -90,6 +90,7 @@ def decide_and_wait(
     return is_ruined
 
 
+# One call for all accounts: each call from Python has its price.
 @njit_entry
 def decide_each(
     stop: int,
@@ -101,8 +102,8 @@ def decide_each(
     equity: Any,
 ) -> None:
     """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
-    `[B, 1, N]`, `seen` `[B, A + N]` and their `equity` `[B, T]`. They share prices, rules and log. A ruined one
-    stays as it is."""
+    `[B, 1, N]`, `seen` `[B, A + N]` and their `equity` `[B, T]`. They share prices, rules and log.
+    A ruined one stays as it is."""
     ints, floats, flags, shares = accounts
     prices, rules, log = shared
     for b in range(len(actions)):
