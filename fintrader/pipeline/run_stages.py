@@ -53,11 +53,12 @@ def run(config: RunConfig) -> Path:
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
-    with observing(config), hold_run(config) as mirror, keep_workers():
+    with observing(config), hold_run(config) as mirror:
         manifest = claim(config, mirror=mirror)
         market = make_market(config, manifest)
-        _tournament_stage(config, manifest, market)
-        null_model_stage(config, manifest, market)
+        with keep_workers():
+            _tournament_stage(config, manifest, market)
+            null_model_stage(config, manifest, market)
         return backtest_stage(config, manifest, market)
 
 
@@ -77,13 +78,13 @@ def walk_forward(config: RunConfig) -> Path:
     counted together. Raises BacktestError when not even one fold fits into the data.
     """
     evaluation.check_window(config)
-    with observing(config), hold_run(config) as mirror, keep_workers():
+    with observing(config), hold_run(config) as mirror:
         manifest = claim(
             config, "walkforward", mirror=mirror, plan=("data", "tournament", "backtest", "report")
         )
         path = make_market(config, manifest)
         if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
-            with manifest.stage("tournament"):
+            with manifest.stage("tournament"), keep_workers():
                 market = MarketTensors.load(path)
                 _refuse_idle_agents(config, market)
                 folds = make_folds(market, config.walkforward, config.data.windows.embargo_sessions)
