@@ -68,7 +68,7 @@ class Task:
         self.done = self.first = 0.0
         self.started = self.reported = owner.clock()
         self.finished = False
-        self.shown: tuple[float, str] | None = None
+        self.shown = (-1.0, "")
         """Units done and note of the last line."""
         self._owner = owner
         self._observer = _observer.get()

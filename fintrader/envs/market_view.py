@@ -4,7 +4,7 @@ bar."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,7 +28,6 @@ _YEAR_NS = 365 * 86_400 * 1_000_000_000
 """Nanoseconds of a year of 365 days."""
 # Rows of a bar's quotes.
 MOST, FILL, MARK = range(3)
-T = TypeVar("T")
 LARGEST = torch.finfo(torch.float32).max
 """Stands in for infinity, because infinity times 0 is NaN."""
 
@@ -132,17 +131,21 @@ class MarketView(NamedTuple):
 
 _kept: WeakKeyDictionary[MarketTensors, dict[Callable[..., Any], tuple[Any, Any]]]
 _kept = WeakKeyDictionary()
-"""The last result of each function of a market: environments, strategies and variations that agree
-in what it depends on share it."""
+"""The last result of each function of a market. Environments, strategies and variations with the
+same rules share it."""
 
 
-def build_once(build: Callable[..., T], market: MarketTensors, *rules: Hashable) -> T:
-    """Return `build(market, *rules)`, built anew only when the rules are others than last time."""
+def build_once(build: Callable[..., Any], market: MarketTensors, *rules: Hashable) -> Any:
+    """Return `build(market, *rules)`, built anew only when the rules are others than last time, or
+    a tensor of the market was written to."""
     kept = _kept.setdefault(market, {})
-    if build not in kept or kept[build][0] != rules:
-        kept[build] = rules, build(market, *rules)
-    result: T = kept[build][1]
-    return result
+    # torch counts the writes to a tensor.
+    state = rules, [part._version for part in vars(market).values() if isinstance(part, Tensor)]
+    found = kept.get(build)
+    if found is None or found[0] != state:
+        # Not read from `kept` again: another thread may have put its own there.
+        found = kept[build] = state, build(market, *rules)
+    return found[1]
 
 
 def build_market_view(

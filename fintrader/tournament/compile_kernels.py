@@ -16,10 +16,6 @@ from fintrader.tournament.fusion.learners import CPU, build_maker, load_windows,
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import PodSpec
 
-FEW_BARS = 32
-"""Bars of the simulation that compiles what scores a pod."""
-WAIT_SECONDS = 0.1
-
 
 def compile_kernels(spec: PodSpec, context: PodContext) -> None:
     """Compile the kernels of a pod that trains on the CPU, and of its score, unless numba's cache
@@ -37,13 +33,18 @@ def compile_kernels(spec: PodSpec, context: PodContext) -> None:
         return
     agent, env = build_maker(spec, context)(0, 0, CPU)
     window = load_windows(context.market).validation
-    parts = {
-        "training": lambda: train(agent, env, Budget(env_steps=1)),
-        "scoring": lambda: simulate(
-            agent.policy, window.window(0, min(FEW_BARS, window.num_bars)), read_env_settings(spec)
-        ),
-    }
-    take_turns(cache, parts, lambda: context.report(0.0, 0, "compiling"))
+    take_turns(
+        cache,
+        {
+            "training": lambda: train(agent, env, Budget(env_steps=1)),
+            "scoring": lambda: simulate(
+                agent.policy,
+                window.window(0, min(32, window.num_bars)),
+                read_env_settings(spec),
+            ),
+        },
+        lambda: context.report(0.0, 0, "compiling"),
+    )
 
 
 def take_turns(
@@ -60,7 +61,7 @@ def take_turns(
             report()
             free = next((name for name in left if try_lock(locks[name])), None)
             if free is None:
-                time.sleep(WAIT_SECONDS)
+                time.sleep(0.1)
             else:
                 left.pop(free)()
                 locks[free].close()

@@ -42,3 +42,28 @@ def test_the_size_of_blocks_changes_nothing(kind, monkeypatch):
         known = torch.where(close.isnan(), known, close)
         assert torch.equal(mark, known)
     assert bool(market.close.isnan().any())
+
+
+def test_a_view_is_built_again_after_a_write_to_its_market():
+    market = make_market(40, 3)
+    settings = EnvSettings()
+    before = build_market_view(market, settings).mark
+    again = build_market_view(market, settings)
+    assert again.quotes is build_market_view(market, settings).quotes
+    market.close[10:] *= 2.0
+    after = build_market_view(market, settings).mark
+    torch.testing.assert_close(after[10:], 2.0 * before[10:])
+    torch.testing.assert_close(after[:10], before[:10])
+
+
+class Raced(dict):
+    """Another thread stores its own result after each of ours."""
+
+    def __setitem__(self, build, found):
+        super().__setitem__(build, ("theirs", "theirs"))
+
+
+def test_a_result_belongs_to_its_own_rules_when_threads_build():
+    market = make_market(40, 3)
+    market_view._kept[market] = Raced()
+    assert market_view.build_once(lambda market, rule: rule, market, "ours") == "ours"
