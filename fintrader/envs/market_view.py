@@ -139,8 +139,9 @@ def build_once(build: Callable[..., Any], market: MarketTensors, *rules: Hashabl
     """Return `build(market, *rules)`, built anew only when the rules are others than last time, or
     a tensor of the market was written to."""
     kept = _kept.setdefault(market, {})
-    # torch counts the writes to a tensor.
-    state = rules, [part._version for part in vars(market).values() if isinstance(part, Tensor)]
+    # torch counts the writes to a tensor, unless it was made in inference mode.
+    parts = (part for part in vars(market).values() if isinstance(part, Tensor))
+    state = rules, [part.is_inference() or part._version for part in parts]
     found = kept.get(build)
     if found is None or found[0] != state:
         # Not read from `kept` again: another thread may have put its own there.

@@ -56,6 +56,12 @@ def test_a_view_is_built_again_after_a_write_to_its_market():
     torch.testing.assert_close(after[:10], before[:10])
 
 
+def test_a_market_made_in_inference_mode_has_a_view():
+    with torch.inference_mode():
+        view = build_market_view(make_market(40, 3), EnvSettings())
+    torch.testing.assert_close(view.mark, build_market_view(make_market(40, 3), EnvSettings()).mark)
+
+
 class Raced(dict):
     """Another thread stores its own result after each of ours."""
 
