@@ -221,9 +221,11 @@ def test_a_lost_worker_is_not_kept(tmp_path):
         for run in ("one", "two"):
             with closing(launcher(RunFolder(tmp_path / run), [Slot("a")])) as local:
                 result = local.submit(spec(0)).result(timeout=PATIENCE_SECONDS)
-                pids.append(int(result.metrics["pid"]))
-            os.kill(pids[-1], signal.SIGKILL)
-            until(lambda: gone(pids[-1]))
+                process = local._workers["a"].process
+            os.kill(process.pid, signal.SIGKILL)
+            # A dead process that has not been waited for still counts as alive.
+            until(lambda: process.poll() is not None)
+            pids.append(int(result.metrics["pid"]))
     assert pids[0] != pids[1]
 
 
