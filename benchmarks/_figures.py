@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -409,7 +410,17 @@ def list_steep(rows: Iterable[Named]) -> list[str]:
         above = [f"{words} {slope:.2f}" for words, slope in slopes.items() if slope > HIGHEST]
         if above:
             name = f"{row['stage']}: {row['part']}, by {row['axis']}"
-            steep.append(f"{name} ({joined(above)}): {REASONS.get(name, 'no reason is known')}")
+            own = row.get("user_seconds_exponent") or math.inf
+            if name in REASONS:
+                reason = REASONS[name]
+            elif slopes["memory"] <= HIGHEST and own <= HIGHEST:
+                reason = (
+                    f"the program's own time grows by {own:.2f}; the rest is the system's, for new"
+                    " memory and files"
+                )
+            else:
+                reason = "no reason is known"
+            steep.append(f"{name} ({joined(above)}): {reason}")
     return steep
 
 

@@ -26,7 +26,10 @@ def test_growth_is_the_slope_between_the_two_largest_sizes():
     case = growth.Case("build", "assets", (10, 100, 1_000), growth.build_by_assets)
     sizes = {10: (9.0, 50.0), 100: (0.1, 4.0), 1_000: (1.0, 400.0)}
     points = {
-        size: {"build": {"cpu_seconds": seconds, "mib": mib}, "idle": {"cpu_seconds": 0, "mib": 0}}
+        size: {
+            "build": {"cpu_seconds": seconds, "user_seconds": seconds / 2, "mib": mib},
+            "idle": {"cpu_seconds": 0, "user_seconds": 0, "mib": 0},
+        }
         for size, (seconds, mib) in sizes.items()
     }
     build, idle = growth.summarise_case(case, points)
@@ -34,6 +37,11 @@ def test_growth_is_the_slope_between_the_two_largest_sizes():
     assert (idle["cpu_seconds_exponent"], idle["mib_exponent"]) == (None, None)
     assert list_steep([build, idle]) == [
         "build: build, by assets (memory 2.00): no reason is known"
+    ]
+    paging = {**idle, "cpu_seconds_exponent": 1.3, "user_seconds_exponent": 0.9}
+    assert list_steep([paging]) == [
+        "build: idle, by assets (time 1.30): the program's own time grows by 0.90; the rest is the"
+        " system's, for new memory and files"
     ]
 
 
