@@ -391,6 +391,10 @@ def factored(records: Records) -> str:
 
 HIGHEST = 1.1
 REASONS = {
+    "tournament: resume, by pods": (
+        "every function is called in proportion to the pods; each call takes longer where files and"
+        " records no longer fit the caches"
+    ),
     "ledger: all looks, by looks": (
         "a look reads all bytes before it and compares them with those that were checked, so that a"
         " change anywhere is found"

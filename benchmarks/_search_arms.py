@@ -206,7 +206,7 @@ class Trial:
         return -1e9 if score is None else score
 
     def keep(self, path: Path) -> None:
-        save_policy(path, self.agent.policy, market=self.split.train)
+        save_policy(self.agent.policy, path, market=self.split.train)
 
 
 def run_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:

@@ -84,7 +84,7 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
         torch.nn.init.normal_(weights, 0.0, 0.25)
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
-        save_policy(home / "policy.safetensors", policy, market=whole)
+        save_policy(policy, home / "policy.safetensors", market=whole)
         bundle = freeze(
             home / "bundle",
             name="bench",

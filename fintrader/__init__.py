@@ -11,10 +11,12 @@ These names are the public interface; everything else lies in the package of its
     train            train one agent in an environment
     judge            test the returns of any strategy for skill
     backtest         backtest any policy on any window, net of costs, next to baselines
+    walk_forward     train and test any agent fold by fold, as one backtest
     run              run the whole pipeline, from a configuration to a finished run
     run_tournament   run the pipeline without its look at the test window
     open_run         open a run in a folder or a store
     load_policy      load a stored policy or ensemble: a callable from observation to action
+    save_policy      store a trained policy as one file
 
 The environment is registered with gymnasium, which imports the module before the colon first:
 
@@ -38,13 +40,13 @@ if TYPE_CHECKING:
     from fintrader import metrics as metrics
     from fintrader import results as results
     from fintrader import verdict as verdict
-    from fintrader.agents.policy import load_policy
+    from fintrader.agents.policy import load_policy, save_policy
     from fintrader.envs.settings import EnvSettings
     from fintrader.envs.trading import TradingEnv
     from fintrader.market.load import load_market
     from fintrader.market.tensors import MarketTensors
     from fintrader.pipeline.door import open_run, run, run_tournament, train
-    from fintrader.report.backtests import backtest
+    from fintrader.report.backtests import backtest, walk_forward
     from fintrader.report.judged import judge
 
 __version__ = "0.1.0"
@@ -59,7 +61,9 @@ __all__ = [
     "open_run",
     "run",
     "run_tournament",
+    "save_policy",
     "train",
+    "walk_forward",
 ]
 
 _HOMES = {
@@ -73,7 +77,9 @@ _HOMES = {
     "open_run": "pipeline.door",
     "run": "pipeline.door",
     "run_tournament": "pipeline.door",
+    "save_policy": "agents.policy",
     "train": "pipeline.door",
+    "walk_forward": "report.backtests",
 }
 _PACKAGES = (
     "agents",

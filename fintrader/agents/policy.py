@@ -83,6 +83,10 @@ class PolicyModule(nn.Module):
         shares = whole.weights.numpy().astype(np.float32)[: 0 if whole.mode == "vote" else None]
         return BoundNetworks(members, shares, rows)
 
+    def save(self, path: Path | str, meta: Json | None = None) -> None:
+        """Write it as one file, which `load_policy` reads; see `save_policy`."""
+        save_policy(self, path, meta)
+
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy is one for the symbols, columns and
         standardisation of `market`."""
@@ -226,20 +230,26 @@ def add_seen(meta: dict[str, Any], spans: Iterable[Mapping[str, Any]]) -> None:
 
 
 def save_policy(
-    path: Path | str,
     policy: Any,
+    path: Path | str,
     meta: Json | None = None,
     *,
     market: MarketTensors | None = None,
 ) -> None:
-    """Write a `PolicyModule`, or an agent's `policy`, as one file.
+    """Write a `PolicyModule`, or the `policy` of an agent or a training's result, as one file.
 
     `meta` is plain JSON without NaN; with `market` its symbols and columns are stored, so that the
     file refuses another market (see `load_policy`). Equal policies and meta give equal bytes.
+
+    Raises CheckpointError for a policy of another kind.
     """
-    module = policy if isinstance(policy, PolicyModule) else policy.policy
+    module = getattr(policy, "policy", policy)
     if not isinstance(module, PolicyModule):
-        raise CheckpointError(f"{type(policy).__name__} holds no policy that can be stored")
+        order = "; it is save_policy(policy, path)" if isinstance(policy, str | Path) else ""
+        raise CheckpointError(
+            f"{type(policy).__name__} holds no policy of fintrader's agents, the only kind that is"
+            f" stored{order}"
+        )
     merged = {**module.meta, **(meta or {})}
     if market is not None:
         merged["market"] = MarketIdentity.of(market).to_json()

@@ -8,12 +8,13 @@ whole = stitch(results)                   # one result over all test windows, ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
@@ -23,6 +24,10 @@ from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.backtest_files import TRADE_COLUMNS
 from fintrader.results.history import OrderCounts
+from fintrader.results.market_description import ColumnScale
+
+UNSCALED = ColumnScale(0.0, 1.0)
+"""Scale of a column that was left as it was."""
 
 
 class Fold(NamedTuple):
@@ -35,17 +40,21 @@ class Fold(NamedTuple):
 
 
 def make_folds(
-    market: MarketTensors, settings: WalkForwardSettings, embargo: int = 1
+    market: MarketTensors, lengths: WalkForwardSettings | int, embargo: int = 1
 ) -> list[Fold]:
     """List all folds whose test window fits; the last one may be shorter, but not below half.
 
-    `embargo`: sessions left out before validation and before test. Raises BacktestError if no fold
-    fits.
+    `lengths`: of the windows, or the number of folds. Then the market's training window (half of
+    its sessions where it has none) is the first fold's, and the sessions after it are one
+    validation window and that number of test windows, all of equal length. `embargo`: sessions left
+    out before validation and before test. Raises BacktestError if no fold fits, or not that number.
     """
+    if not isinstance(lengths, WalkForwardSettings):
+        return make_folds(market, _share_sessions(market, lengths, embargo), embargo)[:lengths]
     ends = m.find_session_ends(market.to_numpy("session"))
     starts = np.concatenate([[0], ends + 1])
     sessions = len(ends)
-    train_length, validation_length, test_length = settings.sessions
+    train_length, validation_length, test_length = lengths.sessions
     folds: list[Fold] = []
     first = 0
     while True:
@@ -55,26 +64,44 @@ def make_folds(
         stop = min(test + test_length, sessions)
         if stop - test < max(1, test_length // 2):
             break
-        begin = 0 if settings.anchored else first
+        begin = 0 if lengths.anchored else first
         ranges = [(begin, train), validation, (test, stop)]
         bars = [(int(starts[a]), int(starts[b])) for a, b in ranges]
         folds.append(Fold(len(folds), *bars))
         first += test_length
     if not folds:
-        needed = sum(settings.sessions) + 2 * embargo
+        needed = sum(lengths.sessions) + 2 * embargo
         raise BacktestError(
             f"{sessions} sessions hold no fold of {needed}; shorten the windows or give more data"
         )
     return folds
 
 
+def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForwardSettings:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BacktestError(f"folds must be a whole number of at least 1, not {count!r}")
+    ends = m.find_session_ends(market.to_numpy("session"))
+    train = len(ends) // 2
+    if market.windows is not None:
+        train = int(np.searchsorted(ends, market.windows.train[1] - 1, side="right"))
+    length = (len(ends) - train - 2 * embargo) // (count + 1)
+    if min(train, length) < 1:
+        raise BacktestError(
+            f"{len(ends)} sessions, {train} of them for training, hold no {count} folds; ask for"
+            " fewer, or give more data"
+        )
+    return WalkForwardSettings(sessions=(train, length, length))
+
+
 def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     """Cut the bars of one fold into a market with the fold's windows.
 
-    Features keep the scale of the whole market's first training window, which lies before every
-    fold's validation; agents standardise observations by their own training window anyway. The fold
-    keeps the market's `cut_from`, not its windows.
+    Features keep the scale of the market's training window, unless that reaches beyond the fold's:
+    then they are standardised anew by the fold's alone. The fold keeps the market's `cut_from`, not
+    its windows.
     """
+    if market.windows is None or market.windows.train[1] > fold.train[1]:
+        market = _standardise(market, fold.train)
     start = fold.train[0]
     stop = fold.test[1]
     windows = Windows(
@@ -83,6 +110,35 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     provenance = market.provenance.changed(f"fold {fold.number}, bars [{start}, {stop})")
     bars = market.window(start, stop)
     return replace(bars, windows=windows, provenance=provenance, cut_from=market.cut_from)
+
+
+def _standardise(market: MarketTensors, train: tuple[int, int]) -> MarketTensors:
+    """Standardise the scaled columns anew by the bars `train`, so that none of their statistics
+    comes from later ones."""
+    known = market.normalisation
+    if known is None:
+        return market
+    parts = {}
+    scales = {}
+    for part, names in (("features", market.feature_names), ("context", market.context_names)):
+        columns: Mapping[str, ColumnScale] = getattr(known, part)
+        moved = getattr(market, part).clone()
+        scales[part] = dict(columns)
+        for place, name in enumerate(names):
+            before = columns.get(name, UNSCALED)
+            column = moved[..., place]
+            values = column[slice(*train)]
+            values = values[values != 0].double()  # a cell without a value is 0
+            if before == UNSCALED or not len(values):
+                continue
+            spread, mean = (float(value) for value in torch.std_mean(values, correction=0))
+            spread = spread or 1.0
+            standardised = ((column - mean) / spread).clamp(-known.clip, known.clip)
+            column.copy_(torch.where(column != 0, standardised, 0.0))
+            scales[part][name] = ColumnScale(before.mean + mean * before.std, before.std * spread)
+        parts[part] = moved
+    moved_scales = replace(known, features=scales["features"], context=scales["context"])
+    return replace(market, **parts, normalisation=moved_scales, trusted=True)
 
 
 def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> BacktestResult:

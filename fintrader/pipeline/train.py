@@ -148,6 +148,6 @@ def _learn(
             on_progress=show,
         )
     save_policy(
-        home / "policy.safetensors", agent.policy, {"seed": config.seed, **meta}, market=market
+        agent.policy, home / "policy.safetensors", {"seed": config.seed, **meta}, market=market
     )
     return trained

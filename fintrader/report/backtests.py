@@ -1,9 +1,9 @@
-"""`backtest`: a policy and its baselines over one window, as something that prints, plots and
-reports itself."""
+"""`backtest` and `walk_forward`: a policy and its baselines over one window, or over the test
+windows of all folds, as something that prints, plots and reports itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,16 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
+from fintrader.agents.training import TrainResult
 from fintrader.backtesting.all_baselines import Baselines, simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
+from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
+from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
+from fintrader.config import Settings
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
@@ -69,38 +73,106 @@ def backtest(
     for a benchmark this market cannot make; LedgerError for a ledger that was changed.
     """
     _check_market(policy, market)
-    _check_policy(policy)
-    settings = EnvSettings() if settings is None else settings
-    if not isinstance(settings, EnvSettings):
-        hint = "; pass its .env" if isinstance(getattr(settings, "env", None), EnvSettings) else ""
+    settings = _check_settings(settings, name)
+    own = _trade(policy, market, settings, name)
+    baselines = simulate_all_baselines(market, settings, train=train, validation=validation)
+    results = baselines.join({name: own})
+    look = _count_look("policy", [market], name, own)
+    return Backtests(results, (market,), settings, baselines, look)
+
+
+def walk_forward(
+    make_agent: Callable[[MarketTensors, MarketTensors], object],
+    market: MarketTensors,
+    settings: EnvSettings | None = None,
+    *,
+    folds: int | WalkForwardSettings = 5,
+    name: str = "policy",
+) -> Backtests:
+    """Train and test fold by fold: all test windows in a row are one backtest, each bar tested
+    once.
+
+    `make_agent(train, validation)` gets those two windows of a fold, never its test window, and
+    returns anything that `backtest` takes, or the result of `train`. `market`: the whole market;
+    its training window is the first fold's. `folds`: number of test windows, which share the
+    sessions after the first training window equally with one validation window; or their lengths.
+    `settings` and `name` as for `backtest`. Every baseline is simulated in the same windows, ridge
+    fitted anew on each fold.
+
+    The look at all test windows is counted once. Raises BacktestError as `backtest` does, for a
+    market too short for the folds, and when the strategy loses its capital before the last one.
+    """
+    if isinstance(make_agent, MarketTensors | Settings) or not callable(make_agent):
         raise BacktestError(
-            "settings must be EnvSettings, such as those of the environment trained in"
-            f" (env.settings), not {type(settings).__name__}{hint}"
+            "the first argument makes a fold's policy: def make_agent(train, validation): return"
+            " fintrader.train(fintrader.agents.PPO(), fintrader.TradingEnv(train), seconds=30)."
+            f" It is no {type(make_agent).__name__}"
         )
+    _check_market(make_agent, market)
+    settings = _check_settings(settings, name)
+    own: list[BacktestResult] = []
+    rivals: list[Baselines] = []
+    windows: list[MarketTensors] = []
+    for fold in make_folds(market, folds):
+        part = fold_market(market, fold).split()
+        policy = make_agent(part.train, part.validation)
+        if isinstance(policy, TrainResult):
+            policy = policy.policy
+        own.append(_trade(policy, part.test, settings, name))
+        rivals.append(
+            simulate_all_baselines(
+                part.test, settings, train=part.train, validation=part.validation
+            )
+        )
+        windows.append(part.test)
+    names = [key for key in rivals[0].results if all(key in one.results for one in rivals)]
+    baselines = Baselines(
+        {key: stitch([one.results[key] for one in rivals], name=key) for key in names},
+        stitch([one.portfolio for one in rivals]),
+        {key: reason for one in rivals for key, reason in one.left_out.items()},
+    )
+    whole = stitch(own, name=name)
+    look = _count_look("walkforward", windows, name, whole)
+    return Backtests(baselines.join({name: whole}), tuple(windows), settings, baselines, look)
+
+
+def _check_settings(settings: EnvSettings | None, name: str) -> EnvSettings:
     if not is_result(name):
         raise BacktestError(
             f"name={name!r} is what a baseline is called; choose another name for the policy"
         )
-    layout = lay_out(market, settings)
-    _check_width(policy, layout, name)
-    traded = policy
-    if not isinstance(policy, Bindable) and not is_predictor(policy):
-        traded = _asked(cast(Policy, policy), layout, name)
-    own = simulate(traded, market, settings, name=name)
-    baselines = simulate_all_baselines(market, settings, train=train, validation=validation)
-    return Backtests(
-        baselines.join({name: own}), market, settings, baselines, _count_look(market, name, own)
+    if settings is None or isinstance(settings, EnvSettings):
+        return settings or EnvSettings()
+    hint = "; pass its .env" if isinstance(getattr(settings, "env", None), EnvSettings) else ""
+    raise BacktestError(
+        "settings must be EnvSettings, such as those of the environment trained in"
+        f" (env.settings), not {type(settings).__name__}{hint}"
     )
 
 
-def _count_look(market: MarketTensors, name: str, result: BacktestResult) -> int | None:
+def _trade(
+    policy: object, market: MarketTensors, settings: EnvSettings, name: str
+) -> BacktestResult:
+    """Simulate a policy on one window. Raises BacktestError if it is none, or one for another
+    market."""
+    _check_policy(policy)
+    layout = lay_out(market, settings)
+    _check_width(policy, layout, name)
+    if not isinstance(policy, Bindable) and not is_predictor(policy):
+        policy = _asked(cast(Policy, policy), layout, name)
+    return simulate(cast(Policy, policy), market, settings, name=name)
+
+
+def _count_look(
+    kind: str, windows: Sequence[MarketTensors], name: str, result: BacktestResult
+) -> int | None:
     # Bars of several windows count as a look at the last of them, the one held out longest.
-    window = market.cut_from[-1] if market.cut_from else market.window_name
+    window = windows[0].cut_from[-1] if windows[0].cut_from else windows[0].window_name
     if window not in HELD_OUT:
         return None
-    given = {"kind": "policy", "run": name, "folder": "", "window": window}
+    given = {"kind": kind, "run": name, "folder": "", "window": window}
     unknown = dict.fromkeys(("created", "seed", "trials", "command"))
-    number, _ = count_look(look_at([market], {name: result}, [name], **given, **unknown))
+    number, _ = count_look(look_at(windows, {name: result}, [name], **given, **unknown))
     return number
 
 
@@ -110,7 +182,8 @@ class Backtests(Mapping[str, BacktestResult]):
     table."""
 
     _results: dict[str, BacktestResult]
-    market: MarketTensors
+    windows: tuple[MarketTensors, ...]
+    """The window that was traded, or the test windows of all folds."""
     settings: EnvSettings
     _baselines: Baselines
     look: int | None = None
@@ -185,12 +258,12 @@ class Backtests(Mapping[str, BacktestResult]):
             self._results,
             trials=read_trials(trials),
             look=self.look,
-            market=self.market,
+            market=self.windows,
             settings=self.settings,
         )
         return PrintedVerdict(**vars(found))
 
-    def report(self, path: Path | str, *, trials: int | None = None) -> Path:
+    def report(self, path: Path | str = "backtest.html", *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `judge`. Returns its
         path."""
         context = replace(
@@ -199,7 +272,7 @@ class Backtests(Mapping[str, BacktestResult]):
             trials=trials,
             recipe=made_by(),
         )
-        found = analyse(self._results, self.market)
+        found = analyse(self._results, self.windows)
         return write_report(
             Path(path), tabulate(self._results, context, self.judge(trials), analysis=found)
         )
@@ -212,7 +285,10 @@ class Backtests(Mapping[str, BacktestResult]):
 
     def _title(self) -> str:
         result = self[self.name]
-        first, last = np.datetime_as_string(self.market.timestamps()[[0, -1]], unit="D")
+        first, last = (
+            np.datetime_as_string(window.timestamps()[place], unit="D")
+            for window, place in ((self.windows[0], 0), (self.windows[-1], -1))
+        )
         sessions = len(result.daily_returns)
         said = f"; {self.name} {result.note}" if result.note else ""
         return (

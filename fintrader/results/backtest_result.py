@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
@@ -15,8 +18,11 @@ from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import AccountHistory, weights
 from fintrader.results.market_description import Provenance
-from fintrader.results.strategy_metrics import StrategyMetrics
+from fintrader.results.strategy_metrics import KEYS, StrategyMetrics
 from fintrader.verdict.bootstrap import sharpe_interval
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 Array = NDArray[np.float64]
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
@@ -100,6 +106,28 @@ class BacktestResult(AccountHistory):
     def daily_returns(self) -> Array:
         """`[S]`: return of each session, the first against the starting capital."""
         return m.daily_returns(self.equity, self.session)
+
+    @property
+    def returns(self) -> pd.Series:
+        """Return of each session `[S]`, by the exchange's date, as `judge` reads them."""
+        closes = pd.to_datetime(self.minutes[m.find_session_ends(self.session)], utc=True)
+        dates = closes.tz_convert(self.timezone).normalize().tz_localize(None)
+        return pd.Series(self.daily_returns, index=dates, name=self.name)
+
+    def plot(self) -> go.Figure:
+        """Equity at every bar, USD."""
+        from fintrader.results.figures import equity_figure
+
+        curve = pd.DataFrame({self.name: self.equity}, index=pd.to_datetime(self.minutes, utc=True))
+        return equity_figure(curve, main=self.name, notice=self.provenance.notice)
+
+    def __getattr__(self, name: str) -> float | None:
+        """A measure by its key: `result.sharpe` is `result.metrics.sharpe`."""
+        if name in KEYS:
+            return self.metrics[name]
+        close = difflib.get_close_matches(name, [*KEYS, *dir(type(self))], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
+        raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")
 
     def weights(self, bars: NDArray[np.int64] | slice = slice(None)) -> Array:
         """`[len(bars), N]`: value of each position over equity (0 once the equity is gone)."""

@@ -159,8 +159,8 @@ def build_ensemble(
     if shrinkage is not None:
         policies = [_scale_tilt(policy, shrinkage.tilt_scale) for policy in policies]
     save_policy(
-        folder / "policy.safetensors",
         EnsemblePolicy(policies, weights),
+        folder / "policy.safetensors",
         {**meta, **({"market": market} if market else {})},
     )
     write_json(folder / FILE, stored)

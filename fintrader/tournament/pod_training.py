@@ -224,8 +224,8 @@ def _store_scored(
     }
     bars = BarSpan(split.train.symbols, split.train.span.first, seen_until)
     save_policy(
-        context.folder / "policy.safetensors",
         policy,
+        context.folder / "policy.safetensors",
         # Whoever stores it, the pod or an evaluator that trained nothing: the same bytes.
         {**meta, "seen": [bars.to_json()]},
         market=split.train,

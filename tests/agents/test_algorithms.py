@@ -250,7 +250,7 @@ def test_children_and_policy_files(algo, tmp_path):
         assert torch.equal(mine[name], theirs[name]), name
     assert torch.equal(mine["generator"], stream)
     assert {group["lr"] for one in child.optimisers.values() for group in one.param_groups} >= {0.5}
-    save_policy(tmp_path / "p", child)
+    save_policy(child, tmp_path / "p")
     obs, _ = env.reset(seed=5)
     with torch.no_grad():
         assert torch.equal(load_policy(tmp_path / "p")(obs), parent.policy(obs))

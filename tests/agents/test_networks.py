@@ -354,7 +354,7 @@ def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path, algo, encoder):
     ]
     assert any("encoder" in name for name in learned)
 
-    save_policy(tmp_path / "policy.safetensors", agent, market=market)
+    save_policy(agent, tmp_path / "policy.safetensors", market=market)
     policy = load_policy(tmp_path / "policy.safetensors", market=market)
     obs = seen(market)
     with torch.no_grad():

@@ -117,7 +117,7 @@ def test_learners_pass_on_what_they_fused(tmp_path):
     train(whole, Identity(num_envs=16, seed=3), Budget(env_steps=1_200), folder=tmp_path / "whole")
     shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
     # the stored policy is the fused one, and a child, of several learners or one, goes on from it
-    save_policy(tmp_path / "policy", whole)
+    save_policy(whole, tmp_path / "policy")
     moments = "optimisers.adam.0.exp_avg"
     for child in (team(seed=8), on_policy("ppo", {**LEARNS, "learners": 1}, Identity().layout, 8)):
         child.inherit(read_agent_state(tmp_path / "whole"))

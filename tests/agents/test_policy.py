@@ -52,9 +52,9 @@ def test_both_normalisations_travel_with_the_policy(tmp_path):
         PPO(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1
     )
     train(agent, ENV, Budget(env_steps=6 * 8 * 3))
-    save_policy(tmp_path / "one", agent, market=MARKET)
+    save_policy(agent, tmp_path / "one", market=MARKET)
     save_policy(
-        tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), random_policy(seed=2)])
+        EnsemblePolicy([load_policy(tmp_path / "one"), random_policy(seed=2)]), tmp_path / "both"
     )
     member = load_policy(tmp_path / "both").members[0]
     for loaded in (load_policy(tmp_path / "one"), member):
@@ -72,7 +72,7 @@ def test_both_normalisations_travel_with_the_policy(tmp_path):
 @pytest.mark.parametrize("head", ["aim", "direct"])
 def test_a_stored_policy_acts_as_before(tmp_path, kind, head):
     original = random_policy(head=head, kind=kind)
-    save_policy(tmp_path / "policy.safetensors", original, {"score": 1.5}, market=MARKET)
+    save_policy(original, tmp_path / "policy.safetensors", {"score": 1.5}, market=MARKET)
     loaded = load_policy(tmp_path / "policy.safetensors", market=MARKET)
     obs = observations()
     action = loaded(obs)
@@ -85,11 +85,11 @@ def test_a_stored_policy_acts_as_before(tmp_path, kind, head):
 
 
 def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alone(tmp_path):
-    save_policy(tmp_path / "a", random_policy())
+    save_policy(random_policy(), tmp_path / "a")
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    save_policy(tmp_path / "b", load_policy(tmp_path / "a"))
+    save_policy(load_policy(tmp_path / "a"), tmp_path / "b")
     make_agent(PPO(), ENV.layout, seed=4)
     assert torch.equal(torch.rand(1), expected)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -107,7 +107,7 @@ def test_ensembles(tmp_path):
     for mode, action in expected.items():
         ensemble = EnsemblePolicy(members, [5.0, 3.0, 2.0], mode)
         torch.testing.assert_close(ensemble(obs).detach(), action)
-        save_policy(tmp_path / mode, ensemble, {"trials": 3})
+        save_policy(ensemble, tmp_path / mode, {"trials": 3})
         loaded = load_policy(tmp_path / mode)
         assert torch.equal(loaded(obs), ensemble(obs).detach())
         assert loaded.meta == {"trials": 3}
@@ -131,7 +131,7 @@ def test_ensembles_that_make_no_sense():
 
 def test_a_damaged_file(tmp_path):
     path = tmp_path / "p"
-    save_policy(path, random_policy(), {"score": 1.0})
+    save_policy(random_policy(), path, {"score": 1.0})
     whole = path.read_bytes()
     told = whole.replace(b'score\\\\\\": 1.0', b'score\\\\\\": 9.0')
     assert told != whole
@@ -183,10 +183,10 @@ def test_what_is_not_stored_is_not_built(tmp_path, name):
     change, problem = LARGER[name]
     path = tmp_path / "p"
     save_policy(
-        path,
         EnsemblePolicy([random_policy(), random_policy(seed=2)])
         if "member" in name
         else random_policy(),
+        path,
         {},
     )
     tensors, header = read_tensors(path, FORMAT)
@@ -198,7 +198,7 @@ def test_what_is_not_stored_is_not_built(tmp_path, name):
 
 def test_a_network_that_cannot_read_its_layout_is_refused(tmp_path):
     path = tmp_path / "p"
-    save_policy(path, random_policy(FlatLayout(3, 1)))
+    save_policy(random_policy(FlatLayout(3, 1)), path)
     tensors, header = read_tensors(path, FORMAT)
     header["policy"]["network"]["kind"] = "market_once"
     write_tensors(path, tensors, header)
@@ -208,7 +208,7 @@ def test_a_network_that_cannot_read_its_layout_is_refused(tmp_path):
 
 def test_another_market_is_refused(tmp_path):
     path = tmp_path / "p"
-    save_policy(path, random_policy(), market=MARKET)
+    save_policy(random_policy(), path, market=MARKET)
     with pytest.raises(CheckpointError, match="symbols differ"):
         load_policy(path, market=replace(MARKET, symbols=("A", "B", "C", "D")))
     with pytest.raises(CheckpointError, match="feature names differ"):
@@ -216,7 +216,7 @@ def test_another_market_is_refused(tmp_path):
     load_policy(
         path, market=planted_market(50, 4, seed=8)
     )  # other bars of the same columns are fine
-    save_policy(path, random_policy())
+    save_policy(random_policy(), path)
     with pytest.raises(CheckpointError, match="4 assets"):
         load_policy(path, market=planted_market(50, 5))
 

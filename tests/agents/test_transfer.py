@@ -64,7 +64,7 @@ def stored(path, kind="market_once", *, head="auto", members=1):
         agent.normaliser.update_market(env.table)
         policies.append(agent.policy)
     policy = policies[0] if members == 1 else EnsemblePolicy(policies)
-    save_policy(path, policy, {"score": 1.0}, market=HOME)
+    save_policy(policy, path, {"score": 1.0}, market=HOME)
     return policy
 
 
@@ -108,7 +108,7 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
         in repr(tests)
     )
     # Stored again it is a policy of that market, and still knows where it learned.
-    save_policy(tmp_path / "two", moved)
+    save_policy(moved, tmp_path / "two")
     again = load_policy(tmp_path / "two", market=AWAY)
     assert torch.equal(again(observed(AWAY)), moved(observed(AWAY)))
     home = load_policy(tmp_path / "two", universe=HOME)
@@ -165,7 +165,7 @@ def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path):
         load_policy(path, market=HOME, universe=AWAY)
     with pytest.raises(BacktestError, match="universe=market"):
         fintrader.backtest(load_policy(path), AWAY, EnvSettings())
-    save_policy(path, make_agent(PPO(), TradingEnv(HOME, EnvSettings()).layout, seed=0))
+    save_policy(make_agent(PPO(), TradingEnv(HOME, EnvSettings()).layout, seed=0), path)
     assert "does not say on which market it was trained" in refused(path, AWAY)
 
 
@@ -185,7 +185,7 @@ def test_what_is_learned_on_some_planted_symbols_pays_on_others(tmp_path, monkey
     settings = EnvSettings(num_envs=64, episode_bars=195, decision_interval=5, trade_rate=0.2)
     env = fintrader.TradingEnv(home.split().train, settings)
     result = fintrader.train(PPO(), env, env_steps=20_000)
-    save_policy(tmp_path / "one", result.policy, market=home)
+    save_policy(result.policy, tmp_path / "one", market=home)
     unseen = away.split().test
     tests = fintrader.backtest(load_policy(tmp_path / "one", universe=away), unseen, settings)
     earned = {name: float(row.metrics["cumulative_return"] or 0.0) for name, row in tests.items()}

@@ -295,7 +295,7 @@ def test_a_policy_knows_the_bars_it_was_trained_on_in_its_file_too(tmp_path):
     other = replace(MARKET, windows=Windows((0, 10), (10, 20), (20, 1200)))
     assert other.split().test.window_name == "test"
     assert said_of(policy, other.split().test).startswith(SEEN)
-    save_policy(tmp_path / "p.safetensors", policy, market=whole)
+    save_policy(policy, tmp_path / "p.safetensors", market=whole)
     for again in (
         load_policy(tmp_path / "p.safetensors"),
         load_policy(tmp_path / "p.safetensors", market=whole),

@@ -83,7 +83,7 @@ def frozen(
         torch.nn.init.normal_(weights, 0.0, 0.25)
     path = folder / "policy.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
-    save_policy(path, policy, market=whole)
+    save_policy(policy, path, market=whole)
     bundle = freeze(
         folder / "bundle",
         name="test",

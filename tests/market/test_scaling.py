@@ -83,7 +83,7 @@ def test_a_policy_refuses_rows_scaled_by_other_statistics(two_markets, tmp_path)
     early, late, bars = two_markets
     first = MarketTensors.load(early)
     env = TradingEnv(first.split().train, EnvSettings(num_envs=2))
-    save_policy(tmp_path / "policy", make_agent(PPO(), env.layout, seed=0), market=first)
+    save_policy(make_agent(PPO(), env.layout, seed=0), tmp_path / "policy", market=first)
     here = MarketTensors.load(late).normalisation.digest
     there = first.normalisation.digest
     with pytest.raises(
