@@ -117,6 +117,11 @@ class BaseSettings(Settings):
     """K learners on one device, each learning from its own share of the accounts; after every
     update their networks and optimiser moments are averaged. For ppo and a2c; `env.num_envs` must
     be a multiple of K."""
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    """Precision of float32 matrix products while it trains, as in
+    `torch.set_float32_matmul_precision`: `high` takes a GPU's TF32, `medium` bfloat16 where the
+    device has it. Sums and statistics keep float32, and so do backtests and the compiled passes
+    of a processor."""
     pipeline: bool = False
     """Learn in a thread while the accounts trade on, with networks that are one round of updates
     old. For ddpg, td3, sac and redq."""
