@@ -56,6 +56,7 @@ test-adapters: ## The adapters and their examples, JAX and RLlib included, in en
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" -e ".[adapters]" \
 		pytest pytest-timeout hypothesis
+	.venv-adapters/bin/python -m pip install --quiet --no-deps finrl==0.3.7
 	.venv-adapters/bin/python -m pytest tests/envs/adapters $(EXAMPLES)
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
 	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e . pytest pytest-timeout hypothesis

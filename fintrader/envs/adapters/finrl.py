@@ -1,0 +1,226 @@
+"""FinRL's stock environment on fintrader's accounts: its arguments, state, tables and arrays.
+
+    from fintrader.envs.adapters.finrl import StockTradingEnv      # instead of finrl's
+    env = StockTradingEnv(df=train, **env_kwargs)
+
+`to_market` gives the same bars as a market, for thousands of accounts and `fintrader.backtest`.
+docs/environment.md lists the differences from finrl 0.3.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from fintrader.envs.adapters.gymnasium import SingleTradingEnv
+from fintrader.envs.settings import EnvSettings
+from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
+
+Array = NDArray[np.float64]
+OPENS_NS = 14 * 3_600_000_000_000 + 30 * 60_000_000_000
+"""Start of a daily bar after midnight UTC."""
+
+
+def pivot(df: pd.DataFrame, column: str) -> Array:
+    """One column of FinRL's table as `[T, N]`: a row a date, a column a `tic`, both sorted.
+
+    Raises EnvError for a column that is missing, and for dates that lack a tic.
+    """
+    lacking = [name for name in ("date", "tic", column) if name not in df]
+    if lacking:
+        raise EnvError(
+            f"the table has no column {', '.join(lacking)}; it has {', '.join(map(str, df.columns))}"
+        )
+    wide = df.pivot(index="date", columns="tic", values=column).sort_index()
+    values = wide.to_numpy(dtype=np.float64)
+    if np.isnan(values).any():
+        raise EnvError(
+            f"{column} is missing on {wide.index[np.isnan(values).any(axis=1)][0]}; every date"
+            " needs every tic, as FinRL's preprocessing leaves them"
+        )
+    return values
+
+
+def df_to_array(
+    df: pd.DataFrame, tech_indicator_list: Sequence[str], if_vix: bool
+) -> tuple[Array, Array, Array]:
+    """FinRL's arrays: closes `[T, N]`, indicators `[T, N * K]` (those of a tic side by side), and
+    `[T]` of `VIXY` or `turbulence`."""
+    prices = pivot(df, "close")
+    columns = [pivot(df, name) for name in tech_indicator_list]
+    indicators = np.stack(columns, axis=2).reshape(len(prices), -1) if columns else prices[:, :0]
+    return prices, indicators, pivot(df, "VIXY" if if_vix else "turbulence")[:, 0]
+
+
+def to_market(
+    df: pd.DataFrame, indicators: Sequence[str] = (), risk: Sequence[str] = ()
+) -> MarketTensors:
+    """Make a market of FinRL's daily table: columns date, tic, open, close, volume, `indicators`
+    (features, as they are) and `risk` (context, one value a date)."""
+    close, volume = pivot(df, "close"), pivot(df, "volume")
+    dates = pd.to_datetime(pd.Series(sorted(df["date"].unique()))).to_numpy("datetime64[ns]")
+    features = [pivot(df, name) for name in indicators]
+    context = [pivot(df, name)[:, 0] for name in risk]
+    as_tensor = partial(torch.tensor, dtype=torch.float32)
+    return MarketTensors(
+        open=as_tensor(pivot(df, "open")),
+        close=as_tensor(close),
+        volume=as_tensor(volume),
+        features=as_tensor(np.stack(features, axis=2) if features else np.zeros((*close.shape, 0))),
+        context=as_tensor(np.stack(context, axis=1) if context else close[:, :0]),
+        tradable=torch.from_numpy(volume > 0),
+        member=torch.ones(close.shape, dtype=torch.bool),
+        session=torch.arange(len(close)),
+        minutes=torch.from_numpy(dates.astype(np.int64) + OPENS_NS),
+        benchmark=torch.from_numpy((close / close[0]).mean(axis=1)),
+        benchmark_name="equal weights",
+        symbols=tuple(map(str, sorted(df["tic"].unique()))),
+        feature_names=tuple(indicators),
+        context_names=tuple(risk),
+        bar_minutes=390,
+    )
+
+
+class StockTradingEnv(gymnasium.Env[Any, Any]):
+    """FinRL's `StockTradingEnv` for one account: state `[1 + 2N + KN]` of cash, closes, shares and
+    indicators, action `[N]` in [-1, 1], reward in USD times `reward_scaling`.
+
+    `fill`: `close`, as FinRL trades, or `next_open`, at prices that are not known when it decides.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's name for it
+
+    def __init__(
+        self,
+        df: pd.DataFrame,
+        stock_dim: int,
+        hmax: int,
+        initial_amount: float,
+        num_stock_shares: Sequence[int],
+        buy_cost_pct: Sequence[float],
+        sell_cost_pct: Sequence[float],
+        reward_scaling: float,
+        state_space: int,
+        action_space: int,
+        tech_indicator_list: Sequence[str],
+        turbulence_threshold: float | None = None,
+        risk_indicator_col: str = "turbulence",
+        *,
+        initial: bool = True,
+        previous_state: Sequence[float] = (),
+        fill: str = "close",
+        **unused: Any,
+    ) -> None:
+        """`unused`: FinRL's arguments about plots and printing.
+
+        Raises EnvError for sizes that are not those of the table, and for costs that differ by
+        symbol or side.
+        """
+        known = {"make_plots", "print_verbosity", "day", "model_name", "mode", "iteration"}
+        if unknown := sorted(unused.keys() - known):
+            raise EnvError(f"StockTradingEnv has no argument {', '.join(unknown)}")
+        costs = {*buy_cost_pct, *sell_cost_pct}
+        if len(costs) != 1:
+            raise EnvError(
+                "buy_cost_pct and sell_cost_pct must be one rate for all symbols and both sides;"
+                " EnvSettings.half_spread_bps takes costs by symbol"
+            )
+        self.df = df
+        risk = () if turbulence_threshold is None else (risk_indicator_col,)
+        self.market = to_market(df, tech_indicator_list, risk)
+        self.closes = pivot(df, "close")
+        self.indicators = [pivot(df, name) for name in tech_indicator_list]
+        self.dates = sorted(df["date"].unique())
+        width = 1 + (2 + len(self.indicators)) * self.market.num_assets
+        sizes = (stock_dim, state_space, action_space)
+        if sizes != (self.market.num_assets, width, self.market.num_assets):
+            raise EnvError(
+                f"the table has {self.market.num_assets} tics: stock_dim and action_space must be"
+                f" {self.market.num_assets} and state_space {width}, not {sizes}"
+            )
+        settings = {
+            "action": "trade",
+            "max_shares": hmax,
+            "dead_band": 0.0,
+            "fill": fill,
+            "participation": "none",
+            "random_start": False,
+            "episode_bars": None,
+            "cost_bps": 1e4 * costs.pop(),
+            "initial_cash_usd": float(initial_amount),
+            "turbulence": dict.fromkeys(risk, turbulence_threshold),
+        }
+        self.env = SingleTradingEnv(self.market, EnvSettings.model_validate(settings))
+        self.reward_scaling = reward_scaling
+        self.start = {"cash_usd": float(initial_amount), "shares": list(num_stock_shares)}
+        if not initial:
+            held = previous_state[1 + stock_dim : 1 + 2 * stock_dim]
+            self.start = {"cash_usd": float(previous_state[0]), "shares": list(held)}
+        self.action_space = gymnasium.spaces.Box(-1, 1, (stock_dim,))
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin on the first date with the starting cash and shares."""
+        super().reset(seed=seed)
+        cash = torch.tensor([self.start["cash_usd"]], dtype=torch.float64)
+        shares = torch.tensor([self.start["shares"]], dtype=torch.float32)
+        self.env.reset(seed=seed, options={"cash_usd": cash, "shares": shares})
+        self.asset_memory = [self._measure_equity()]
+        self.actions_memory: list[NDArray[np.int64]] = []
+        return self.state, {}
+
+    def step(
+        self, actions: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Trade one day. The step after the last date only ends the episode, as in FinRL, whose
+        loops read `save_asset_memory` before it; its reward is 0."""
+        if len(self.asset_memory) == len(self.dates):
+            return self.state, 0.0, False, True, {}
+        held = self._shares()
+        terminated = self.env.step(np.asarray(actions, dtype=np.float32))[2]
+        self.asset_memory.append(self._measure_equity())
+        self.actions_memory.append((self._shares() - held).astype(np.int64))
+        reward = (self.asset_memory[-1] - self.asset_memory[-2]) * self.reward_scaling
+        return self.state, reward, terminated, False, {}
+
+    @property
+    def state(self) -> NDArray[np.float32]:
+        """Cash, closes, shares and the indicators, one after another."""
+        day = len(self.asset_memory) - 1
+        parts = [self.closes[day], self._shares(), *(values[day] for values in self.indicators)]
+        cash = self.env.vector_env.account.cash.numpy()
+        return np.concatenate([cash, *parts]).astype(np.float32)
+
+    def save_asset_memory(self) -> pd.DataFrame:
+        """Table of `date` and `account_value`, USD."""
+        dates = self.dates[: len(self.asset_memory)]
+        return pd.DataFrame({"date": dates, "account_value": self.asset_memory})
+
+    def save_action_memory(self) -> pd.DataFrame:
+        """Table of traded shares, a row a date and a column a tic."""
+        index = pd.Index(self.dates[: len(self.actions_memory)], name="date")
+        return pd.DataFrame(self.actions_memory, index=index, columns=list(self.market.symbols))
+
+    def get_sb_env(self) -> tuple[Any, Any]:
+        """This environment in Stable-Baselines3's DummyVecEnv, and its first observation."""
+        from stable_baselines3.common.vec_env import DummyVecEnv
+
+        env = DummyVecEnv([lambda: self])
+        return env, env.reset()
+
+    def _shares(self) -> NDArray[np.float64]:
+        shares: NDArray[np.float64] = self.env.vector_env.account.shares[0].numpy().astype(float)
+        return shares
+
+    def _measure_equity(self) -> float:
+        return float(self.env.vector_env.equity[0])
