@@ -7,7 +7,6 @@ joins them into one `RunConfig`.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import importlib
 import json
 import re
@@ -21,7 +20,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from fintrader.errors import ConfigError, DataError
+from fintrader.errors import ConfigError, DataError, suggest
 from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -76,6 +75,15 @@ class Settings(BaseModel):
                 problem if problem.startswith(f"{name}: ") else f"{name}: {problem}"
             ) from None
 
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Show the settings that differ from their defaults."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.get_default(call_default_factory=True):
+                yield name, value
+
+    __str__ = BaseModel.__repr__
+
     # With this mark pydantic validates nested models itself, so that an error has its whole path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
@@ -89,6 +97,24 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
         return model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe_problem(model, error)}") from None
+
+
+def override(
+    settings: SettingsT, changes: Mapping[str, Any], where: str, also: Collection[str] = ()
+) -> SettingsT:
+    """Put keyword arguments of a call over settings; `also`: other keywords that `where` takes.
+
+    Raises ConfigError with the name that was meant.
+    """
+    model = type(settings)
+    for name in changes:
+        if name not in model.model_fields:
+            problem = suggest(name, [*model.model_fields, *also])
+            raise ConfigError(f"{where}: {name}: unknown argument; {problem}")
+    if not changes:
+        return settings
+    given = settings.model_dump(exclude_unset=True)
+    return validate(model, merge_values(given, changes), where)
 
 
 def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
@@ -156,10 +182,7 @@ def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str
     unknown = str(path[-1])
     names = [name for below in _follow(model, path[:-1])[1] for name in below.model_fields]
     elsewhere = [name for name in list_settings(model) if name.rpartition(".")[2] == unknown]
-    close = elsewhere[:1] or difflib.get_close_matches(unknown, names, n=1)
-    return (
-        f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(names)) or 'none'}"
-    )
+    return f"did you mean {elsewhere[0]!r}?" if elsewhere else suggest(unknown, names)
 
 
 _PLAIN = {

@@ -219,13 +219,18 @@ def test_a_training_in_a_folder_goes_on_there(market, tmp_path):
             r"market\.split\(\)\.train, num_envs=1024",
         ),
         (
-            lambda m: fintrader.train(agents.PPO, TradingEnv(m), env_steps=1),
-            r"is a class; .* PPO\(\)",
-        ),
-        (
             lambda m: fintrader.train(TradingEnv(m), TINY_PPO, env_steps=1),
-            "is no vector environment",
+            "the first argument is the agent",
         ),
+        (lambda m: fintrader.train("ppo", "env", env_steps=1), "is no vector environment"),
+        (lambda m: fintrader.train("poo", TradingEnv(m), env_steps=1), "did you mean 'ppo'"),
+        (lambda m: fintrader.train("dqn", TradingEnv(m), env_steps=1), "known: a2c, apg"),
+        (
+            lambda m: fintrader.train("ppo", TradingEnv(m), total_timesteps=1),
+            "did you mean 'env_steps'",
+        ),
+        (lambda m: fintrader.train("ppo", TradingEnv(m), 1), r"it is train\(agent, env, \*"),
+        (lambda m: fintrader.backtest(equal, m, setting=1), "did you mean 'settings'"),
         (
             lambda m: fintrader.train(EnvSettings(), TradingEnv(m), env_steps=1),
             "no agent has settings of type",
@@ -240,6 +245,32 @@ def test_a_training_in_a_folder_goes_on_there(market, tmp_path):
 def test_a_training_that_makes_no_sense_is_one_clear_error(call, message, market):
     with pytest.raises(ConfigError, match=message):
         call(market)
+
+
+def test_the_name_of_an_algorithm_is_its_default_agent(market):
+    weights = [
+        fintrader.train(
+            agent, TradingEnv(market.split().train, num_envs=4), env_steps=64
+        ).policy.state_dict()
+        for agent in ("ppo", "PPO", agents.PPO, agents.PPO())
+    ]
+    for others in weights[1:]:
+        assert all(torch.equal(others[name], value) for name, value in weights[0].items())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("load_markets", "did you mean 'load_market'"),
+        ("Env", "did you mean 'TradingEnv'"),
+        ("PPO", "it is fintrader.agents.PPO"),
+    ],
+)
+def test_a_misspelt_name_of_the_door_is_answered(name, hint):
+    with pytest.raises(AttributeError, match=hint):
+        getattr(fintrader, name)
+    with pytest.raises(AttributeError, match="did you mean 'PPO'"):
+        _ = agents.PP0
 
 
 def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
