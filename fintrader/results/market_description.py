@@ -231,6 +231,28 @@ class Provenance:
             )
         return ""
 
+    def list_warnings(self) -> list[str]:
+        """List everything that a reader of results should know of the bars, in short words."""
+        survivors = "" if self.survivorship is None else self.survivorship.describe()
+        faults = {"let pass": self.waived, "doubtful": self.doubtful}
+        return [
+            *filter(None, (self.notice, survivors)),
+            *(f"left out {name}: {why}" for name, why in self.left_out.items()),
+            *(f"{count} {kind.replace('_', ' ')}" for kind, count in self.repairs.items() if count),
+            *(
+                f"{len(found)} faults {word}, first {found[0].kind} of {found[0].symbol or 'all'}"
+                f" on {found[0].day}"
+                for word, found in faults.items()
+                if found
+            ),
+            *self.contradictions,
+            *self.changes,
+            *(
+                ["computed by others: " + ", ".join(self.trusted_columns)]
+                * bool(self.trusted_columns)
+            ),
+        ]
+
     def changed(self, change: str) -> Provenance:
         """Return a copy that also names a change to the market."""
         return replace(self, changes=(*self.changes, change))
