@@ -10,14 +10,15 @@ import datetime as dt
 import importlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fintrader.errors import ConfigError, DataError, suggest
@@ -35,6 +36,52 @@ def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:
 
 REFERENCE = "package.module:name"
 """Name of an object of a user's own, where a setting takes one."""
+
+
+class OwnFunction(str):
+    """The text `module:name` of a callable given in Python, and the callable. Only the text is
+    stored, pickled, and compared."""
+
+    call: Callable[..., Any]
+
+    def __new__(cls, call: Callable[..., Any]) -> Self:
+        named = getattr(call, "func", call)  # of a functools.partial
+        named = named if hasattr(named, "__qualname__") else type(named)
+        self = super().__new__(cls, f"{named.__module__}:{named.__qualname__}")
+        self.call = call
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    @property
+    def is_importable(self) -> bool:
+        """True if another process finds the same callable by its text."""
+        module, _, name = self.partition(":")
+        return module != "__main__" and getattr(sys.modules.get(module), name, None) is self.call
+
+
+def _read_own(value: Any, read: Callable[[Any], Any]) -> Any:
+    if isinstance(value, OwnFunction):
+        return value
+    return OwnFunction(value) if callable(value) else read(value)
+
+
+Own = Annotated[str, WrapValidator(_read_own)]
+"""Setting for a name, the text `package.module:name` of a callable, or a callable itself."""
+
+
+def refuse_own(names: Iterable[str], setting: str) -> None:
+    """Raise ValueError for a callable that another process cannot import."""
+    for name in names:
+        if isinstance(name, OwnFunction) and not name.is_importable:
+            raise ValueError(
+                f"{setting}: the workers of a run are other processes and cannot import {name}; put"
+                " it into a module on PYTHONPATH, and give 'module:name'"
+            )
 
 
 def _ticker(value: object) -> object:
@@ -352,7 +399,7 @@ def merge_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     for name, change in changes.items():
         below = merged.get(name)
         if isinstance(change, Settings):
-            change = change.model_dump(mode="json")
+            change = change.model_dump()
         if isinstance(change, Mapping) and isinstance(below, Mapping):
             named = [key for key in ("kind", "algo") if key in change and key in below]
             if "fractions" in change:  # fractions of windows replace their dates
@@ -398,13 +445,21 @@ def dump_yaml(settings: Settings) -> str:
 
 
 def load_object(reference: str) -> Any:
-    """Import the object `package.module:name`. Raises ConfigError when it cannot be found."""
+    """Import the object `package.module:name`, or take the callable that was given. Raises
+    ConfigError when it cannot be found."""
+    if isinstance(reference, OwnFunction):
+        return reference.call
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{reference!r}: expected 'package.module:name'")
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
+        if module_name == "__main__" or "<" in name:
+            raise ConfigError(
+                f"{reference!r} was a function of a notebook, a script or another function, of"
+                " which only the name is stored; pass the function again"
+            ) from None
         raise ConfigError(
             f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH"
         ) from None

@@ -21,6 +21,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+OWN_FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""Errors by which a user's own function may fail."""
+
+
 class FintraderError(Exception):
     """Base of all errors that a user can mend."""
 
@@ -148,24 +155,24 @@ def install_command(extra: str) -> str:
 
 
 _SYNONYMS = {
-    "cost_bps": ("commission", "fee", "fees", "transaction_cost", "transaction_cost_pct"),
-    "half_spread_bps": ("slippage",),
-    "short": ("allow_short", "shorting"),
-    "lookback": ("window", "window_size"),
-    "env_steps": ("timesteps", "total_timesteps", "steps"),
-    "clip_coef": ("clip_range",),
-    "network": ("policy_kwargs", "net_arch"),
-    "universe": ("tickers", "assets"),
-    "bar_minutes": ("interval", "freq", "frequency", "timeframe"),
-    "windows": ("split", "splits"),
-    "load_market": ("read_csv", "load_data", "load", "Market"),
-    "TradingEnv": ("make_env", "make", "Env"),
-    "num_bars": ("T", "n_bars"),
-    "num_assets": ("N", "n_assets", "shape"),
-    "timestamps": ("index", "dates", "times"),
-    "to_pandas": ("df", "frame", "to_frame", "dataframe", "head", "tail", "describe"),
-    "close": ("closes", "price", "prices"),
-    "update_epochs": ("n_epochs", "epochs"),
+    "cost_bps": "commission fee fees transaction_cost transaction_cost_pct",
+    "half_spread_bps": "slippage",
+    "short": "allow_short shorting",
+    "lookback": "window window_size",
+    "env_steps": "timesteps total_timesteps steps",
+    "update_epochs": "n_epochs epochs",
+    "clip_coef": "clip_range",
+    "network": "policy_kwargs net_arch",
+    "universe": "tickers assets",
+    "bar_minutes": "interval freq frequency timeframe",
+    "windows": "split splits",
+    "load_market": "read_csv load_data load Market",
+    "TradingEnv": "make_env make Env",
+    "num_bars": "T n_bars",
+    "num_assets": "N n_assets shape",
+    "timestamps": "index dates times",
+    "to_pandas": "df frame to_frame dataframe head tail describe",
+    "close": "closes price prices",
 }
 """Name here -> names that other libraries give the same thing."""
 _PLACES = {
@@ -179,7 +186,7 @@ def find_meant(name: str, known: Collection[str]) -> str | None:
     """Find the known name that was meant by a misspelt one: a synonym, one spelt alike, one whose
     words contain its words (`cash`, `initial_cash_usd`), or one with its initials (`lr`)."""
     for meant, others in _SYNONYMS.items():
-        if meant in known and name in others:
+        if meant in known and name in others.split():
             return meant
     lower = {one.lower(): one for one in sorted(known)}
     alike = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.65)
@@ -187,10 +194,8 @@ def find_meant(name: str, known: Collection[str]) -> str | None:
         return lower[alike[0]]
     words = {word.rstrip("s") for word in name.lower().split("_")}
     for low in sorted(lower, key=len):
-        own = low.split("_")
-        if words <= {word.rstrip("s") for word in own}:
-            return lower[low]
-        if len(own) > 1 and name.lower() == "".join(word[:1] for word in own):
+        own = [word.rstrip("s") for word in low.split("_")]
+        if words.issubset(own) or name.lower() == "".join(word[:1] for word in own):
             return lower[low]
     return None
 
