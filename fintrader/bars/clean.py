@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars
-from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.calendar import SessionGrid, timezone_of
 from fintrader.errors import BarError
 
 REPAIRS = {
@@ -32,6 +33,9 @@ REPAIRS = {
     "opening_print": "opening prints were made part of the first bar",
     "ohlc_widened": "bars whose high or low did not hold their open and close were widened",
 }
+
+
+_COMMON = ("tradable", "session", "time")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,19 @@ class SymbolBars:
     """`[L]` int64, number of the session."""
     extras: Mapping[str, Array]
     """`[L]` float64 each, the last value known at each bar."""
+    time: pd.DatetimeIndex
+    """`[L]`: start of each bar, in the exchange's time zone."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return prices (adjusted forward), volume and extra columns as a table; index: `time`."""
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        return pd.DataFrame(columns | dict(self.extras), index=self.time)
+
+    def until(self, row: int) -> SymbolBars:
+        """Cut off the bars from `row` on."""
+        arrays = {name: getattr(self, name)[:row] for name in (*COLUMNS, *_COMMON)}
+        extras = {name: values[:row] for name, values in self.extras.items()}
+        return replace(self, **arrays, extras=extras, ended=False)
 
     def __len__(self) -> int:
         return len(self.close)
@@ -176,6 +193,9 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
         ended=ended,
         tradable=tradable,
         session=grid.session[first:stop],
+        time=pd.DatetimeIndex(grid.minutes[first:stop], tz="UTC").tz_convert(
+            timezone_of(grid.calendar)
+        ),
         extras=extras,
         open=open_,
         high=high,

@@ -20,7 +20,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fintrader.bars.bars import DAY_MINUTES
 from fintrader.bars.calendar import Windows as Windows
 from fintrader.bars.corporate_actions import is_possible, refuse_event
 from fintrader.errors import MarketError, suggest
@@ -208,10 +207,9 @@ class MarketTensors:
 
     def __repr__(self) -> str:
         """Five lines: symbols, bars and their span, features, windows, warnings."""
-        length = self.bar_minutes
-        bars = "bars of a session each" if length >= DAY_MINUTES else f"bars of {length} min"
         days = f"{self._day(0)} to {self._day(self.num_bars - 1)}"
         sessions = int(self.session[-1] - self.session[0]) + 1
+        each = "a session" if sessions == self.num_bars else f"{self.bar_minutes} min"
         context = f"; context {shorten_list(self.context_names)}" if self.context_names else ""
         parts = "/".join(f"{stop - start:,}" for start, stop in self.windows or ())
         windows = f"train/validation/test {parts} bars" if parts else self.window_name
@@ -220,7 +218,7 @@ class MarketTensors:
         return "\n".join(
             (
                 f"Market of {self.num_assets} symbols: {shorten_list(self.symbols)}",
-                f"  bars      {self.num_bars:,} {bars}, {days} ({self.timezone}),"
+                f"  bars      {self.num_bars:,} of {each}, {days} ({self.timezone}),"
                 f" {sessions:,} sessions",
                 f"  features  {self.num_features}: {shorten_list(self.feature_names)}{context}",
                 f"  windows   {windows}",

@@ -132,7 +132,7 @@ def test_a_market_prints_five_lines_of_symbols_span_features_windows_and_warning
     lines = repr(market).splitlines()
     assert len(lines) == 5
     assert lines[0] == "Market of 7 symbols: S000, S001, S002, S003, S004 and 2 more"
-    assert "360 bars of 1 min, 2020-01-02 to 2020-01-19 (UTC), 18 sessions" in lines[1]
+    assert "360 of 1 min, 2020-01-02 to 2020-01-19 (UTC), 18 sessions" in lines[1]
     assert "f0, f1; context c0, c1" in lines[2]
     assert lines[3] == "  windows   train/validation/test 120/119/119 bars"
     assert lines[4] == "  warnings  none"
@@ -164,7 +164,9 @@ def test_a_market_becomes_tables_of_pandas():
     assert len(whole) == 60 * 4
     assert whole.xs("S002", level="symbol").equals(one)
     for wrong in ("S02", slice(5), 0):
-        with pytest.raises(MarketError, match=r"give one of S000, .*; market.window\(start, stop\)"):
+        with pytest.raises(
+            MarketError, match=r"give one of S000, .*; market.window\(start, stop\)"
+        ):
             market[wrong]
 
 
