@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from fintrader.errors import ConfigError, DataError, suggest
+from fintrader.errors import ConfigError, DataError, find_meant, suggest
 from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -111,8 +111,11 @@ class Settings(BaseModel):
         allow_inf_nan=False,
     )
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: Any, **values: Any) -> None:
         """Validate the values. Raises ConfigError, one line with the field and the remedy."""
+        if unnamed:
+            names = ", ".join(list(type(self).model_fields)[:3])
+            raise ConfigError(f"{type(self).__name__}: settings are given by name: {names}, ...")
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -158,10 +161,7 @@ def override(
         if name not in model.model_fields:
             problem = suggest(name, [*model.model_fields, *also])
             raise ConfigError(f"{where}: {name}: unknown argument; {problem}")
-    if not changes:
-        return settings
-    given = settings.model_dump(exclude_unset=True)
-    return validate(model, merge_values(given, changes), where)
+    return validate(model, merge_values(settings.model_dump(exclude_unset=True), changes), where)
 
 
 def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
@@ -368,9 +368,14 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        names = ", ".join(list_shipped_configs())
+        names = list_shipped_configs()
+        meant = find_meant(str(path), names)
+        hint = (
+            f"did you mean {meant!r}?" if meant else "`fintrader init` makes one of bars or tickers"
+        )
         raise ConfigError(
-            f"{path} does not exist; give the path of a YAML configuration, or one of {names}"
+            f"{path} does not exist; give the path of a YAML configuration, or one of"
+            f" {', '.join(names)}; {hint}"
         ) from None
     except IsADirectoryError:
         inside = Path(path) / "config.yaml"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from importlib import metadata
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -171,13 +171,15 @@ _SYNONYMS = {
     "num_bars": "T n_bars",
     "num_assets": "N n_assets shape",
     "timestamps": "index dates times",
-    "to_pandas": "df frame to_frame dataframe head tail describe",
+    "span": "start end first last",
+    "to_pandas": "df frame to_frame dataframe head tail describe info",
     "close": "closes price prices",
 }
 """Name here -> names that other libraries give the same thing."""
 _PLACES = {
     "seed": "it is an argument of TradingEnv and of train",
     "device": "it is an argument of TradingEnv",
+    "cost_bps": "it is a field of EnvSettings: settings=EnvSettings(cost_bps=5)",
 }
 """Names that are looked for in the wrong place."""
 
@@ -195,7 +197,8 @@ def find_meant(name: str, known: Collection[str]) -> str | None:
     words = {word.rstrip("s") for word in name.lower().split("_")}
     for low in sorted(lower, key=len):
         own = [word.rstrip("s") for word in low.split("_")]
-        if words.issubset(own) or name.lower() == "".join(word[:1] for word in own):
+        initials = "".join(word[:1] for word in own)
+        if words.issubset(own) or name.lower() == initials != low[:1]:
             return lower[low]
     return None
 
@@ -220,14 +223,21 @@ def check_keywords(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> T:
         try:
+            return function(*args, **keywords)
+        except TypeError:
+            problem = explain(args, keywords)
+            if problem is None:
+                raise
+        raise ConfigError(f"{name}: {problem}")
+
+    def explain(args: Any, keywords: Any) -> str | None:
+        try:
             signature.bind(*args, **keywords)
         except TypeError as error:
             odd = [keyword for keyword in keywords if keyword not in known]
             if odd and "unexpected" in str(error):
-                problem = f"{odd[0]}: unknown argument; {suggest(odd[0], known)}"
-            else:
-                problem = f"{error}; it is {shown}"
-            raise ConfigError(f"{name}: {problem}") from None
-        return function(*args, **keywords)
+                return f"{odd[0]}: unknown argument; {suggest(odd[0], known)}"
+            return f"{error}; it is {shown}"
+        return None
 
     return call

@@ -14,13 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid, timezone_of
 from fintrader.errors import BarError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPAIRS = {
     "empty_rows": "rows without a price were left out",
@@ -33,9 +36,6 @@ REPAIRS = {
     "opening_print": "opening prints were made part of the first bar",
     "ohlc_widened": "bars whose high or low did not hold their open and close were widened",
 }
-
-
-_COMMON = ("tradable", "session", "time")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +70,16 @@ class SymbolBars:
 
     def to_pandas(self) -> pd.DataFrame:
         """Return prices (adjusted forward), volume and extra columns as a table; index: `time`."""
+        import pandas as pd  # settings of features load none
+
         columns = {name: getattr(self, name) for name in COLUMNS}
         return pd.DataFrame(columns | dict(self.extras), index=self.time)
 
     def until(self, row: int) -> SymbolBars:
         """Cut off the bars from `row` on."""
-        arrays = {name: getattr(self, name)[:row] for name in (*COLUMNS, *_COMMON)}
+        cut = {name: own[:row] for name, own in vars(self).items() if hasattr(own, "dtype")}
         extras = {name: values[:row] for name, values in self.extras.items()}
-        return replace(self, **arrays, extras=extras, ended=False)
+        return replace(self, **cut, extras=extras, ended=False)
 
     def __len__(self) -> int:
         return len(self.close)
@@ -173,6 +175,8 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
     data reaches through: a session that is still running proves
     nothing.
     """
+    import pandas as pd
+
     from fintrader.bars import kernels
 
     at = merged.ts

@@ -166,8 +166,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         settings = override(settings, changes, "TradingEnv", _ARGUMENTS)
         if not isinstance(market, MarketTensors | Path | str):
             raise EnvError(
-                "market must be MarketTensors or the path of a market file, got"
-                f" {type(market).__name__}"
+                "market must be MarketTensors (fintrader.load_market makes one) or the path of a"
+                f" market file, got {type(market).__name__}; of a split, one window: .train"
             )
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -333,6 +333,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._key = moved["key"]
         self._seed = None
 
+    def render(self) -> Any:
+        """Raise EnvError: there is no picture of an account."""
+        raise EnvError("there is nothing to render; plot a market or a backtest: market.plot()")
+
+    @check_keywords
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> ResetReturn:

@@ -32,7 +32,7 @@ from fintrader.config import (
     merge_values,
     validate,
 )
-from fintrader.errors import BarError, ConfigError
+from fintrader.errors import BarError, ConfigError, check_keywords
 from fintrader.market.bar_source import open_daily
 from fintrader.market.build import assemble, build_market, make_market
 from fintrader.market.features import is_kind, read_names
@@ -44,6 +44,7 @@ Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
 ORIGIN = "the DataFrame"
 
 
+@check_keywords
 def load_market(
     what: Settings | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
     *,
@@ -93,8 +94,9 @@ def load_market(
         return MarketTensors.load(what)
     what = {} if what is None else what
     if not isinstance(what, str | Path | Mapping | Settings) or not (what or settings):
+        kind = "nothing" if isinstance(what, Mapping) else type(what).__name__
         raise ConfigError(
-            f"no market can be made of {type(what).__name__}: give a configuration's name or path,"
+            f"no market can be made of {kind}: give a configuration's name or path,"
             " a market file, a file of bars, settings, a DataFrame, or a dictionary of DataFrames"
         )
     return _build(read_settings(what, settings), Path(cache))
@@ -121,7 +123,9 @@ def _detected(
     """The market of files of bars whose layout is detected; without a cache, in memory."""
     from fintrader.bars.detect import detect
 
-    found = detect(path, calendar=values.get("calendar"), known=dict(reading))
+    known = {**values.get("source", {}), **reading}
+    known.pop("kind", None)
+    found = detect(path, calendar=values.get("calendar"), known=known)
     # Days of a table are as long as those whose times need no detection.
     is_day = cache is None and found.bar_minutes >= found.session_minutes
     detected = {
@@ -132,12 +136,12 @@ def _detected(
     }
     settings = validate(DataSettings, merge_values(detected, values), "settings")
     market = make_market(settings) if cache is None else _build(settings, cache)
-    guesses = [
-        f"{one.setting} {one.value} ({one.why})"
+    guesses = tuple(
+        f"guessed {one.setting} {one.value} ({one.why})"
         for one in found.findings
         if one.sure in ("likely", "assumed")
-    ]
-    return replace(market, guesses=tuple(f"guessed {guess}" for guess in guesses), trusted=True)
+    )
+    return replace(market, guesses=guesses, trusted=True)
 
 
 def _market_of(bars: Any, reading: Mapping[str, Any], values: Mapping[str, Any]) -> MarketTensors:
@@ -158,7 +162,7 @@ def _market_of(bars: Any, reading: Mapping[str, Any], values: Mapping[str, Any])
     is_text = not pd.api.types.is_datetime64_any_dtype(times) and not _carries_zone(times)
     days = is_text and ":" not in str(times.iloc[0])
     if days or (is_text and not zoned):
-        known = {name: one for name, one in reading.items() if not days}
+        known = {} if days else dict(reading)
         with TemporaryDirectory() as folder:
             path = Path(folder) / "DataFrame.csv"
             table.to_csv(path, index=False)
@@ -203,9 +207,8 @@ def _to_pandas(what: Any) -> Any:
     """Convert tables of polars or pyarrow, also in a dictionary; anything else stays as it is."""
     if isinstance(what, Mapping):
         return {name: _to_pandas(one) for name, one in what.items()}
-    what = what.collect() if hasattr(what, "collect_schema") else what  # a lazy table of polars
-    is_table = hasattr(what, "to_pandas") and hasattr(what, "columns")
-    return what.to_pandas() if is_table and not isinstance(what, MarketTensors) else what
+    is_foreign = hasattr(what, "to_pandas") and not isinstance(what, MarketTensors)
+    return what.to_pandas() if is_foreign else what
 
 
 def _frames_feed(

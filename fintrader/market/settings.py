@@ -81,10 +81,13 @@ class DataSettings(Settings):
     """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by
     default."""
 
-    @field_validator("features", mode="before")
+    _names = field_validator("features", mode="before")(read_names)
+
+    @field_validator("windows", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return read_names(value)
+    def _shares(cls, value: Any) -> Any:
+        """Read a list of three shares."""
+        return {"fractions": value} if isinstance(value, list | tuple) else value
 
     @field_validator("waive")
     @classmethod

@@ -133,6 +133,9 @@ class Split(NamedTuple):
     validation: MarketTensors
     test: MarketTensors
 
+    def __getitem__(self, key: Any) -> Any:
+        return getattr(self, key) if isinstance(key, str) else tuple.__getitem__(self, key)
+
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {market!r}" for name, market in self._asdict().items())
 
@@ -242,11 +245,11 @@ class MarketTensors:
             raise MarketError(f"{symbol!r} is no symbol of this market; {hint}")
         asset = self.symbols.index(symbol)
         cells = ("open", "close", "volume", "tradable", "member")
-        columns = {name: getattr(self, name)[:, asset] for name in cells}
-        columns |= {name: values[:, asset % values.shape[1]] for name, values in self.columns()}
+        whole = {name: getattr(self, name) for name in cells} | dict(self.columns())
         times = pd.DatetimeIndex(self.timestamps(), name="time").tz_localize("UTC")
         return pd.DataFrame(
-            {name: values.cpu().numpy() for name, values in columns.items()},
+            # Context columns have one asset, which is that of all symbols.
+            {name: cell[:, asset % cell.shape[1]].cpu().numpy() for name, cell in whole.items()},
             index=times.tz_convert(self.timezone),
         )
 
@@ -334,7 +337,10 @@ class MarketTensors:
 
     def to(self, device: torch.device | str) -> MarketTensors:
         """Copy the market to another device; return this one if it is there."""
-        moved: Any = {name: tensor.to(device) for name, tensor in self.arrays()}
+        try:
+            moved: Any = {name: tensor.to(device) for name, tensor in self.arrays()}
+        except RuntimeError as error:
+            raise MarketError(f"{device!r}: {error}; use 'cpu' or 'cuda'") from None
         if all(moved[name] is tensor for name, tensor in self.arrays()):
             return self
         events = Events(*(value.to(device) for value in self.events))
@@ -345,9 +351,10 @@ class MarketTensors:
 
         Raises MarketError when that is empty or outside the market.
         """
-        if not 0 <= start < stop <= self.num_bars:
+        if isinstance(start, str) or not 0 <= start < stop <= self.num_bars:
             raise MarketError(
-                f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars"
+                f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars,"
+                " which are counted from 0 (market.timestamps() has their times)"
             )
         rows: Any = {name: tensor[start:stop] for name, tensor in self.arrays()}
         events = self.events.within(start, stop)

@@ -52,6 +52,8 @@ def train(
             f"{type(agent).__name__}: it is train(agent, env, env_steps=...)"
         )
     _check_environment(env)
+    if not hasattr(seed, "__index__"):
+        raise ConfigError(f"train: seed: expected a whole number, got {seed!r}")
     budget = validate(Budget, {"env_steps": env_steps, "seconds": seconds}, "train")
     if isinstance(chosen, Settings):
         if not hasattr(env, "layout"):
@@ -82,6 +84,7 @@ def _check_environment(env: object) -> None:
         )
 
 
+@check_keywords
 def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """The whole pipeline: bars, market, tournament, the same search without information, backtest.
 
@@ -96,6 +99,7 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
     return open_run(run_stages.run(configured(config, overrides)))
 
 
+@check_keywords
 def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """Run data and tournament, without the look at the test window."""
     from fintrader.pipeline import run_stages
@@ -104,6 +108,7 @@ def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrid
     return open_run(run_stages.run_tournament(configured(config, overrides)))
 
 
+@check_keywords
 def open_run(where: Path | str) -> Run:
     """A stored run by its folder or its URL in a store (of which a copy is made). Raises RunError,
     StorageError."""

@@ -233,24 +233,20 @@ class Provenance:
 
     def list_warnings(self) -> list[str]:
         """List everything that a reader of results should know of the bars, in short words."""
-        survivors = "" if self.survivorship is None else self.survivorship.describe()
-        faults = {"let pass": self.waived, "doubtful": self.doubtful}
+        survivors = self.survivorship.describe() if self.survivorship else ""
+        counts = {
+            **{kind.replace("_", " "): count for kind, count in self.repairs.items()},
+            "faults that were let pass": len(self.waived),
+            "doubtful days": len(self.doubtful),
+        }
+        trusted = f"computed by others: {', '.join(self.trusted_columns)}"
         return [
             *filter(None, (self.notice, survivors)),
             *(f"left out {name}: {why}" for name, why in self.left_out.items()),
-            *(f"{count} {kind.replace('_', ' ')}" for kind, count in self.repairs.items() if count),
-            *(
-                f"{len(found)} faults {word}, first {found[0].kind} of {found[0].symbol or 'all'}"
-                f" on {found[0].day}"
-                for word, found in faults.items()
-                if found
-            ),
+            *(f"{count} {word}" for word, count in counts.items() if count),
             *self.contradictions,
             *self.changes,
-            *(
-                ["computed by others: " + ", ".join(self.trusted_columns)]
-                * bool(self.trusted_columns)
-            ),
+            *(trusted for _ in self.trusted_columns[:1]),
         ]
 
     def changed(self, change: str) -> Provenance:

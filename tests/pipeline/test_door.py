@@ -9,7 +9,14 @@ import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.backtesting import simulate
 from fintrader.config import validate
-from fintrader.errors import BacktestError, ConfigError, DataError, MarketError, RunError
+from fintrader.errors import (
+    BacktestError,
+    ConfigError,
+    DataError,
+    FintraderError,
+    MarketError,
+    RunError,
+)
 from fintrader.market.build import build_market
 from fintrader.market.settings import DataSettings
 from fintrader.results.formatting import opening_of, title_of
@@ -271,6 +278,45 @@ def test_a_misspelt_name_of_the_door_is_answered(name, hint):
         getattr(fintrader, name)
     with pytest.raises(AttributeError, match="did you mean 'PPO'"):
         _ = agents.PP0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, env: m.window("2020-01-02", "2020-01-05"), "bars, which are counted from 0"),
+        (lambda m, env: m.to("gpu"), "use 'cpu' or 'cuda'"),
+        (lambda m, env: TradingEnv(m.to_pandas()), "fintrader.load_market makes one"),
+        (lambda m, env: TradingEnv(m.split()), "of a split, one window"),
+        (lambda m, env: TradingEnv("quickstart"), r"fintrader.load_market\(CONFIG\)"),
+        (lambda m, env: env.reset(1), r"it is TradingEnv.reset\(\*, seed=None"),
+        (lambda m, env: env.render(), r"market.plot\(\)"),
+        (lambda m, env: EnvSettings({"cost_bps": 5}), "settings are given by name"),
+        (lambda m, env: agents.PPO("MlpPolicy", env), "settings are given by name"),
+        (lambda m, env: fintrader.train("ppo", env, env_steps=64, seed="a"), "a whole number"),
+        (lambda m, env: fintrader.train("ppo", env, env_steps="many"), "a whole number"),
+        (lambda m, env: fintrader.backtest(equal, m, cost_bps=5), "is a field of EnvSettings"),
+        (lambda m, env: fintrader.load_market(), "no market can be made of nothing"),
+        (lambda m, env: fintrader.load_market("quickstrat"), "did you mean 'quickstart'"),
+        (lambda m, env: fintrader.load_market("AAPL"), "`fintrader init`"),
+        (lambda m, env: fintrader.load_market(m.close), "no market can be made of Tensor"),
+        (lambda m, env: fintrader.load_market("quickstart", split=0.8), "did you mean 'windows'"),
+        (lambda m, env: fintrader.judge(), r"it is judge\(returns, "),
+        (lambda m, env: fintrader.open_run(), r"it is open_run\(where\)"),
+        (lambda m, env: fintrader.load_policy(), r"it is load_policy\(path, "),
+    ],
+)
+def test_a_call_that_is_guessed_is_answered_in_one_sentence(call, message, market):
+    with pytest.raises((FintraderError, AttributeError), match=message):
+        call(market, TradingEnv(market, num_envs=2))
+
+
+def test_calls_that_are_guessed_work(market, tmp_path):
+    assert market.split()["test"].num_bars == market.split().test.num_bars
+    parts = {"windows": [0.5, 0.25, 0.25]}
+    cut = fintrader.load_market(**SMALL | parts, features="return_5", cache=tmp_path)
+    assert cut.windows is not None
+    assert cut.feature_names[0] == "return_5"
+    assert fintrader.train("ppo", TradingEnv(market, num_envs=2), env_steps=16.0).env_steps == 16
 
 
 def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
