@@ -40,6 +40,8 @@ from fintrader.market.settings import DataSettings, read_settings
 from fintrader.market.tensors import MarketTensors
 
 Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
+Values: TypeAlias = Mapping[str, Any]
+"""Settings by name, as a call or a file gives them."""
 
 ORIGIN = "the DataFrame"
 
@@ -117,9 +119,7 @@ def _holds_bars(path: str) -> bool:
     return kind_of(path, text=True) is not None or Path(path).is_dir()
 
 
-def _detected(
-    path: str, reading: Mapping[str, Any], values: Mapping[str, Any], cache: Path | None
-) -> MarketTensors:
+def _detected(path: str, reading: Values, values: Values, cache: Path | None) -> MarketTensors:
     """The market of files of bars whose layout is detected; without a cache, in memory."""
     from fintrader.bars.detect import detect
 
@@ -144,7 +144,7 @@ def _detected(
     return replace(market, guesses=guesses, trusted=True)
 
 
-def _market_of(bars: Any, reading: Mapping[str, Any], values: Mapping[str, Any]) -> MarketTensors:
+def _market_of(bars: Any, reading: Values, values: Values) -> MarketTensors:
     """The market of bars in pandas, built in memory by the same steps as that of files."""
     values = _name_columns(bars, values)
     chosen = merge_values({"source": {"kind": "files", **reading}}, values)
@@ -178,7 +178,7 @@ def _market_of(bars: Any, reading: Mapping[str, Any], values: Mapping[str, Any])
     return assemble(settings, feed)
 
 
-def _name_columns(bars: Frames, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _name_columns(bars: Frames, values: Values) -> Values:
     """Move the features that are columns of the bars from `names` to `extra`."""
     chosen = values.get("features")
     if not isinstance(chosen, Mapping) or "names" not in chosen:

@@ -312,8 +312,10 @@ def test_a_call_that_is_guessed_is_answered_in_one_sentence(call, message, marke
 
 def test_calls_that_are_guessed_work(market, tmp_path):
     assert market.split()["test"].num_bars == market.split().test.num_bars
-    parts = {"windows": [0.5, 0.25, 0.25]}
-    cut = fintrader.load_market(**SMALL | parts, features="return_5", cache=tmp_path)
+    source = SMALL["source"] | {"num_sessions": 20}
+    cut = fintrader.load_market(
+        source=source, windows=[0.5, 0.25, 0.25], features="return_5", cache=tmp_path
+    )
     assert cut.windows is not None
     assert cut.feature_names[0] == "return_5"
     assert fintrader.train("ppo", TradingEnv(market, num_envs=2), env_steps=16.0).env_steps == 16
@@ -337,7 +339,7 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("what", "settings", "error", "message"),
     [
-        (None, {}, ConfigError, "say which market"),
+        (None, {}, ConfigError, "of nothing: give a configuration's name or path"),
         (3, {}, ConfigError, "no market can be made of int"),
         ("nowhere.yaml", {}, ConfigError, "nowhere.yaml"),
         ("nowhere.safetensors", {}, MarketError, "does not exist"),
@@ -349,7 +351,7 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
         ),
         (SMALL, {"cache": "s3://bucket/tens"}, DataError, r"cache: s3:/+bucket/tens is a URL"),
         (None, {"windos": 1}, ConfigError, "did you mean 'windows'"),
-        (SMALL, {"timezone": "UTC"}, ConfigError, "how a DataFrame's times are read"),
+        (SMALL, {"timezone": "UTC"}, ConfigError, "of a configuration, set them in `source`"),
     ],
 )
 def test_what_is_no_market_is_said(what, settings, error, message):
