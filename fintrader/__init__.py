@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from fintrader.errors import suggest
+
 if TYPE_CHECKING:
     from fintrader import agents as agents
     from fintrader import backtesting as backtesting
@@ -113,7 +115,12 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'fintrader' has no attribute {name!r}")
+    hint = suggest(name, [*__all__, *_PACKAGES])
+    homes = () if name.startswith("_") else _PACKAGES
+    for package in homes:
+        if name in getattr(import_module(f"{__name__}.{package}"), "__all__", ()):
+            hint = f"it is fintrader.{package}.{name}"
+    raise AttributeError(f"module 'fintrader' has no attribute {name!r}; {hint}")
 
 
 def __dir__() -> list[str]:

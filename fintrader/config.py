@@ -7,21 +7,21 @@ joins them into one `RunConfig`.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import importlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from fintrader.errors import ConfigError, DataError
+from fintrader.errors import ConfigError, DataError, find_meant, suggest
 from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -36,6 +36,52 @@ def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:
 
 REFERENCE = "package.module:name"
 """Name of an object of a user's own, where a setting takes one."""
+
+
+class OwnFunction(str):
+    """The text `module:name` of a callable given in Python, and the callable. Only the text is
+    stored, pickled, and compared."""
+
+    call: Callable[..., Any]
+
+    def __new__(cls, call: Callable[..., Any]) -> Self:
+        named = getattr(call, "func", call)  # of a functools.partial
+        named = named if hasattr(named, "__qualname__") else type(named)
+        self = super().__new__(cls, f"{named.__module__}:{named.__qualname__}")
+        self.call = call
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    @property
+    def is_importable(self) -> bool:
+        """True if another process finds the same callable by its text."""
+        module, _, name = self.partition(":")
+        return module != "__main__" and getattr(sys.modules.get(module), name, None) is self.call
+
+
+def _read_own(value: Any, read: Callable[[Any], Any]) -> Any:
+    if isinstance(value, OwnFunction):
+        return value
+    return OwnFunction(value) if callable(value) else read(value)
+
+
+Own = Annotated[str, WrapValidator(_read_own)]
+"""Setting for a name, the text `package.module:name` of a callable, or a callable itself."""
+
+
+def refuse_own(names: Iterable[str], setting: str) -> None:
+    """Raise ValueError for a callable that another process cannot import."""
+    for name in names:
+        if isinstance(name, OwnFunction) and not name.is_importable:
+            raise ValueError(
+                f"{setting}: the workers of a run are other processes and cannot import {name}; put"
+                " it into a module on PYTHONPATH, and give 'module:name'"
+            )
 
 
 def _ticker(value: object) -> object:
@@ -65,8 +111,11 @@ class Settings(BaseModel):
         allow_inf_nan=False,
     )
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: Any, **values: Any) -> None:
         """Validate the values. Raises ConfigError, one line with the field and the remedy."""
+        if unnamed:
+            names = ", ".join(list(type(self).model_fields)[:3])
+            raise ConfigError(f"{type(self).__name__}: settings are given by name: {names}, ...")
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -75,6 +124,15 @@ class Settings(BaseModel):
             raise ConfigError(
                 problem if problem.startswith(f"{name}: ") else f"{name}: {problem}"
             ) from None
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Show the settings that differ from their defaults."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.get_default(call_default_factory=True):
+                yield name, value
+
+    __str__ = BaseModel.__repr__
 
     # With this mark pydantic validates nested models itself, so that an error has its whole path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -89,6 +147,21 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
         return model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe_problem(model, error)}") from None
+
+
+def override(
+    settings: SettingsT, changes: Mapping[str, Any], where: str, also: Collection[str] = ()
+) -> SettingsT:
+    """Put keyword arguments of a call over settings; `also`: other keywords that `where` takes.
+
+    Raises ConfigError with the name that was meant.
+    """
+    model = type(settings)
+    for name in changes:
+        if name not in model.model_fields:
+            problem = suggest(name, [*model.model_fields, *also])
+            raise ConfigError(f"{where}: {name}: unknown argument; {problem}")
+    return validate(model, merge_values(settings.model_dump(exclude_unset=True), changes), where)
 
 
 def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
@@ -156,10 +229,7 @@ def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str
     unknown = str(path[-1])
     names = [name for below in _follow(model, path[:-1])[1] for name in below.model_fields]
     elsewhere = [name for name in list_settings(model) if name.rpartition(".")[2] == unknown]
-    close = elsewhere[:1] or difflib.get_close_matches(unknown, names, n=1)
-    return (
-        f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(names)) or 'none'}"
-    )
+    return f"did you mean {elsewhere[0]!r}?" if elsewhere else suggest(unknown, names)
 
 
 _PLAIN = {
@@ -298,9 +368,14 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        names = ", ".join(list_shipped_configs())
+        names = list_shipped_configs()
+        meant = find_meant(str(path), names)
+        hint = (
+            f"did you mean {meant!r}?" if meant else "`fintrader init` makes one of bars or tickers"
+        )
         raise ConfigError(
-            f"{path} does not exist; give the path of a YAML configuration, or one of {names}"
+            f"{path} does not exist; give the path of a YAML configuration, or one of"
+            f" {', '.join(names)}; {hint}"
         ) from None
     except IsADirectoryError:
         inside = Path(path) / "config.yaml"
@@ -329,7 +404,7 @@ def merge_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     for name, change in changes.items():
         below = merged.get(name)
         if isinstance(change, Settings):
-            change = change.model_dump(mode="json")
+            change = change.model_dump()
         if isinstance(change, Mapping) and isinstance(below, Mapping):
             named = [key for key in ("kind", "algo") if key in change and key in below]
             if "fractions" in change:  # fractions of windows replace their dates
@@ -375,13 +450,21 @@ def dump_yaml(settings: Settings) -> str:
 
 
 def load_object(reference: str) -> Any:
-    """Import the object `package.module:name`. Raises ConfigError when it cannot be found."""
+    """Import the object `package.module:name`, or take the callable that was given. Raises
+    ConfigError when it cannot be found."""
+    if isinstance(reference, OwnFunction):
+        return reference.call
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{reference!r}: expected 'package.module:name'")
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
+        if module_name == "__main__" or "<" in name:
+            raise ConfigError(
+                f"{reference!r} was a function of a notebook, a script or another function, of"
+                " which only the name is stored; pass the function again"
+            ) from None
         raise ConfigError(
             f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH"
         ) from None

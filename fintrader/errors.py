@@ -7,10 +7,25 @@ and shows its traceback. `reason` is the one word by which a lost pod's error is
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import re
 import sys
+from collections.abc import Callable, Collection
+from functools import wraps
 from importlib import metadata
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+OWN_FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""Errors by which a user's own function may fail."""
 
 
 class FintraderError(Exception):
@@ -137,3 +152,92 @@ def install_command(extra: str) -> str:
     packages = [line.partition(";")[0].strip() for line in requirements if marker.search(line)]
     names = " ".join(f"'{package}'" for package in packages) or f"-e '.[{extra}]'"
     return f"{python} -m pip install {names}"
+
+
+_SYNONYMS = {
+    "cost_bps": "commission fee fees transaction_cost transaction_cost_pct",
+    "half_spread_bps": "slippage",
+    "short": "allow_short shorting",
+    "lookback": "window window_size",
+    "env_steps": "timesteps total_timesteps steps",
+    "update_epochs": "n_epochs epochs",
+    "clip_coef": "clip_range",
+    "network": "policy_kwargs net_arch",
+    "universe": "tickers assets",
+    "bar_minutes": "interval freq frequency timeframe",
+    "windows": "split splits",
+    "load_market": "read_csv load_data load Market",
+    "TradingEnv": "make_env make Env",
+    "num_bars": "T n_bars",
+    "num_assets": "N n_assets shape",
+    "timestamps": "index dates times",
+    "span": "start end first last",
+    "to_pandas": "df frame to_frame dataframe head tail describe info",
+    "close": "closes price prices",
+}
+"""Name here -> names that other libraries give the same thing."""
+_PLACES = {
+    "seed": "it is an argument of TradingEnv and of train",
+    "device": "it is an argument of TradingEnv",
+    "cost_bps": "it is a field of EnvSettings: settings=EnvSettings(cost_bps=5)",
+}
+"""Names that are looked for in the wrong place."""
+
+
+def find_meant(name: str, known: Collection[str]) -> str | None:
+    """Find the known name that was meant by a misspelt one: a synonym, one spelt alike, one whose
+    words contain its words (`cash`, `initial_cash_usd`), or one with its initials (`lr`)."""
+    for meant, others in _SYNONYMS.items():
+        if meant in known and name in others.split():
+            return meant
+    lower = {one.lower(): one for one in sorted(known)}
+    alike = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.65)
+    if alike:
+        return lower[alike[0]]
+    words = {word.rstrip("s") for word in name.lower().split("_")}
+    for low in sorted(lower, key=len):
+        own = [word.rstrip("s") for word in low.split("_")]
+        initials = "".join(word[:1] for word in own)
+        if words.issubset(own) or name.lower() == initials != low[:1]:
+            return lower[low]
+    return None
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """Suggest what a misspelt name meant, or list the `known` ones."""
+    meant = find_meant(name, known)
+    if meant is None:
+        return _PLACES.get(name) or f"known: {', '.join(sorted(known)) or 'none'}"
+    return f"did you mean {meant!r}?"
+
+
+def check_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function of the interface refuse a wrong call with a ConfigError, which names the
+    argument that was meant, instead of a TypeError."""
+    signature = inspect.signature(function)
+    name = function.__qualname__.removesuffix(".__init__")
+    known = [one for one in signature.parameters if one != "self"]
+    bare = [signature.parameters[one].replace(annotation=inspect.Parameter.empty) for one in known]
+    shown = f"{name}{inspect.Signature(bare)}"
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return function(*args, **keywords)
+        except TypeError:
+            problem = explain(args, keywords)
+            if problem is None:
+                raise
+        raise ConfigError(f"{name}: {problem}")
+
+    def explain(args: Any, keywords: Any) -> str | None:
+        try:
+            signature.bind(*args, **keywords)
+        except TypeError as error:
+            odd = [keyword for keyword in keywords if keyword not in known]
+            if odd and "unexpected" in str(error):
+                return f"{odd[0]}: unknown argument; {suggest(odd[0], known)}"
+            return f"{error}; it is {shown}"
+        return None
+
+    return call

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from fintrader.errors import ConfigError, install_command
+from fintrader.errors import ConfigError, install_command, suggest
 
 
 class Part(NamedTuple):
@@ -76,7 +76,9 @@ def import_on_use(
 
     def load(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}; {suggest(name, homes)}"
+            )
         return getattr(import_module(f"fintrader.{homes[name]}"), name)
 
     def show() -> list[str]:

@@ -64,6 +64,32 @@ def test_the_settings_of_the_packages_say_it_in_the_same_words():
         PPO(network={"hidden": [64, -1]})
 
 
+@pytest.mark.parametrize(
+    ("model", "misspelt", "hint"),
+    [
+        (PPO, "lr", "did you mean 'learning_rate'?"),
+        (PPO, "n_steps", "did you mean 'num_steps'?"),
+        (PPO, "n_epochs", "did you mean 'update_epochs'?"),
+        (PPO, "clip_range", "did you mean 'clip_coef'?"),
+        (PPO, "hidden", "did you mean 'network.hidden'?"),
+        (PPO, "seed", "it is an argument of TradingEnv and of train"),
+        (EnvSettings, "costs_bps", "did you mean 'cost_bps'?"),
+        (EnvSettings, "commission", "did you mean 'cost_bps'?"),
+        (EnvSettings, "initial_cash", "did you mean 'initial_cash_usd'?"),
+        (EnvSettings, "spread_bps", "did you mean 'half_spread_bps'?"),
+    ],
+)
+def test_a_name_from_another_library_or_without_its_unit_is_understood(model, misspelt, hint):
+    with pytest.raises(ConfigError) as caught:
+        model(**{misspelt: 1})
+    assert str(caught.value) == f"{model.__name__}: {misspelt}: unknown setting; {hint}"
+
+
+def test_settings_print_what_differs_from_the_defaults():
+    settings = EnvSettings(cost_bps=3, num_envs=256)
+    assert repr(settings) == str(settings) == "EnvSettings(cost_bps=3.0)"
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_no_setting_is_endless(value):
     with pytest.raises(ConfigError, match=r"^PPO: learning_rate: input should be a finite number"):

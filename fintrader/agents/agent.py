@@ -23,8 +23,9 @@ from fintrader.agents.redq import REDQAgent
 from fintrader.agents.sac import SACAgent
 from fintrader.agents.settings import A2C, APG, DDPG, PPO, REDQ, SAC, TD3
 from fintrader.agents.td3 import TD3Agent
+from fintrader.config import Settings
 from fintrader.envs.observation import Layout
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, suggest
 
 
 class Agent(Protocol):
@@ -75,7 +76,7 @@ class Agent(Protocol):
         """Take networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
 
 
-_AGENTS: dict[type, Callable[..., OnPolicyAgent | OffPolicyAgent | APGAgent]] = {
+_AGENTS: dict[type[Settings], Callable[..., OnPolicyAgent | OffPolicyAgent | APGAgent]] = {
     PPO: PPOAgent,
     A2C: A2CAgent,
     DDPG: DDPGAgent,
@@ -103,6 +104,16 @@ def make_agent(
     if isinstance(agent, OffPolicyAgent) and settings.pipeline:
         return PipelinedAgent(agent)
     return agent
+
+
+def choose_agent(agent: Any) -> Any:
+    """Return the default settings of an algorithm that is named (`ppo`) or given as a class;
+    anything else as it is. Raises ConfigError for an unknown name."""
+    by_name = {kind.__name__.lower(): kind for kind in _AGENTS}
+    if isinstance(agent, str) and agent.lower() not in by_name:
+        raise ConfigError(f"{agent!r} is no algorithm; {suggest(agent, by_name)}")
+    kind = by_name[agent.lower()] if isinstance(agent, str) else agent
+    return kind() if kind in by_name.values() else agent
 
 
 def refuse_idle(head: ActionHead) -> None:

@@ -36,7 +36,7 @@ from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.agents.transfer import transfer
 from fintrader.config import validate
 from fintrader.envs.observation import FlatLayout, Layout, layout_from_json, layout_to_json
-from fintrader.errors import CheckpointError, ConfigError, install_command
+from fintrader.errors import CheckpointError, ConfigError, check_keywords, install_command
 from fintrader.files import write_bytes
 from fintrader.market.tensors import MarketTensors
 
@@ -257,6 +257,7 @@ def save_policy(
     write_tensors(Path(path), module.state_dict(), header)
 
 
+@check_keywords
 def load_policy(
     path: Path | str,
     *,

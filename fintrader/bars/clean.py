@@ -14,12 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars
-from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.calendar import SessionGrid, timezone_of
 from fintrader.errors import BarError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPAIRS = {
     "empty_rows": "rows without a price were left out",
@@ -61,6 +65,21 @@ class SymbolBars:
     """`[L]` int64, number of the session."""
     extras: Mapping[str, Array]
     """`[L]` float64 each, the last value known at each bar."""
+    time: pd.DatetimeIndex
+    """`[L]`: start of each bar, in the exchange's time zone."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return prices (adjusted forward), volume and extra columns as a table; index: `time`."""
+        import pandas as pd  # settings of features load none
+
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        return pd.DataFrame(columns | dict(self.extras), index=self.time)
+
+    def until(self, row: int) -> SymbolBars:
+        """Cut off the bars from `row` on."""
+        cut = {name: own[:row] for name, own in vars(self).items() if hasattr(own, "dtype")}
+        extras = {name: values[:row] for name, values in self.extras.items()}
+        return replace(self, **cut, extras=extras, ended=False)
 
     def __len__(self) -> int:
         return len(self.close)
@@ -156,6 +175,8 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
     data reaches through: a session that is still running proves
     nothing.
     """
+    import pandas as pd
+
     from fintrader.bars import kernels
 
     at = merged.ts
@@ -176,6 +197,9 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
         ended=ended,
         tradable=tradable,
         session=grid.session[first:stop],
+        time=pd.DatetimeIndex(grid.minutes[first:stop], tz="UTC").tz_convert(
+            timezone_of(grid.calendar)
+        ),
         extras=extras,
         open=open_,
         high=high,

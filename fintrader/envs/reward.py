@@ -4,15 +4,16 @@ the benchmark's return over the same bars."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fintrader.config import load_object
 from fintrader.envs.money import EQUITY_FLOOR
 from fintrader.envs.settings import SHARPE_DECAY, SHARPE_PRIOR_VOLATILITY, EnvSettings
-from fintrader.errors import ConfigError
+from fintrader.errors import OWN_FAILURES, ConfigError, EnvError
 
 
 class Outcome(NamedTuple):
@@ -112,9 +113,33 @@ def make_reward(settings: EnvSettings) -> Reward:
     }
     if settings.reward in built_in:
         return built_in[settings.reward]
-    custom: Reward = load_object(settings.reward)
+    custom = load_object(settings.reward)
     if not callable(custom):
         raise ConfigError(
             f"env.reward: {settings.reward!r} is no callable; name a function Outcome -> Tensor [B]"
         )
-    return custom
+    return lambda outcome: _ask_own(custom, settings.reward, outcome)
+
+
+def _ask_own(custom: Callable[[Outcome], Any], name: str, outcome: Outcome) -> Tensor:
+    """Ask a user's own reward for `[B]` float64; one number stands for all accounts. Raises
+    EnvError for anything else."""
+    like = outcome.equity
+    cause: Exception | None = None
+    try:
+        given = custom(outcome)
+        value = (
+            given if isinstance(given, Tensor) else torch.as_tensor(np.array(given).astype(float))
+        )
+        problem = f"it gave {type(given).__name__} of shape {[*value.shape]}"
+        if like.requires_grad > value.requires_grad:
+            problem += " without a gradient (use torch for all of it)"
+        elif given is not None and value.shape in (like.shape, torch.Size()):
+            return value.to(like).expand(like.shape)
+    except OWN_FAILURES as error:
+        cause = error
+        problem = f"{type(error).__name__}: {error}"
+    raise EnvError(
+        f"reward {name}: {problem}; a reward makes an Outcome (fintrader.envs.reward), tensors [B],"
+        f" into one number an account, {[*like.shape]}"
+    ) from cause

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fintrader.config import Settings
+from fintrader.config import Own, Settings
 from fintrader.results.context import TradingTerms
 
 Count = Annotated[int, Field(ge=1)]
@@ -151,10 +151,10 @@ class TradingSettings(Settings):
     synthetic ones."""
 
     # --- reward -----------------------------------------------------------------------------------
-    reward: str = Field("log_return", json_schema_extra={"examples": list(REWARDS)})
+    reward: Own = Field("log_return", json_schema_extra={"examples": list(REWARDS)})
     """profit, log_return, mean_variance, drawdown, differential_sharpe; against the benchmark
-    active_return, active_mean_variance, differential_information_ratio; or `package.module:name` of
-    a callable."""
+    active_return, active_mean_variance, differential_information_ratio; or a callable from an
+    `Outcome` to `[B]`, in YAML `package.module:name`."""
     reward_scale: Positive = 1.0
     """Factor on every reward."""
     risk_aversion: NonNegative = 1.0
@@ -185,8 +185,12 @@ class TradingSettings(Settings):
     @field_validator("reward")
     @classmethod
     def _known_reward(cls, reward: str) -> str:
-        if reward not in REWARDS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", reward):
-            raise ValueError(f"expected one of {', '.join(REWARDS)} or 'package.module:name'")
+        if reward not in REWARDS and not re.fullmatch(
+            r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*", reward
+        ):
+            raise ValueError(
+                f"expected one of {', '.join(REWARDS)}, a callable or 'package.module:name'"
+            )
         return reward
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from fintrader.config import override
 from fintrader.envs.account import Account, advance, may_hold
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.episodes import (
@@ -53,7 +54,7 @@ from fintrader.envs.state import (
     start_bars,
     start_groups,
 )
-from fintrader.errors import EnvError
+from fintrader.errors import EnvError, check_keywords
 from fintrader.market.tensors import BarSpan, MarketTensors
 from fintrader.memory import require_memory
 from fintrader.seams import KERNELS, load_part
@@ -65,6 +66,8 @@ Policy = Callable[[Tensor], Tensor]
 """Observation `[B, D]` float32 -> action `[B, N]` in [-1, 1], deterministic."""
 
 ENGINES = ("auto", "torch", "fused", "triton")
+_ARGUMENTS = ("device", "seed", "autoreset_mode", "record", "engine", "copy", "render_mode")
+"""Keywords of `TradingEnv` that are no settings."""
 
 
 def unpack(state: Account | Generation) -> Account:
@@ -120,6 +123,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     shares of symbols not listed at its start.
     """
 
+    @check_keywords
     def __init__(
         self,
         market: MarketTensors | Path | str,
@@ -133,9 +137,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         engine: Literal["auto", "torch", "fused", "triton"] = "auto",
         copy: bool = True,
         render_mode: None = None,
+        **changes: Any,
     ) -> None:
         """Make the environment of a market, or of a market file; `record` adds the fills to info;
-        there is nothing to render.
+        there is nothing to render. `changes` are fields of `EnvSettings`, put over `settings`:
+        `TradingEnv(market, cost_bps=5)`.
 
         `seed` begins the accounts' random streams, as in `reset`. Without one the system's entropy
         gives it (`np_random_seed`).
@@ -147,8 +153,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         returned observation and reward in the next step, `account` and the flags two steps later,
         and `final_obs` has rows only for finished accounts. Copy results that must last longer.
 
-        Raises EnvError for an argument of the wrong type, a device that is not there, a window of
-        one bar, an unknown turbulence column, or `fused` where the kernel does not apply.
+        Raises ConfigError for a setting that is unknown or wrong, EnvError for an argument of the
+        wrong type, a device that is not there, a window of one bar, an unknown turbulence column,
+        or `fused` where the kernel does not apply.
         """
         settings = EnvSettings() if settings is None else settings
         if not isinstance(settings, EnvSettings):
@@ -156,10 +163,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 "settings must be EnvSettings, such as EnvSettings(**values); got"
                 f" {type(settings).__name__}"
             )
+        settings = override(settings, changes, "TradingEnv", _ARGUMENTS)
         if not isinstance(market, MarketTensors | Path | str):
             raise EnvError(
-                "market must be MarketTensors or the path of a market file, got"
-                f" {type(market).__name__}"
+                "market must be MarketTensors (fintrader.load_market makes one) or the path of a"
+                f" market file, got {type(market).__name__}; of a split, one window: .train"
             )
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -173,8 +181,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError(f"num_envs must be a whole number, at least 1; got {count!r}")
         if not isinstance(market, MarketTensors):
             market = MarketTensors.load(market)
-        self.settings = settings
         self.num_envs = int(count)
+        self.settings = settings.model_copy(update={"num_envs": self.num_envs})
         self.market = market if device is None else market.to(_device(device))
         self.device = self.market.device
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
@@ -247,6 +255,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             engine=self.wanted_engine,
             copy=self.copies if copy is None else copy,
         )
+
+    def __repr__(self) -> str:
+        return f"TradingEnv of engine {self.engine}: {self.settings!r}\n{self.market!r}"
 
     @property
     def np_random_seed(self) -> int | tuple[int, ...]:  # type: ignore[override]
@@ -322,6 +333,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._key = moved["key"]
         self._seed = None
 
+    def render(self) -> Any:
+        """Raise EnvError: there is no picture of an account."""
+        raise EnvError("there is nothing to render; plot a market or a backtest: market.plot()")
+
+    @check_keywords
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> ResetReturn:

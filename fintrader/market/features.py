@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -17,8 +17,8 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from fintrader.bars.bars import Array
 from fintrader.bars.clean import SymbolBars
-from fintrader.config import PathText, Settings, load_object
-from fintrader.errors import ConfigError, DataError
+from fintrader.config import Own, OwnFunction, PathText, Settings, load_object
+from fintrader.errors import OWN_FAILURES, ConfigError, DataError
 from fintrader.market.columns import Sheet
 from fintrader.market.moving import moving_deviation, moving_mean, moving_moments, moving_sum
 
@@ -50,7 +50,7 @@ DAILY_FEATURES = (
 class FeatureSettings(Settings):
     """Features of a market, and their scaling."""
 
-    names: tuple[str, ...] = (
+    names: tuple[Own, ...] = (
         "return_1",
         "return_5",
         "return_30",
@@ -62,7 +62,7 @@ class FeatureSettings(Settings):
         "bollinger_lower",
         "sma_60",
     )
-    """`kind_window`, or `package.module:function`. Kinds: return, gap, intraday, volatility, beta,
+    """`kind_window`, or a function of one symbol's bars, in YAML `package.module:function`. Kinds: return, gap, intraday, volatility, beta,
     volume, relative_volume, rsi, cci, dx, macd, bollinger_upper, bollinger_lower, sma, age."""
     scaling: Literal["window", "zscore", "rank", "none"] = "window"
     """Scale of `names` and `extra`. `window`: mean and standard deviation of the training window.
@@ -109,6 +109,8 @@ class FeatureSettings(Settings):
         for name in value:
             if ":" not in name:
                 _parse(name)
+            elif value.count(name) > 1:
+                raise ValueError(f"two features are called {name}; give each a `def` of its name")
         return value
 
     @field_validator("context")
@@ -127,6 +129,13 @@ class FeatureSettings(Settings):
                     f"{name!r}: a covariance needs {FEWEST_TURBULENCE_DAYS} days or more"
                 )
         return value
+
+
+def read_names(value: Any) -> Any:
+    """Read a list of features, or a single one, as the mapping `{"names": [...]}`."""
+    if isinstance(value, str) or callable(value):
+        value = [value]
+    return {"names": list(value)} if isinstance(value, list | tuple) else value
 
 
 def log_return(bars: SymbolBars, window: int) -> Array:
@@ -338,9 +347,17 @@ def _parse(name: str) -> tuple[str, int]:
     if not match or match.group(1) not in known:
         raise ValueError(
             f"{name!r} is no feature; known kinds: {', '.join(known)} (like rsi_30), or"
-            " module:function"
+            " module:function; a column of the bars goes into features.extra"
         )
     return match.group(1), int(match.group(2) or known[match.group(1)][1])
+
+
+def is_kind(name: object) -> bool:
+    """True of the name of a feature that is there, like `rsi_30`."""
+    try:
+        return bool(_parse(str(name)))
+    except ValueError:
+        return False
 
 
 _REACH: dict[str, float] = {
@@ -404,11 +421,7 @@ def symbol_features(
         if name in later:
             values = np.full(len(bars), np.nan)
         elif ":" in name:
-            values = np.asarray(load_object(name)(bars), dtype=np.float64)
-            if values.shape != (len(bars),):
-                raise DataError(
-                    f"feature {name} returned shape {values.shape}; it must return ({len(bars)},)"
-                )
+            values = _ask_own(name, bars)
         elif name in bars.extras:
             values = bars.extras[name]
         else:
@@ -419,6 +432,39 @@ def symbol_features(
             values = _FEATURES[kind][0](bars, window)
         table[:, column] = values
     return table
+
+
+def _ask_own(name: str, bars: SymbolBars) -> Array:
+    """Compute a user's own feature `[L]`. One that is given in Python is also computed without the
+    last third of the bars, of which the others must not depend. Raises DataError."""
+    values = _compute_own(name, bars)
+    cut = 2 * len(bars) // 3
+    if isinstance(name, OwnFunction) and cut:
+        earlier = _compute_own(name, bars.until(cut))
+        same = np.isclose(values[:cut], earlier, rtol=1e-6, atol=1e-12, equal_nan=True)
+        if not same.all():
+            raise DataError(
+                f"feature {name} of {bars.symbol} looks ahead: its value at"
+                f" {bars.time[int(same.argmin())]} is another one when the bars from"
+                f" {bars.time[cut]} on are cut off; make row t of bars up to t"
+            )
+    return values
+
+
+def _compute_own(name: str, bars: SymbolBars) -> Array:
+    own = load_object(name)
+    try:
+        values = np.asarray(own(bars), dtype=np.float64)
+    except OWN_FAILURES as error:
+        raise DataError(
+            f"feature {name} of {bars.symbol}: {type(error).__name__}: {error}; it gets arrays [L],"
+            " bars.close, bars.volume, ..., and bars.time; bars.to_pandas() is a table of them"
+        ) from error
+    if values.shape != (len(bars),):
+        raise DataError(
+            f"feature {name} returned shape {values.shape}; it must return ({len(bars)},)"
+        )
+    return values
 
 
 def count_undefined(

@@ -1,4 +1,4 @@
-"""`load_market`: a market from a configuration, a finished file or bars in pandas.
+"""`load_market`: a market from a configuration, a finished file, files of bars, or bars in pandas.
 
 Bars in pandas come as a long table, a wide one (a column for each field and symbol), or one table
 for each symbol. Every form becomes the long table that files hold, and goes the same way from
@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,19 +23,30 @@ from fintrader.bars.calendar import day_starts
 from fintrader.bars.sources.cells import carries_zone, table_bars
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
+from fintrader.bars.sources.listing import kind_of
 from fintrader.bars.sources.presets import SPELLINGS, WEAK, plain
-from fintrader.config import Settings, merge_values, validate
-from fintrader.errors import BarError, ConfigError
+from fintrader.config import (
+    OwnFunction,
+    Settings,
+    list_shipped_configs,
+    merge_values,
+    validate,
+)
+from fintrader.errors import BarError, ConfigError, check_keywords
 from fintrader.market.bar_source import open_daily
-from fintrader.market.build import assemble, build_market
+from fintrader.market.build import assemble, build_market, make_market
+from fintrader.market.features import is_kind, read_names
 from fintrader.market.settings import DataSettings, read_settings
 from fintrader.market.tensors import MarketTensors
 
 Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
+Values: TypeAlias = Mapping[str, Any]
+"""Settings by name, as a call or a file gives them."""
 
 ORIGIN = "the DataFrame"
 
 
+@check_keywords
 def load_market(
     what: Settings | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
     *,
@@ -46,25 +58,34 @@ def load_market(
     """Load a market from the cache, or build it if it is not there.
 
     `what`: a market file (`.safetensors`), a configuration (its name, a YAML file, or settings; a
-    whole run's or only its `data` part), or bars in pandas: a long table (time, symbol, open, high,
+    whole run's or only its `data` part), a file or a folder of bars, read as `fintrader init` does
+    (guesses stand in the warnings of `print(market)`), or bars in pandas or polars: a long table (time, symbol, open, high,
     low, close, volume, in any order and in the usual spellings, the time also as index), a wide one
     with columns (field, symbol) or (symbol, field), or a dictionary of one table for each symbol.
     `settings` are fields of `DataSettings`, put over what the configuration says:
-    `load_market(bars, bar_minutes=5, windows={"fractions": [0.6, 0.2, 0.2]})`.
+    `load_market(bars, bar_minutes=5, windows={"fractions": [0.6, 0.2, 0.2]})`. `features=[...]` is
+    short for `features={"names": [...]}`, of kinds, columns of the bars and own functions; a market
+    of own functions is built in memory.
 
-    Of bars in pandas, `timezone` is the zone of times that carry none, `label` says whether a time
+    Of bars, `timezone` is the zone of times that carry none, `label` says whether a time
     is its bar's start (the default) or end, and `bar_minutes` is by default the length that the
     bars have.
 
     Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or a
     file that are.
     """
+    what = _to_pandas(what)
+    if "features" in settings:
+        settings["features"] = read_names(settings["features"])
+    reading = {"timezone": timezone, "label": label}
+    reading = {name: one for name, one in reading.items() if one is not None}
     if _are_frames(what):
-        return _market_of(what, timezone, label, settings)
-    if timezone is not None or label is not None:
+        return _market_of(what, reading, settings)
+    if isinstance(what, str | Path) and _holds_bars(str(what)):
+        return _detected(str(what), reading, settings, Path(cache))
+    if reading:
         raise ConfigError(
-            "timezone and label say how a DataFrame's times are read; of files, set them in"
-            " `source`"
+            "timezone and label say how bars are read; of a configuration, set them in `source`"
         )
     if isinstance(what, str | Path) and Path(what).suffix == ".safetensors":
         if settings:
@@ -73,26 +94,59 @@ def load_market(
                 " configuration"
             )
         return MarketTensors.load(what)
-    if (what is None or what == {}) and not settings:
+    what = {} if what is None else what
+    if not isinstance(what, str | Path | Mapping | Settings) or not (what or settings):
+        kind = "nothing" if isinstance(what, Mapping) else type(what).__name__
         raise ConfigError(
-            "say which market: a configuration's name or path, a market file, bars, or settings"
+            f"no market can be made of {kind}: give a configuration's name or path,"
+            " a market file, a file of bars, settings, a DataFrame, or a dictionary of DataFrames"
         )
-    if not (what is None or isinstance(what, str | Path | Mapping | Settings)):
-        raise ConfigError(
-            f"no market can be made of {type(what).__name__}: give a configuration's name or path,"
-            " a market file, settings, a DataFrame, or a dictionary of DataFrames"
-        )
-    chosen = read_settings({} if what is None else what, settings)
-    return MarketTensors.load(build_market(chosen, cache=Path(cache)))
+    return _build(read_settings(what, settings), Path(cache))
 
 
-def _market_of(
-    bars: Any, timezone: str | None, label: str | None, values: Mapping[str, Any]
-) -> MarketTensors:
-    """The market of bars in pandas, built in memory by the same steps as that of files."""
-    reading = {
-        name: one for name, one in (("timezone", timezone), ("label", label)) if one is not None
+def _build(settings: DataSettings, cache: Path) -> MarketTensors:
+    """Build a market in the cache, or in memory where functions of this process are a part of it,
+    which another process may call alike."""
+    if any(isinstance(name, OwnFunction) for name in settings.features.names):
+        return make_market(settings)
+    return MarketTensors.load(build_market(settings, cache=cache))
+
+
+def _holds_bars(path: str) -> bool:
+    """True of a path or URL of files of bars, not of a configuration or a run."""
+    if path in list_shipped_configs() or (Path(path) / "config.yaml").is_file():
+        return False
+    return kind_of(path, text=True) is not None or Path(path).is_dir()
+
+
+def _detected(path: str, reading: Values, values: Values, cache: Path | None) -> MarketTensors:
+    """The market of files of bars whose layout is detected; without a cache, in memory."""
+    from fintrader.bars.detect import detect
+
+    known = {**values.get("source", {}), **reading}
+    known.pop("kind", None)
+    found = detect(path, calendar=values.get("calendar"), known=known)
+    # Days of a table are as long as those whose times need no detection.
+    is_day = cache is None and found.bar_minutes >= found.session_minutes
+    detected = {
+        "source": {"kind": "files", **found.source},
+        "path": path,
+        "calendar": found.calendar,
+        "bar_minutes": DAY_MINUTES if is_day else found.bar_minutes,
     }
+    settings = validate(DataSettings, merge_values(detected, values), "settings")
+    market = make_market(settings) if cache is None else _build(settings, cache)
+    guesses = tuple(
+        f"guessed {one.setting} {one.value} ({one.why})"
+        for one in found.findings
+        if one.sure in ("likely", "assumed")
+    )
+    return replace(market, guesses=guesses, trusted=True)
+
+
+def _market_of(bars: Any, reading: Values, values: Values) -> MarketTensors:
+    """The market of bars in pandas, built in memory by the same steps as that of files."""
+    values = _name_columns(bars, values)
     chosen = merge_values({"source": {"kind": "files", **reading}}, values)
     settings = validate(DataSettings, chosen, "settings").effective()
     if not isinstance(settings.source, FilesSettings):
@@ -101,7 +155,19 @@ def _market_of(
         )
     zoned = "timezone" in chosen["source"]
     source = settings.source
-    feed, minutes = _frames_feed(bars, source, zoned=zoned, calendar=settings.calendar)
+    table = _long(bars, source)
+    if table.empty:
+        raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
+    times = table[source.names["ts"]]
+    is_text = not pd.api.types.is_datetime64_any_dtype(times) and not _carries_zone(times)
+    days = is_text and ":" not in str(times.iloc[0])
+    if days or (is_text and not zoned):
+        known = {} if days else dict(reading)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "DataFrame.csv"
+            table.to_csv(path, index=False)
+            return _detected(str(path), {**known, "columns": column_names(source)}, values, None)
+    feed, minutes = _frames_feed(table, source, zoned=zoned, calendar=settings.calendar)
     if "bar_minutes" not in source.model_fields_set:
         settings = settings.model_copy(
             update={"source": source.model_copy(update={"bar_minutes": minutes})}
@@ -110,6 +176,19 @@ def _market_of(
         settings = settings.model_copy(update={"bar_minutes": minutes})
     feed.daily = open_daily(settings)
     return assemble(settings, feed)
+
+
+def _name_columns(bars: Frames, values: Values) -> Values:
+    """Move the features that are columns of the bars from `names` to `extra`."""
+    chosen = values.get("features")
+    if not isinstance(chosen, Mapping) or "names" not in chosen:
+        return values
+    frames = [bars] if isinstance(bars, pd.DataFrame) else bars.values()
+    columns = {column for frame in frames for column in frame.columns if not is_kind(column)}
+    extra = [name for name in chosen["names"] if name in columns]
+    names = [name for name in chosen["names"] if name not in columns]
+    extra = [*chosen.get("extra", ()), *extra]
+    return {**values, "features": {**chosen, "names": names, "extra": extra}}
 
 
 # --- bars in pandas -------------------------------------------------------------------------------
@@ -124,11 +203,19 @@ def _are_frames(what: object) -> bool:
     )
 
 
+def _to_pandas(what: Any) -> Any:
+    """Convert tables of polars or pyarrow, also in a dictionary; anything else stays as it is."""
+    if isinstance(what, Mapping):
+        return {name: _to_pandas(one) for name, one in what.items()}
+    is_foreign = hasattr(what, "to_pandas") and not isinstance(what, MarketTensors)
+    return what.to_pandas() if is_foreign else what
+
+
 def _frames_feed(
-    frames: Frames, source: FilesSettings, *, zoned: bool, calendar: str
+    table: pd.DataFrame, source: FilesSettings, *, zoned: bool, calendar: str
 ) -> tuple[MemoryFeed, int]:
-    """The bars of `frames` as a feed, and their length in minutes: the step that is most frequent
-    in a symbol.
+    """The bars of a long table as a feed, and their length in minutes: the step that is most
+    frequent in a symbol.
 
     `zoned`: whether `source.timezone` was asked for; times without a zone are refused otherwise.
     Bars whose times are all midnights are those of whole days: they stand at the first minute of
@@ -137,9 +224,6 @@ def _frames_feed(
     Raises BarError for a column that is missing or stands there twice, times without a zone, and
     bad cells.
     """
-    table = _long(frames, source)
-    if table.empty:
-        raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
     name = source.names["ts"]
     daily = _whole_days(table[name])
     if daily:
@@ -220,12 +304,15 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
     known |= {names[role]: columns[0] for role, columns in roles.items() if role in names}
     for name, word in wanted.items():
         if name not in known:
-            one = "; a table of one symbol goes into a dict, like {'AAPL': table}"
+            hints = {
+                "symbol": "; a table of one symbol goes into a dict, like {'AAPL': table}",
+                "volume": "; without volumes, source={'columns': {'volume': None}}",
+            }
             added = source.columns["symbol"] if where else None
             found = [column for column in frame.columns if column != added]
             raise BarError(
                 f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}"
-                f"{one if word == 'symbol' else ''}"
+                f"{hints.get(word, '')}"
             )
     return frame[[known[name] for name in wanted]].set_axis([*wanted], axis=1)
 

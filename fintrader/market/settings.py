@@ -20,7 +20,7 @@ from fintrader.bars.sources.vendor_settings import (
 )
 from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
 from fintrader.errors import ConfigError
-from fintrader.market.features import FeatureSettings
+from fintrader.market.features import FeatureSettings, read_names
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import UniverseSettings
@@ -81,6 +81,14 @@ class DataSettings(Settings):
     """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by
     default."""
 
+    _names = field_validator("features", mode="before")(read_names)
+
+    @field_validator("windows", mode="before")
+    @classmethod
+    def _shares(cls, value: Any) -> Any:
+        """Read a list of three shares."""
+        return {"fractions": value} if isinstance(value, list | tuple) else value
+
     @field_validator("waive")
     @classmethod
     def _waivers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -135,11 +143,6 @@ def read_settings(
     Raises ConfigError naming the field that is wrong.
     """
     if isinstance(what, str | Path):
-        if Path(what).suffix.lower() not in ("", ".yaml", ".yml"):
-            raise ConfigError(
-                f"{what} is no configuration; `fintrader init {what}` writes one for files of bars,"
-                " or give a DataFrame"
-            )
         values = read_yaml(Path(what))
         where = str(what)
         values = values.get("data", values)
@@ -156,7 +159,7 @@ def read_settings(
             )
         if not changes:
             return settings
-        values = settings.model_dump(mode="json")
+        values = settings.model_dump(exclude_unset=True)
         where = "settings"
     return validate(DataSettings, merge_values(values, changes or {}), where)
 

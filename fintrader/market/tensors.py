@@ -11,17 +11,18 @@ from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
+import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fintrader.bars.calendar import Windows as Windows
 from fintrader.bars.corporate_actions import is_possible, refuse_event
-from fintrader.errors import MarketError
+from fintrader.errors import MarketError, suggest
 from fintrader.market import market_file
 from fintrader.market.market_file import (
     EVENT,
@@ -33,7 +34,11 @@ from fintrader.market.market_file import (
     stored_order,
     write_market,
 )
+from fintrader.progress import shorten_list
 from fintrader.results.market_description import MarketDescription, Normalisation, Provenance
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
 _OPTIONAL = frozenset({"shares_outstanding"})
@@ -128,8 +133,14 @@ class Split(NamedTuple):
     validation: MarketTensors
     test: MarketTensors
 
+    def __getitem__(self, key: Any) -> Any:
+        return getattr(self, key) if isinstance(key, str) else tuple.__getitem__(self, key)
 
-@dataclass(frozen=True, eq=False)
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {market!r}" for name, market in self._asdict().items())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class MarketTensors:
     """A market of `N` assets over `T` bars, on one device.
 
@@ -180,6 +191,9 @@ class MarketTensors:
     """Windows of the split that its bars lie in, as `("train",)`; a cut of a cut keeps them. Empty
     for a market that was never split, and for bars between its windows."""
 
+    guesses: tuple[str, ...] = ()
+    """Settings that were detected in the file or table of bars, in words; not stored."""
+
     trusted: InitVar[bool] = False
     """Skip the look at every value: for arrays that were checked before. Shapes, kinds and events
     are always checked."""
@@ -193,6 +207,70 @@ class MarketTensors:
 
     def __len__(self) -> int:
         return self.close.shape[0]
+
+    def __repr__(self) -> str:
+        """Five lines: symbols, bars and their span, features, windows, warnings."""
+        days = f"{self._day(0)} to {self._day(self.num_bars - 1)}"
+        sessions = int(self.session[-1] - self.session[0]) + 1
+        each = "a session" if sessions == self.num_bars else f"{self.bar_minutes} min"
+        context = f"; context {shorten_list(self.context_names)}" if self.context_names else ""
+        parts = "/".join(f"{stop - start:,}" for start, stop in self.windows or ())
+        windows = f"train/validation/test {parts} bars" if parts else self.window_name
+        found = [*self.guesses, *self.provenance.list_warnings()]
+        more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
+        return "\n".join(
+            (
+                f"Market of {self.num_assets} symbols: {shorten_list(self.symbols)}",
+                f"  bars      {self.num_bars:,} of {each}, {days} ({self.timezone}),"
+                f" {sessions:,} sessions",
+                f"  features  {self.num_features}: {shorten_list(self.feature_names)}{context}",
+                f"  windows   {windows}",
+                f"  warnings  {'; '.join(found[:6]) or 'none'}{more}",
+            )
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f"it is market.split().{name}" if name in Windows._fields else ""
+        if not (hint or name.startswith("_")):
+            known = {*dir(type(self)), *vars(self)}
+            hint = suggest(name, [one for one in known if not one.startswith("_")])
+        raise AttributeError(f"a market has no {name!r}; {hint}")
+
+    def __getitem__(self, symbol: str) -> pd.DataFrame:
+        """Return one symbol as a table: open, close (USD, as traded), volume (shares), tradable,
+        member, and its features and context as agents see them; index: the bars' starts in the
+        exchange's time zone. Raises MarketError for an unknown symbol."""
+        if symbol not in self.symbols:
+            hint = f"give one of {shorten_list(self.symbols)}; market.window(start, stop) cuts bars"
+            raise MarketError(f"{symbol!r} is no symbol of this market; {hint}")
+        asset = self.symbols.index(symbol)
+        cells = ("open", "close", "volume", "tradable", "member")
+        whole = {name: getattr(self, name) for name in cells} | dict(self.columns())
+        times = pd.DatetimeIndex(self.timestamps(), name="time").tz_localize("UTC")
+        return pd.DataFrame(
+            # Context columns have one asset, which is that of all symbols.
+            {name: cell[:, asset % cell.shape[1]].cpu().numpy() for name, cell in whole.items()},
+            index=times.tz_convert(self.timezone),
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all symbols as one long table with the columns of `market["AAPL"]`; index: time
+        and symbol."""
+        frames = {symbol: self[symbol] for symbol in self.symbols}
+        return pd.concat(frames, names=["symbol"]).swaplevel().sort_index()
+
+    def plot(self) -> go.Figure:
+        """Draw the growth of 1 USD in each symbol, splits and dividends included, by session."""
+        from fintrader.results.figures import growth_figure
+
+        last = np.flatnonzero(np.diff(self.to_numpy("session"), append=-1))
+        closes = pd.DataFrame(
+            self.to_numpy("adjusted_close")[last],
+            index=pd.DatetimeIndex(self.timestamps()[last]),
+            columns=list(self.symbols),
+        )
+        steps = closes.pct_change(fill_method=None).fillna(0.0).iloc[1:]
+        return growth_figure({symbol: steps[symbol] for symbol in self.symbols})
 
     @property
     def num_bars(self) -> int:
@@ -259,7 +337,10 @@ class MarketTensors:
 
     def to(self, device: torch.device | str) -> MarketTensors:
         """Copy the market to another device; return this one if it is there."""
-        moved: Any = {name: tensor.to(device) for name, tensor in self.arrays()}
+        try:
+            moved: Any = {name: tensor.to(device) for name, tensor in self.arrays()}
+        except RuntimeError as error:
+            raise MarketError(f"{device!r}: {error}; use 'cpu' or 'cuda'") from None
         if all(moved[name] is tensor for name, tensor in self.arrays()):
             return self
         events = Events(*(value.to(device) for value in self.events))
@@ -270,9 +351,10 @@ class MarketTensors:
 
         Raises MarketError when that is empty or outside the market.
         """
-        if not 0 <= start < stop <= self.num_bars:
+        if isinstance(start, str) or not 0 <= start < stop <= self.num_bars:
             raise MarketError(
-                f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars"
+                f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars,"
+                " which are counted from 0 (market.timestamps() has their times)"
             )
         rows: Any = {name: tensor[start:stop] for name, tensor in self.arrays()}
         events = self.events.within(start, stop)
@@ -300,9 +382,14 @@ class MarketTensors:
         edges = self.windows._asdict().items()
         return tuple(name for name, (first, end) in edges if start < end and first < stop)
 
-    def split(self) -> Split:
+    def split(self, *given: object, **named: object) -> Split:
         """Train, validation and test. Raises MarketError when the market was built without
-        windows."""
+        windows, and for any argument: windows belong to the build."""
+        if given or named:
+            raise MarketError(
+                "windows are set where a market is built, so that its features are scaled by"
+                " training bars alone: load_market(..., windows={'fractions': [0.6, 0.2, 0.2]})"
+            )
         if self.windows is None:
             raise MarketError(
                 "this market has no train/validation/test windows; build it with `windows` set"

@@ -24,6 +24,7 @@ from fintrader.config import (
     compare_values,
     load_object,
     merge_values,
+    refuse_own,
     validate,
     validate_below,
 )
@@ -149,6 +150,12 @@ class RunConfig(DataConfig):
                     raise ValueError(
                         f"{name}: reproducible: across_machines needs the CPU; set {name} to cpu"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _no_function_of_this_process(self) -> RunConfig:
+        refuse_own(self.data.features.names, "data.features.names")
+        refuse_own([getattr(self.env, "reward", "")], "env.reward")
         return self
 
     @property

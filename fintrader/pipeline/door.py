@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fintrader.agents import training
-from fintrader.agents.agent import Agent, make_agent
+from fintrader.agents.agent import Agent, choose_agent, make_agent
 from fintrader.agents.policy import load_policy
 from fintrader.agents.settings import Budget
 from fintrader.agents.training import TrainResult
 from fintrader.config import Settings, validate
-from fintrader.errors import ConfigError, RunError
+from fintrader.errors import ConfigError, RunError, check_keywords
 from fintrader.market.tensors import MarketTensors, Split
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from fintrader.results.run import Run
 
 
+@check_keywords
 def train(
-    agent: Agent | Settings,
+    agent: Agent | Settings | str | type[Settings],
     env: Any,
     *,
     env_steps: int | None = None,
@@ -30,8 +31,8 @@ def train(
     seed: int = 0,
     folder: Path | str | None = None,
 ) -> TrainResult:
-    """Train `agent` (`fintrader.agents.PPO()`, or an agent of your own) in `env`; the result's
-    `.policy` is the trained one.
+    """Train `agent` (`fintrader.agents.PPO()`, `"ppo"` for the same, or an agent of your own) in
+    `env`; the result's `.policy` is the trained one.
 
     `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights,
     the exploration and the episodes of an agent that is made here; an agent of your own has its
@@ -42,26 +43,27 @@ def train(
     of two kinds, TrainingError when a number is no longer finite, CheckpointError when `folder`
     holds a training of another seed or of other settings (the budget may differ).
     """
-    _check_environment(env)
-    budget = validate(Budget, {"env_steps": env_steps, "seconds": seconds}, "train")
-    if isinstance(agent, type):
-        raise ConfigError(
-            f"{agent.__name__} is a class; make its settings first: {agent.__name__}()"
-        )
-    if not isinstance(agent, Settings) and not callable(getattr(agent, "act", None)):
+    chosen = choose_agent(agent)
+    if isinstance(chosen, type) or not (
+        isinstance(chosen, Settings) or callable(getattr(chosen, "act", None))
+    ):
         raise ConfigError(
             "the first argument is the agent, such as fintrader.agents.PPO(); got "
             f"{type(agent).__name__}: it is train(agent, env, env_steps=...)"
         )
-    if isinstance(agent, Settings):
+    _check_environment(env)
+    if not hasattr(seed, "__index__"):
+        raise ConfigError(f"train: seed: expected a whole number, got {seed!r}")
+    budget = validate(Budget, {"env_steps": env_steps, "seconds": seconds}, "train")
+    if isinstance(chosen, Settings):
         if not hasattr(env, "layout"):
             raise ConfigError(
                 f"{type(env).__name__} does not say what its observations hold (layout); give it"
                 " one, such as fintrader.agents.FlatLayout(width, num_actions), or make the agent:"
                 " fintrader.agents.make_agent"
             )
-        agent = make_agent(agent, env.layout, device=getattr(env, "device", "cpu"), seed=seed)
-    return training.train(agent, env, budget, folder=None if folder is None else Path(folder))
+        chosen = make_agent(chosen, env.layout, device=getattr(env, "device", "cpu"), seed=seed)
+    return training.train(chosen, env, budget, folder=None if folder is None else Path(folder))
 
 
 def _check_environment(env: object) -> None:
@@ -82,6 +84,7 @@ def _check_environment(env: object) -> None:
         )
 
 
+@check_keywords
 def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """The whole pipeline: bars, market, tournament, the same search without information, backtest.
 
@@ -96,6 +99,7 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
     return open_run(run_stages.run(configured(config, overrides)))
 
 
+@check_keywords
 def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """Run data and tournament, without the look at the test window."""
     from fintrader.pipeline import run_stages
@@ -104,6 +108,7 @@ def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrid
     return open_run(run_stages.run_tournament(configured(config, overrides)))
 
 
+@check_keywords
 def open_run(where: Path | str) -> Run:
     """A stored run by its folder or its URL in a store (of which a copy is made). Raises RunError,
     StorageError."""

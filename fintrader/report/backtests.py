@@ -29,7 +29,7 @@ from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
-from fintrader.errors import BacktestError
+from fintrader.errors import BacktestError, check_keywords
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.report.html import write_report
 from fintrader.report.judged import PrintedVerdict
@@ -43,6 +43,7 @@ from fintrader.verdict.judge import read_trials
 from fintrader.verdict.looks import HELD_OUT, count_look
 
 
+@check_keywords
 def backtest(
     policy: Policy | Predictor,
     market: MarketTensors,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fintrader.errors import check_keywords
 from fintrader.report.html import write_report
 from fintrader.results.backtest_files import TRADE_COLUMNS, StoredBacktest, empty_trades
 from fintrader.results.backtest_result import BacktestResult
@@ -45,6 +46,7 @@ class PrintedVerdict(Verdict):
         )
 
 
+@check_keywords
 def judge(
     returns: Any,
     benchmark: Any = None,

@@ -231,6 +231,24 @@ class Provenance:
             )
         return ""
 
+    def list_warnings(self) -> list[str]:
+        """List everything that a reader of results should know of the bars, in short words."""
+        survivors = self.survivorship.describe() if self.survivorship else ""
+        counts = {
+            **{kind.replace("_", " "): count for kind, count in self.repairs.items()},
+            "faults that were let pass": len(self.waived),
+            "doubtful days": len(self.doubtful),
+        }
+        trusted = f"computed by others: {', '.join(self.trusted_columns)}"
+        return [
+            *filter(None, (self.notice, survivors)),
+            *(f"left out {name}: {why}" for name, why in self.left_out.items()),
+            *(f"{count} {word}" for word, count in counts.items() if count),
+            *self.contradictions,
+            *self.changes,
+            *(trusted for _ in self.trusted_columns[:1]),
+        ]
+
     def changed(self, change: str) -> Provenance:
         """Return a copy that also names a change to the market."""
         return replace(self, changes=(*self.changes, change))

@@ -13,7 +13,7 @@ from gymnasium.wrappers import vector as wrappers
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
-from fintrader.errors import EnvError
+from fintrader.errors import ConfigError, EnvError
 from tests.factories import make_market
 
 ENV_ID = "fintrader/Trading-v0"
@@ -49,6 +49,18 @@ def test_make_vec_builds_the_tensor_environment():
     assert obs.shape == (7, env.unwrapped.layout.width)
     assert reward.shape == (7,)
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+
+
+def test_settings_are_given_as_keywords():
+    market = make_market(60, 4)
+    many = gymnasium.make_vec(ENV_ID, num_envs=2, market=market, cost_bps=5)
+    assert (many.unwrapped.settings.cost_bps, many.unwrapped.settings.num_envs) == (5.0, 2)
+    single = gymnasium.make(ENV_ID, market=market, cost_bps=5).unwrapped
+    assert single.vector_env.settings.cost_bps == 5.0
+    with pytest.raises(ConfigError, match=r"costs: unknown argument; did you mean 'cost_bps'\?"):
+        gymnasium.make_vec(ENV_ID, num_envs=2, market=market, costs=5)
+    with pytest.raises(EnvError, match="num_envs is fixed for one account"):
+        gymnasium.make(ENV_ID, market=market, num_envs=2)
 
 
 def test_a_single_account_says_what_it_cannot_do():

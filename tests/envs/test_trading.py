@@ -8,7 +8,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.errors import EnvError
+from fintrader.errors import ConfigError, EnvError
 from tests.engines.strategies import random_actions
 from tests.engines.twins import refused
 from tests.factories import make_market
@@ -22,6 +22,41 @@ def plain_market(closes, opens=None):
     return replace(
         base, close=close, open=torch.tensor(opens) if opens else close.clone(), tradable=tradable
     )
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_keywords_are_put_over_the_settings():
+    market = make_market(60, 4)
+    rules = EnvSettings(num_envs=8, fill="close", randomise={"variants": 2})
+    env = TradingEnv(market, rules, num_envs=64, cost_bps=5, randomise={"delay_bars": 1})
+    changes = {"num_envs": 64, "cost_bps": 5.0, "fill": "close"}
+    randomise = {"variants": 2, "delay_bars": 1}
+    assert env.settings == EnvSettings(**changes, randomise=randomise)
+    assert env.num_envs == 64
+    assert TradingEnv(market, num_envs=3).settings.num_envs == 3
+    assert repr(env).startswith("TradingEnv of engine fused: EnvSettings(num_envs=64, fill='close'")
+    assert len(repr(env).splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"costs_bps": 5}, "TradingEnv: costs_bps: unknown argument; did you mean 'cost_bps'"),
+        ({"seeds": 5}, "did you mean 'seed'"),
+        ({"cost_bps": "x"}, "TradingEnv: cost_bps: expected a number, got 'x'"),
+        ({"reward": "profits"}, "TradingEnv: reward: expected one of profit"),
+    ],
+)
+def test_a_wrong_keyword_is_a_setting_that_is_wrong(keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        TradingEnv(make_market(60, 4), **keywords)
+
+
+def test_a_call_without_a_market_shows_the_call():
+    with pytest.raises(ConfigError, match=r"it is TradingEnv\(market, settings=None"):
+        TradingEnv()
 
 
 # --- exact numbers --------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def one_symbol(length=400, *, seed=0, silent=0.1):
         tradable=tradable,
         session=np.arange(length) // 390,
         extras={},
+        time=pd.date_range("2024-01-02 09:30", periods=length, freq="min", tz="America/New_York"),
     )
 
 

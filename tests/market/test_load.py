@@ -1,9 +1,14 @@
+import datetime as dt
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.errors import BarError, ConfigError
+from fintrader.bars.calendar import session_grid
+from fintrader.bars.detect import detect
+from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.market.load import load_market
+from fintrader.market.starter import config_path, write_config
 from fintrader.market.synthetic import SyntheticSettings, generate, synthetic_grid
 from tests.bars.tables import assert_same_market
 
@@ -12,7 +17,9 @@ SETTINGS = {
     "features": {"names": ["return_1", "volume_30"], "context": ["time_of_day"]},
     "windows": {"embargo_sessions": 0},
 }
+WINDOWS = {"windows": SETTINGS["windows"]}
 ZONE = "America/New_York"
+DAYS = dt.date(2021, 1, 4), dt.date(2021, 6, 30)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +172,7 @@ def test_an_extra_column_may_be_called_like_a_price(extra, columns, long):
         (
             lambda t: t.drop(columns="Volume"),
             {},
-            "column 'volume' is missing; found Date, Tic, Open, High, Low, Close$",
+            "column 'volume' is missing; found Date, Tic, Open, High, Low, Close; without",
         ),
         (lambda t: t.drop(columns="Tic"), {}, r"column 'symbol' is missing; .* \{'AAPL': table\}"),
         (lambda t: t.drop(columns="Date"), {}, "column 'time' is missing"),
@@ -219,7 +226,160 @@ def test_a_wrong_setting_is_named(settings, message, long):
         load_market(long, **settings)
 
 
-def test_a_file_of_bars_is_no_configuration(tmp_path):
-    (tmp_path / "bars.csv").write_text("date,close\n2020-01-02,5\n")
-    with pytest.raises(ConfigError, match=r"`fintrader init .*bars.csv` writes one"):
-        load_market(tmp_path / "bars.csv")
+def test_without_volumes_the_remedy_works(long):
+    bars = long.drop(columns="Volume")
+    market = load_market(bars, source={"columns": {"volume": None}}, **SETTINGS)
+    assert float(market.volume.sum()) == 0.0
+
+
+# --- files, days in words, other libraries --------------------------------------------------------
+
+DAILY = {"windows": {"embargo_sessions": 0}, "features": ["return_1"]}
+FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%Y%m%d")
+
+
+@pytest.fixture(scope="module")
+def days():
+    random = np.random.default_rng(0)
+    parts = []
+    for symbol in ("AAA", "BBB"):
+        dates = pd.DatetimeIndex(session_grid("XNAS", DAYS[0], DAYS[1], 1440).dates)
+        close = (100 * np.exp(np.cumsum(random.normal(0, 0.01, len(dates))))).round(4)
+        prices = {"Open": close, "High": close + 1, "Low": close - 1, "Close": close}
+        parts.append(pd.DataFrame({"Date": dates, "Symbol": symbol, **prices, "Volume": 1e6}))
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("settings", [{}, {"timezone": ZONE}])
+def test_days_in_words_are_days(form, settings, days):
+    expected = load_market(days, **DAILY)
+    worded = days.assign(Date=days["Date"].dt.strftime(form))
+    market = load_market(worded, **DAILY, **settings)
+    assert market.bar_minutes == expected.bar_minutes == 1440
+    assert_same_market(market, expected)
+    assert any("guessed calendar XNAS" in guess for guess in market.guesses)
+    assert "guessed calendar XNAS" in repr(market).splitlines()[4]
+
+
+@pytest.mark.parametrize("place", ["my.csv", "my.parquet", "folder", "*.csv"])
+def test_files_of_bars_are_read_as_init_reads_them(place, days, tmp_path):
+    worded = days.assign(Date=days["Date"].dt.strftime("%d.%m.%Y"))
+    if place == "my.parquet":
+        days.to_parquet(tmp_path / place)
+    elif place == "folder":
+        (tmp_path / place).mkdir()
+        for symbol, part in worded.groupby("Symbol"):
+            part.drop(columns="Symbol").to_csv(tmp_path / place / f"{symbol}.csv", index=False)
+    else:
+        worded.to_csv(tmp_path / "my.csv", index=False)
+    market = load_market(tmp_path / place, cache=tmp_path / "cache", **DAILY)
+    expected = load_market(days, **DAILY)
+    assert market.symbols == ("AAA", "BBB")
+    assert market.close.tolist() == expected.close.tolist()
+    assert any(guess.startswith("guessed calendar") for guess in market.guesses)
+    config = config_path(str(tmp_path / place), tmp_path / "init.yaml")
+    write_config(detect(str(tmp_path / place)), config)
+    written = load_market(config, cache=tmp_path / "cache", **DAILY)
+    assert written.close.tolist() == market.close.tolist()
+    assert written.bar_minutes == market.bar_minutes
+
+
+def test_a_file_that_makes_no_market_says_why(tmp_path):
+    with pytest.raises(DataError, match="no bar file there"):
+        load_market(tmp_path / "none.csv")
+    (tmp_path / "bars.csv").write_text("date,open,high,low,close\n2020-01-02,5,5,5,5\n")
+    with pytest.raises(DataError, match="holds no session"):
+        load_market(tmp_path / "bars.csv", cache=tmp_path)
+    with pytest.raises(ConfigError, match="no market can be made of Series"):
+        load_market(pd.Series([1.0]))
+
+
+class Foreign:
+    """A table of another library, such as polars or pyarrow."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def to_pandas(self):
+        return self.table
+
+
+def test_tables_of_other_libraries_are_taken(days):
+    expected = load_market(days, **DAILY)
+    parts = {symbol: Foreign(part) for symbol, part in days.groupby("Symbol")}
+    assert_same_market(load_market(Foreign(days), **DAILY), expected)
+    assert_same_market(load_market(parts, **DAILY), expected)
+    polars = pytest.importorskip("polars")
+    assert_same_market(load_market(polars.from_pandas(days), **DAILY), expected)
+
+
+# --- own features ---------------------------------------------------------------------------------
+
+
+def weekday(bars):
+    return bars.time.weekday
+
+
+def change(bars):
+    return bars.to_pandas()["close"].pct_change()
+
+
+def ahead(bars):
+    return np.append(np.diff(bars.close), 0.0)
+
+
+def centred(bars):
+    return pd.Series(bars.close).rolling(5, center=True).mean()
+
+
+def standardised(bars):
+    return (bars.close - bars.close.mean()) / bars.close.std()
+
+
+def test_features_are_a_list_of_names_and_functions(days):
+    raw = {"names": ["return_1", weekday, change], "scaling": "none"}
+    market = load_market(days, features=raw, windows=DAILY["windows"])
+    assert market.feature_names == ("return_1", f"{__name__}:weekday", f"{__name__}:change")
+    own = market.features[1:, 0].numpy()
+    dates = pd.DatetimeIndex(market.timestamps()[1:], tz="UTC").tz_convert(ZONE)
+    assert own[:, 1].tolist() == dates.weekday.tolist()
+    assert own[:, 2] == pytest.approx(np.expm1(own[:, 0]), abs=1e-5)
+    listed = load_market(days, features=["return_1", lambda bars: bars.volume], **WINDOWS)
+    assert listed.feature_names[1].startswith(f"{__name__}:test_features_are")
+    assert load_market(days, features="return_5", **WINDOWS).feature_names == ("return_5",)
+
+
+@pytest.mark.parametrize("own", [ahead, centred, standardised])
+def test_a_feature_that_looks_ahead_is_refused(own, days):
+    with pytest.raises(DataError, match=rf"{own.__name__} of AAA looks ahead: .* up to t"):
+        load_market(days, features=[own], **WINDOWS)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([lambda bars: bars.close.pct_change()], r"no attribute 'pct_change'; .*to_pandas\(\)"),
+        ([lambda bars: bars.close[1:]], r"must return \(\d+,\)"),
+        ([lambda bars: "x"], "could not convert string"),
+        ([weekday, weekday], "two features are called"),
+        (["alpha"], "a column of the bars goes into features.extra"),
+    ],
+)
+def test_a_feature_that_cannot_be_used_is_named(names, message, days):
+    with pytest.raises((DataError, ConfigError), match=message):
+        load_market(days, features=names, **WINDOWS)
+
+
+def test_columns_of_the_table_may_be_among_the_names(days):
+    market = load_market(days.assign(alpha=2.0), features=["return_1", "alpha"], **WINDOWS)
+    assert market.feature_names == ("return_1", "alpha")
+    assert market.provenance.trusted_columns == ("alpha",)
+    assert "computed by others: alpha" in repr(market)
+
+
+def test_a_configuration_takes_own_functions_and_keeps_nothing_of_them(tmp_path):
+    config = {"source": SOURCE, **WINDOWS}
+    market = load_market(config, features=["return_1", weekday], cache=tmp_path)
+    assert market.feature_names[:2] == ("return_1", f"{__name__}:weekday")
+    assert not list(tmp_path.iterdir())

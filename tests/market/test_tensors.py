@@ -122,3 +122,77 @@ def test_a_flip_anywhere_in_the_header_is_a_typed_error(tmp_path):
     path.write_bytes(data.replace(b'"benchmark"', b'"cenchmark"', 1))
     with pytest.raises(MarketError, match="damaged"):
         MarketTensors.load(path)
+
+
+# --- as a person reads it -------------------------------------------------------------------------
+
+
+def test_a_market_prints_five_lines_of_symbols_span_features_windows_and_warnings():
+    market = make_market(360, 7, gaps=False)
+    lines = repr(market).splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "Market of 7 symbols: S000, S001, S002, S003, S004 and 2 more"
+    assert "360 of 1 min, 2020-01-02 to 2020-01-19 (UTC), 18 sessions" in lines[1]
+    assert "f0, f1; context c0, c1" in lines[2]
+    assert lines[3] == "  windows   train/validation/test 120/119/119 bars"
+    assert lines[4] == "  warnings  none"
+    assert str(market) == repr(market)
+    parts = repr(market.split()).splitlines()
+    assert [line.split(":")[0] for line in parts[::5]] == ["train", "validation", "test"]
+    assert [line.split()[-1] for line in parts[3::5]] == ["train", "validation", "test"]
+    provenance = replace(market.provenance, left_out={"X": "no bars"}, repairs={"empty_rows": 3})
+    warned = replace(market, provenance=provenance, guesses=("guessed: label start",))
+    assert repr(warned).splitlines()[4] == (
+        "  warnings  guessed: label start; left out X: no bars; 3 empty rows"
+    )
+
+
+def test_a_market_becomes_tables_of_pandas():
+    market = make_market(60, 4)
+    one = market["S002"]
+    assert one.columns.tolist() == [
+        *("open", "close", "volume", "tradable", "member"),
+        *market.feature_names,
+        *market.context_names,
+    ]
+    assert one["close"].to_numpy() == pytest.approx(market.close[:, 2].numpy(), nan_ok=True)
+    assert one["f1"].to_numpy() == pytest.approx(market.features[:, 2, 1].numpy())
+    assert one["c1"].to_numpy() == pytest.approx(market.context[:, 1].numpy())
+    assert str(one.index.tz) == market.timezone
+    assert (one.index.tz_convert(None).to_numpy() == market.timestamps()).all()
+    whole = market.to_pandas()
+    assert len(whole) == 60 * 4
+    assert whole.xs("S002", level="symbol").equals(one)
+    for wrong in ("S02", slice(5), 0):
+        with pytest.raises(
+            MarketError, match=r"give one of S000, .*; market.window\(start, stop\)"
+        ):
+            market[wrong]
+
+
+def test_a_market_draws_the_growth_of_its_symbols():
+    market = make_market(360, 3, gaps=False)
+    curves = market.plot().data
+    assert [curve.name for curve in curves] == list(market.symbols)
+    last = market.adjusted_close[-1] / market.adjusted_close[19]
+    assert [curve.y[-1] for curve in curves] == pytest.approx(last.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("train", r"it is market\.split\(\)\.train"),
+        ("symbol", "did you mean 'symbols'"),
+        ("closes", "did you mean 'close'"),
+        ("df", "did you mean 'to_pandas'"),
+    ],
+)
+def test_an_attribute_that_is_guessed_is_answered(name, hint):
+    with pytest.raises(AttributeError, match=hint):
+        getattr(make_market(60, 4), name)
+
+
+def test_windows_are_not_cut_by_split():
+    for arguments, keywords in (((0.8,), {}), ((), {"test_size": 0.2})):
+        with pytest.raises(MarketError, match=r"windows=\{'fractions': \[0\.6, 0\.2, 0\.2\]\}"):
+            make_market(60, 4).split(*arguments, **keywords)

@@ -9,7 +9,14 @@ import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.backtesting import simulate
 from fintrader.config import validate
-from fintrader.errors import BacktestError, ConfigError, DataError, MarketError, RunError
+from fintrader.errors import (
+    BacktestError,
+    ConfigError,
+    DataError,
+    FintraderError,
+    MarketError,
+    RunError,
+)
 from fintrader.market.build import build_market
 from fintrader.market.settings import DataSettings
 from fintrader.results.formatting import opening_of, title_of
@@ -219,13 +226,18 @@ def test_a_training_in_a_folder_goes_on_there(market, tmp_path):
             r"market\.split\(\)\.train, num_envs=1024",
         ),
         (
-            lambda m: fintrader.train(agents.PPO, TradingEnv(m), env_steps=1),
-            r"is a class; .* PPO\(\)",
-        ),
-        (
             lambda m: fintrader.train(TradingEnv(m), TINY_PPO, env_steps=1),
-            "is no vector environment",
+            "the first argument is the agent",
         ),
+        (lambda m: fintrader.train("ppo", "env", env_steps=1), "is no vector environment"),
+        (lambda m: fintrader.train("poo", TradingEnv(m), env_steps=1), "did you mean 'ppo'"),
+        (lambda m: fintrader.train("dqn", TradingEnv(m), env_steps=1), "known: a2c, apg"),
+        (
+            lambda m: fintrader.train("ppo", TradingEnv(m), total_timesteps=1),
+            "did you mean 'env_steps'",
+        ),
+        (lambda m: fintrader.train("ppo", TradingEnv(m), 1), r"it is train\(agent, env, \*"),
+        (lambda m: fintrader.backtest(equal, m, setting=1), "did you mean 'settings'"),
         (
             lambda m: fintrader.train(EnvSettings(), TradingEnv(m), env_steps=1),
             "no agent has settings of type",
@@ -240,6 +252,73 @@ def test_a_training_in_a_folder_goes_on_there(market, tmp_path):
 def test_a_training_that_makes_no_sense_is_one_clear_error(call, message, market):
     with pytest.raises(ConfigError, match=message):
         call(market)
+
+
+def test_the_name_of_an_algorithm_is_its_default_agent(market):
+    weights = [
+        fintrader.train(
+            agent, TradingEnv(market.split().train, num_envs=4), env_steps=64
+        ).policy.state_dict()
+        for agent in ("ppo", "PPO", agents.PPO, agents.PPO())
+    ]
+    for others in weights[1:]:
+        assert all(torch.equal(others[name], value) for name, value in weights[0].items())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("load_markets", "did you mean 'load_market'"),
+        ("Env", "did you mean 'TradingEnv'"),
+        ("PPO", "it is fintrader.agents.PPO"),
+    ],
+)
+def test_a_misspelt_name_of_the_door_is_answered(name, hint):
+    with pytest.raises(AttributeError, match=hint):
+        getattr(fintrader, name)
+    with pytest.raises(AttributeError, match="did you mean 'PPO'"):
+        _ = agents.PP0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, env: m.window("2020-01-02", "2020-01-05"), "bars, which are counted from 0"),
+        (lambda m, env: m.to("gpu"), "use 'cpu' or 'cuda'"),
+        (lambda m, env: TradingEnv(m.to_pandas()), "fintrader.load_market makes one"),
+        (lambda m, env: TradingEnv(m.split()), "of a split, one window"),
+        (lambda m, env: TradingEnv("quickstart"), r"fintrader.load_market\(CONFIG\)"),
+        (lambda m, env: env.reset(1), r"it is TradingEnv.reset\(\*, seed=None"),
+        (lambda m, env: env.render(), r"market.plot\(\)"),
+        (lambda m, env: EnvSettings({"cost_bps": 5}), "settings are given by name"),
+        (lambda m, env: agents.PPO("MlpPolicy", env), "settings are given by name"),
+        (lambda m, env: fintrader.train("ppo", env, env_steps=64, seed="a"), "a whole number"),
+        (lambda m, env: fintrader.train("ppo", env, env_steps="many"), "a whole number"),
+        (lambda m, env: fintrader.backtest(equal, m, cost_bps=5), "is a field of EnvSettings"),
+        (lambda m, env: fintrader.load_market(), "no market can be made of nothing"),
+        (lambda m, env: fintrader.load_market("quickstrat"), "did you mean 'quickstart'"),
+        (lambda m, env: fintrader.load_market("AAPL"), "`fintrader init`"),
+        (lambda m, env: fintrader.load_market(m.close), "no market can be made of Tensor"),
+        (lambda m, env: fintrader.load_market("quickstart", split=0.8), "did you mean 'windows'"),
+        (lambda m, env: fintrader.judge(), r"it is judge\(returns, "),
+        (lambda m, env: fintrader.open_run(), r"it is open_run\(where\)"),
+        (lambda m, env: fintrader.load_policy(), r"it is load_policy\(path, "),
+    ],
+)
+def test_a_call_that_is_guessed_is_answered_in_one_sentence(call, message, market):
+    with pytest.raises((FintraderError, AttributeError), match=message):
+        call(market, TradingEnv(market, num_envs=2))
+
+
+def test_calls_that_are_guessed_work(market, tmp_path):
+    assert market.split()["test"].num_bars == market.split().test.num_bars
+    source = SMALL["source"] | {"num_sessions": 20}
+    cut = fintrader.load_market(
+        source=source, windows=[0.5, 0.25, 0.25], features="return_5", cache=tmp_path
+    )
+    assert cut.windows is not None
+    assert cut.feature_names[0] == "return_5"
+    assert fintrader.train("ppo", TradingEnv(market, num_envs=2), env_steps=16.0).env_steps == 16
 
 
 def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
@@ -260,7 +339,7 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("what", "settings", "error", "message"),
     [
-        (None, {}, ConfigError, "say which market"),
+        (None, {}, ConfigError, "of nothing: give a configuration's name or path"),
         (3, {}, ConfigError, "no market can be made of int"),
         ("nowhere.yaml", {}, ConfigError, "nowhere.yaml"),
         ("nowhere.safetensors", {}, MarketError, "does not exist"),
@@ -272,7 +351,7 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
         ),
         (SMALL, {"cache": "s3://bucket/tens"}, DataError, r"cache: s3:/+bucket/tens is a URL"),
         (None, {"windos": 1}, ConfigError, "did you mean 'windows'"),
-        (SMALL, {"timezone": "UTC"}, ConfigError, "how a DataFrame's times are read"),
+        (SMALL, {"timezone": "UTC"}, ConfigError, "of a configuration, set them in `source`"),
     ],
 )
 def test_what_is_no_market_is_said(what, settings, error, message):

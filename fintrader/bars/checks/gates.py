@@ -7,7 +7,6 @@ each of its returns, and judges when all are read.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.bars.checks.nights import compare_days
 from fintrader.bars.corporate_actions import Action, place_actions
-from fintrader.errors import BarError
+from fintrader.errors import BarError, suggest
 from fintrader.results.market_description import Fault
 
 log = logging.getLogger("fintrader.bars")
@@ -47,9 +46,9 @@ def read_waiver(text: str) -> Waiver:
     stops no build."""
     kind, _, rest = text.partition(":")
     if kind not in STOPPING:
-        near = difflib.get_close_matches(kind, STOPPING, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(STOPPING)}"
-        raise ValueError(f"{kind!r} is no kind of fault that stops a build; {hint}")
+        raise ValueError(
+            f"{kind!r} is no kind of fault that stops a build; {suggest(kind, STOPPING)}"
+        )
     symbol, _, day = rest.rpartition(":")
     try:
         return (

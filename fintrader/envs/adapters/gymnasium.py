@@ -108,11 +108,17 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         render_mode: None = None,
         **options: Any,
     ) -> None:
-        """Make it with the options of `TradingEnv`: device, dtype, seed, record. Without a market
-        it trades `built_in_market()`.
+        """Make it with the options of `TradingEnv`: device, seed, record, `cost_bps=5`. Without a
+        market it trades `built_in_market()`.
 
         `truncated` reports the episode's end, `terminated` ruin.
         """
+        fixed = {"num_envs", "autoreset_mode", "copy"}.intersection(options)
+        if fixed:
+            raise EnvError(
+                f"{min(fixed)} is fixed for one account; many make a fintrader.TradingEnv(market,"
+                " num_envs=64), or gymnasium.make_vec"
+            )
         self.vector_env = TradingEnv(
             built_in_market() if market is None else market,
             settings,
