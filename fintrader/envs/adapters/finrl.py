@@ -65,7 +65,8 @@ def to_market(
 ) -> MarketTensors:
     """Make a market of FinRL's daily table: columns date, tic, open, close, volume, `indicators`
     (features, as they are) and `risk` (context, one value a date)."""
-    close, volume = pivot(df, "close"), pivot(df, "volume")
+    close = pivot(df, "close")
+    volume = pivot(df, "volume")
     dates = pd.to_datetime(pd.Series(sorted(df["date"].unique()))).to_numpy("datetime64[ns]")
     features = [pivot(df, name) for name in indicators]
     context = [pivot(df, name)[:, 0] for name in risk]
@@ -96,7 +97,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
     `fill`: `close`, as FinRL trades, or `next_open`, at prices that are not known when it decides.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's name for it
+    metadata = SingleTradingEnv.metadata
 
     def __init__(
         self,
@@ -125,7 +126,8 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         symbol or side.
         """
         known = {"make_plots", "print_verbosity", "day", "model_name", "mode", "iteration"}
-        if unknown := sorted(unused.keys() - known):
+        unknown = sorted(unused.keys() - known)
+        if unknown:
             raise EnvError(f"StockTradingEnv has no argument {', '.join(unknown)}")
         costs = {*buy_cost_pct, *sell_cost_pct}
         if len(costs) != 1:
@@ -168,8 +170,8 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,))
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[NDArray[np.float32], Any]:
         """Begin on the first date with the starting cash and shares."""
         super().reset(seed=seed)
         cash = torch.tensor([self.start["cash_usd"]], dtype=torch.float64)
@@ -181,7 +183,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
 
     def step(
         self, actions: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    ) -> tuple[NDArray[np.float32], float, bool, bool, Any]:
         """Trade one day. The step after the last date only ends the episode, as in FinRL, whose
         loops read `save_asset_memory` before it; its reward is 0."""
         if len(self.asset_memory) == len(self.dates):

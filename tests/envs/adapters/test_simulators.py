@@ -167,7 +167,8 @@ class BraxSimulator:
 
 
 @pytest.mark.parametrize(
-    ("agent", "steps"), [(PPO(num_steps=32, gamma=0.97), 120_000), (SAC(gamma=0.97), 12_000)]
+    ("agent", "steps"),
+    [(PPO(num_steps=32, gamma=0.97), 120_000), (SAC(gamma=0.97, learning_starts=2_000), 100_000)],
 )
 def test_our_agents_balance_a_pendulum_in_brax(agent, steps):
     env = SimulatorEnv(BraxSimulator("inverted_pendulum", 64))

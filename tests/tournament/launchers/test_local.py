@@ -224,7 +224,7 @@ def test_a_lost_worker_is_not_kept(tmp_path):
                 process = local._workers["a"].process
             os.kill(process.pid, signal.SIGKILL)
             # A dead process that has not been waited for still counts as alive.
-            until(lambda: process.poll() is not None)
+            until(lambda process=process: process.poll() is not None)
             pids.append(int(result.metrics["pid"]))
     assert pids[0] != pids[1]
 
