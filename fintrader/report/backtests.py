@@ -3,24 +3,21 @@ reports itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import torch
-from torch import Tensor
 
 from fintrader.backtesting.all_baselines import Baselines, simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
-from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
+from fintrader.backtesting.simulation import Predictor, is_predictor, simulate
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
@@ -56,6 +53,10 @@ def backtest(
     adds `ridge`: a linear regression on the same features, fitted on that window, its few choices
     made on `validation`.
 
+    A policy is any callable from observations `[B, D]`, as tensors or, if it fails on these, as numpy
+    arrays, to actions `[B, N]` or `[N]` in any form that numpy reads. The verdict names one that
+    gives two actions for one observation.
+
     A model of Stable-Baselines3 or sb3-contrib can be passed directly. It is called by
     `predict(..., deterministic=True)` and keeps its recurrent state. Its VecNormalize, if it has
     one, normalises observations and is frozen. A stored model does not contain its VecNormalize;
@@ -83,10 +84,7 @@ def backtest(
         )
     layout = lay_out(market, settings)
     _check_width(policy, layout, name)
-    traded = policy
-    if not isinstance(policy, Bindable) and not is_predictor(policy):
-        traded = _asked(cast(Policy, policy), layout, name)
-    own = simulate(traded, market, settings, name=name)
+    own = simulate(policy, market, settings, name=name)
     baselines = simulate_all_baselines(market, settings, train=train, validation=validation)
     return Backtests(
         baselines.join({name: own}), market, settings, baselines, _count_look(market, name, own)
@@ -274,20 +272,3 @@ def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
         " with the same symbols and features, or load the policy for these:"
         " fintrader.load_policy(path, universe=market)"
     )
-
-
-def _asked(policy: Policy, layout: ObservationLayout, name: str) -> Callable[[Tensor], Tensor]:
-    """Wrap a user's callable, so that its error names the observation that it got."""
-
-    def ask(obs: Tensor) -> Tensor:
-        try:
-            with torch.no_grad():
-                return policy(obs)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise BacktestError(
-                f"{name} fails on an observation of shape {tuple(obs.shape)} ({error}); it is to"
-                f" give an action of shape (1, {layout.num_assets}), see TradingEnv.layout for the"
-                " columns"
-            ) from error
-
-    return ask
