@@ -36,9 +36,10 @@ def trained(sb3, algo, market, *, normalise):
     if normalise:
         env = VecNormalize(env)
     given = {"policy_kwargs": {"net_arch": [8]}, "seed": 1, "device": "cpu"}
-    given |= {"n_steps": 16, "batch_size": 16, "n_epochs": 1} if algo == "PPO" else {}
-    given |= {"learning_starts": 16, "batch_size": 8} if algo in ("SAC", "TD3") else {}
-    model = getattr(sb3, algo)("MlpPolicy", env, **given)
+    given |= {"n_steps": 16, "batch_size": 16, "n_epochs": 1} if "PPO" in algo else {}
+    given |= {"learning_starts": 16, "batch_size": 8} if algo in OFF_POLICY else {}
+    kind = "MlpLstmPolicy" if algo == "RecurrentPPO" else "MlpPolicy"
+    model = getattr(sb3, algo)(kind, env, **given)
     model.learn(96)
     return model
 
@@ -48,22 +49,28 @@ def by_hand(model, market, settings, normaliser):
     env = TradingEnv.evaluation(market, settings)
     obs, _ = env.reset(seed=0)
     over = False
+    state = None
     while not over:
         rows = obs.numpy()
         seen = rows if normaliser is None else normaliser.normalize_obs(rows)
-        action, _ = model.predict(seen, deterministic=True)
+        starts = np.array([state is None])
+        action, state = model.predict(seen, state, starts, deterministic=True)
         obs, _, terminated, truncated, _ = env.step(torch.from_numpy(action))
         over = bool((terminated | truncated).all())
     return float(env.equity[0])
 
 
-CASES = [("PPO", True), ("PPO", False), ("SAC", True), ("TD3", False)]
+OFF_POLICY = ("SAC", "TD3", "DDPG", "TQC")
+CASES = [("PPO", True), ("PPO", False), ("A2C", True), ("SAC", True), ("TD3", False)]
+CASES += [("DDPG", True), ("TQC", True), ("RecurrentPPO", True), ("RecurrentPPO", False)]
 
 
 @pytest.mark.parametrize(("algo", "normalise"), CASES)
 def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     sb3, algo, normalise, market
 ):
+    if not hasattr(sb3, algo):
+        sb3 = pytest.importorskip("sb3_contrib", reason=f"sb3-contrib is missing, so {algo} is")
     test = market.split().test
     settings = EnvSettings(random_start=False)
     model = trained(sb3, algo, market, normalise=normalise)
@@ -86,6 +93,7 @@ def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     assert "a bare policy knows no VecNormalize; pass its model" in str(bare)
     for tests in (first, bare):
         assert "VecNormalize" not in " ".join(tests.verdict.caveats)
+        assert tests["policy"].caveats == ()
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -129,8 +137,8 @@ class Rescaled:
     def __init__(self, model):
         self.model = model
 
-    def predict(self, obs, deterministic):
-        action, state = self.model.predict(obs, deterministic=deterministic)
+    def predict(self, obs, *state, deterministic):
+        action, state = self.model.predict(obs, *state, deterministic=deterministic)
         return 2 * action - 1, state
 
 
