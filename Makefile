@@ -9,11 +9,18 @@ NAME   ?= env
 CONFIG ?= configs/quickstart.yaml
 # The blocks of the documentation that need a library of their own.
 EXAMPLES = tests/test_docs.py::test_blocks_that_need_an_optional_package_run
+# Scripts that train the agents of other libraries, and the libraries that get an environment each.
+SCRIPTS = tests/envs/adapters/test_examples.py
+LIBRARIES = sb3-contrib tianshou rsl-rl-lib rl-games agilerl elegantrl
+# ElegantRL asks for gym and Box2D, whose build fails; its agents need neither.
+FLAGS_elegantrl = --no-deps
+NEEDS_elegantrl = matplotlib
+NEEDS_agilerl = peft
 # Several threads per process slow small batches down by far; every process gets one.
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-adapters test-gcs test-gpu test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks docs clean
+.PHONY: help install run test test-all test-adapters test-library test-gcs test-gpu test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -60,7 +67,16 @@ test-adapters: ## The adapters and their examples, JAX and RLlib included, in en
 	.venv-adapters/bin/python -m pytest tests/envs/adapters $(EXAMPLES)
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
 	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e . pytest pytest-timeout hypothesis
-	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py $(EXAMPLES)
+	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py $(SCRIPTS) $(EXAMPLES)
+	for library in $(LIBRARIES); do $(MAKE) test-library LIBRARY=$$library || exit 1; done
+
+test-library: ## One library in an environment of its own, with its script: make test-library LIBRARY=rsl-rl-lib
+	test -x .venv-$(LIBRARY)/bin/python || $(PYTHON) -m venv .venv-$(LIBRARY)
+	.venv-$(LIBRARY)/bin/python -m pip install --quiet torch==2.13.0 -e . $(NEEDS_$(LIBRARY)) \
+		pytest pytest-timeout hypothesis
+	.venv-$(LIBRARY)/bin/python -m pip install --quiet $(FLAGS_$(LIBRARY)) $(LIBRARY)
+	.venv-$(LIBRARY)/bin/python -m pip list | grep -iE "^($(LIBRARY)|torch|gymnasium|numpy) "
+	.venv-$(LIBRARY)/bin/python -m pytest tests/envs/adapters
 
 test-gcs: ## Storage on gs:// against an emulator of Google's storage, in an environment of its own
 	test -x .venv-gcs/bin/python || $(PYTHON) -m venv .venv-gcs

@@ -72,7 +72,7 @@ def assess(
     window = result.cut_from[0] if result.cut_from else WHOLE
     evidence = _test_window(results, name, windows, look, seed)
     known = result.provenance
-    taken = [*caveats, *list_data_caveats(known), *_list_optimism(settings)]
+    taken = [*caveats, *result.caveats, *list_data_caveats(known), *_list_optimism(settings)]
     participation = None if settings is None else settings.participation
     if windows is not None and (idle := describe_idle(windows, results, participation)):
         taken.append(idle)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from fintrader.backtesting.account import (
 )
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
+from fintrader.envs.adapters.gymnasium import to_numpy
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import BarSpan, MarketTensors
 from fintrader.progress import SILENT, Progress
@@ -36,6 +38,9 @@ Due = Callable[[int], int]
 """The bar of a decision -> the bar of the next one."""
 REPORT_BARS = 100
 """Bars between two reports of progress."""
+REPEATS = 16
+"""First decisions that a policy is asked for once more."""
+VARYING = "a policy that gave two actions for one observation (it samples, or keeps a state)"
 _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have diverged"
 
 
@@ -105,7 +110,7 @@ class _Predicted:
                 rows = self._normaliser.normalize_obs(rows)
             asked = {"state": self._state, "episode_start": starts, "deterministic": True}
             action, self._state = self._model.predict(rows, **asked)
-            values = np.asarray(action, dtype=np.float32)
+            values = self._rescale(np.asarray(action, dtype=np.float32))
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             raise BacktestError(
                 f"{self._name}: {type(self._model).__name__}.predict fails on an observation of "
@@ -113,6 +118,51 @@ class _Predicted:
             ) from error
         self._begins = False
         return torch.from_numpy(values).to(obs.device)
+
+    def _rescale(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Map actions from the model's own bounds to [-1, 1], as gymnasium's RescaleAction does."""
+        space = self._model.action_space
+        if not _has_unit_bounds(space):
+            action = 2 * (action - space.low) / (space.high - space.low) - 1
+        return action
+
+
+class _Called:
+    """A callable as the policy of one simulation; it may take and return tensors or arrays."""
+
+    def __init__(self, policy: Callable[[Any], Any], num_assets: int, name: str) -> None:
+        self._policy = policy
+        self._num_assets = num_assets
+        self._name = name
+        self._forms: list[Callable[[Any], Any]] = [lambda obs: obs, to_numpy]
+
+    def __call__(self, obs: Any) -> Tensor:
+        """Ask in tensors, or in arrays if that fails, and so from then on."""
+        errors = []
+        for form in self._forms:
+            try:
+                action = self._policy(form(obs))
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+                errors.append(error)
+                continue
+            self._forms = [form]
+            return self._read(action)
+        shape = tuple(obs.shape) if isinstance(obs, Tensor) else tuple(obs["private"].shape)
+        raise BacktestError(
+            f"{self._name} fails on an observation of shape {shape}"
+            f" ({'; as an array: '.join(map(str, errors))}); it is to give an action of shape (1,"
+            f" {self._num_assets}), see TradingEnv.layout for the columns"
+        ) from errors[0]
+
+    def _read(self, action: Any) -> Tensor:
+        try:
+            values = np.array(to_numpy(action), dtype=np.float32)
+        except (RuntimeError, ValueError, TypeError):
+            raise BacktestError(
+                f"{self._name}: the policy gave {type(action).__name__} for {self._num_assets}"
+                " assets, not [1, N]; return the action alone, or pass the model itself"
+            ) from None
+        return torch.from_numpy(np.atleast_2d(values))
 
 
 def find_normaliser(model: Predictor) -> Any:
@@ -122,6 +172,30 @@ def find_normaliser(model: Predictor) -> Any:
     """
     getter = getattr(model, "get_vec_normalize_env", None)
     return getter() if callable(getter) else None
+
+
+def list_caveats(policy: object) -> list[str]:
+    """List the parts of a predictor's training that a backtest cannot show it, in words that
+    complete "with ..."."""
+    if not is_predictor(policy):
+        return []
+    # A stored on-policy model keeps its last observations, also as they were before a VecNormalize.
+    names = ("_last_obs", "_last_original_obs")
+    seen, raw = (getattr(policy, name, None) for name in names)  # type: Any, Any
+    is_known = raw is not None and not hasattr(policy, "replay_buffer")
+    is_lost = is_known and find_normaliser(policy) is None and not np.array_equal(seen, raw)
+    found = {
+        "observations without the VecNormalize that it was trained under, which the model no longer"
+        " holds": is_lost,
+        "observations without the gymnasium wrappers that it was trained under": any(
+            _ask_env(policy, "env_is_wrapped", gymnasium.ObservationWrapper)
+        ),
+    }
+    return [caveat for caveat, applies in found.items() if applies]
+
+
+def _has_unit_bounds(space: Any) -> bool:
+    return bool((space.low == -1.0).all() and (space.high == 1.0).all())
 
 
 def check_predictor(
@@ -154,10 +228,12 @@ def check_predictor(
             f"{name}: {kind} acts in {space}, and this market takes a number in [-1, 1] for each "
             f"of {layout.num_assets} assets; train it in an environment of this market"
         )
-    if bool((np.asarray(low) < -1.0).any()) or bool((np.asarray(high) > 1.0).any()):
+    rescaled = _ask_env(model, "env_is_wrapped", gymnasium.wrappers.RescaleAction)
+    if not _has_unit_bounds(space) and not (rescaled and all(rescaled)):
         raise BacktestError(
             f"{name}: {kind} acts between {np.min(low):g} and {np.max(high):g}, and this market "
-            "takes numbers in [-1, 1]; train it without a wrapper that rescales actions"
+            "takes numbers in [-1, 1]; train it without a wrapper that rescales actions, or pass a "
+            "callable from observations to actions in [-1, 1]"
         )
 
 
@@ -167,13 +243,16 @@ def callable_policy(
     settings: EnvSettings,
     name: str,
 ) -> Policy:
-    """Make the policy callable for one simulation; a predictor keeps its state in it.
+    """Make the policy callable on tensors for one simulation; a predictor keeps its state in it.
 
-    Raises BacktestError for a predictor that does not fit these observations and actions.
+    A callable may take and return tensors or arrays. Raises BacktestError for a predictor that does
+    not fit these observations and actions.
     """
     if is_predictor(policy):
         return _Predicted(policy, layout, settings, name)
-    return cast(Policy, policy)
+    if isinstance(policy, Bindable):
+        return cast(Policy, policy)
+    return _Called(cast(Callable[[Any], Any], policy), layout.num_assets, name)
 
 
 def simulate(
@@ -191,7 +270,8 @@ def simulate(
     The account equals `TradingEnv`'s to the last bit. The policy is bound to the window's rows if
     possible; its actions then equal unbound ones to float32 rounding. A model of
     Stable-Baselines3 is asked deterministically, on observations normalised by its VecNormalize if
-    it holds one. Without a `note` the result describes its policy (`describe_origin`). `watch` sees
+    it holds one. `caveats` of the result name a policy that gives two actions for one observation,
+    and what a model was trained with and cannot be shown. Without a `note` the result describes its policy (`describe_origin`). `watch` sees
     the account at each decision. Raises BacktestError for a window of fewer than two bars and for
     an output that cannot be traded.
     """
@@ -207,7 +287,11 @@ def simulate(
     chosen = strategy if watch is None else decide
     result = trade(chosen, account, name=name, progress=progress, note=note)
     is_seen = any(span.overlaps(market.span) for span in list_seen_spans(policy))
-    return replace(result, is_seen=is_seen)
+    caveats = list_caveats(policy)
+    if not strategy.gives_same(callable_policy(policy, account.layout, settings, name)):
+        caveats.append(VARYING)
+    note = "; ".join(filter(None, [result.note, *(f"with {caveat}" for caveat in caveats)]))
+    return replace(result, is_seen=is_seen, caveats=tuple(caveats), note=note)
 
 
 def list_seen_spans(policy: object) -> list[BarSpan]:
@@ -224,13 +308,18 @@ def list_seen_spans(policy: object) -> list[BarSpan]:
 
 def _list_environment_spans(model: Any) -> list[BarSpan]:
     """List the bars of the environment that a predictor holds."""
+    # Check first: a missing attribute would end a vectorised env's worker.
+    known = _ask_env(model, "has_attr", "market_span")
+    return list(dict.fromkeys(_ask_env(model, "get_attr", "market_span"))) if known else []
+
+
+def _ask_env(model: Any, method: str, subject: Any) -> Any:
+    """Ask the vectorised environment that a predictor holds; an empty list if it holds none."""
     env: Any = model.get_env() if callable(getattr(model, "get_env", None)) else None
     if not callable(getattr(env, "has_attr", None)):
         return []
     try:
-        # Check first: a missing attribute would end a vectorised env's worker.
-        known = env.has_attr("market_span")
-        return list(dict.fromkeys(env.get_attr("market_span"))) if known else []
+        return getattr(env, method)(subject)
     except (AttributeError, OSError, EOFError):  # its processes have ended
         return []
 
@@ -239,6 +328,8 @@ def describe_origin(policy: object) -> str:
     """Describe a predictor, or a policy that trades other symbols than it learned; else empty."""
     if is_predictor(policy):
         form = "as they are (it holds no VecNormalize)"
+        if not hasattr(policy, "get_vec_normalize_env"):
+            form = "as they are (a bare policy knows no VecNormalize; pass its model)"
         if find_normaliser(policy) is not None:
             form = "normalised by its VecNormalize"
         return f"asked deterministically, observations {form}"
@@ -267,10 +358,14 @@ class PolicyStrategy:
         self._name = name
         can_bind = isinstance(asked, Bindable) and rows is not None
         self.bound: Any = asked.bind(rows) if can_bind else None  # type: ignore[attr-defined]
+        self._first: list[tuple[Any, NDArray[np.float32]]] = []
 
     def __call__(self, account: BacktestAccount) -> NDArray[np.float32]:
         if self.bound is None:
-            rows = self._check(self._policy(account.observe()), 1)
+            obs = account.observe()
+            rows = self._check(self._policy(obs), 1)
+            if len(self._first) < REPEATS:
+                self._first.append((obs, rows))
         else:
             rows = self.act(account.bar, account.private()[None])
         row: NDArray[np.float32] = rows[0]
@@ -281,7 +376,17 @@ class PolicyStrategy:
         BacktestError for what cannot be traded."""
         if self.bound is not None:
             return self._check_finite(self.bound(bar, private))
-        return self._check(self._policy(self._account.show(bar, private)), len(private))
+        action = self._policy(self._account.show(bar, private))
+        if len(action) == 1 < len(private):  # it decides for one account at a time
+            shown = (self._account.show(bar, row[None]) for row in private)
+            action = torch.cat([self._policy(obs) for obs in shown])
+        return self._check(action, len(private))
+
+    def gives_same(self, policy: Policy) -> bool:
+        """Return True if `policy`, from its beginning, repeats the first decisions."""
+        with torch.no_grad():
+            again = [(self._check(policy(obs), 1), action) for obs, action in self._first]
+        return all(np.allclose(*pair, rtol=0.0, atol=1e-6) for pair in again)
 
     def follow(self) -> bool:
         """Trade on for about `REPORT_BARS` by the bound policy; return True at the account's

@@ -181,6 +181,7 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
         ruined=any(part.ruined for part in parts),
         cut_from=tuple(name for name in Windows._fields if name in cut_from),
         is_seen=any(part.is_seen for part in parts),
+        caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         provenance=replace(
             parts[0].provenance, is_adjacent=any(part.provenance.is_adjacent for part in parts)
         ),

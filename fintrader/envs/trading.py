@@ -7,6 +7,7 @@ fill in bar t + 1 at its open (by default) and the account is marked at the clos
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -311,6 +312,18 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def table(self) -> MarketTable:
         """Rows of `market_rows`, laid out as they are read."""
         return self.view.table
+
+    def __getstate__(self) -> bytes:
+        """Pickle without kernel and view, which are made anew, and as bytes: `multiprocessing`
+        would move the tensors to memory that processes share, from under the kernel's pointers."""
+        left_out = ("_fused", "view", "_state")
+        parts = {name: part for name, part in vars(self).items() if name not in left_out}
+        return pickle.dumps((parts, None if self._state is None else self.account))
+
+    def __setstate__(self, state: bytes) -> None:
+        parts, self._state = pickle.loads(state)  # noqa: S301 - the bytes of `__getstate__`
+        vars(self).update(parts)
+        self.view = build_market_view(self.market, self.settings, self._obs_dtype)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Collect the state for a bit-exact continuation (without market and settings)."""

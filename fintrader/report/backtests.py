@@ -12,8 +12,6 @@ from typing import cast
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import torch
-from torch import Tensor
 
 from fintrader.agents.training import TrainResult
 from fintrader.backtesting.all_baselines import Baselines, simulate_all_baselines
@@ -22,7 +20,7 @@ from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
+from fintrader.backtesting.simulation import Predictor, is_predictor, simulate
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.config import Settings
 from fintrader.envs.benchmark import lay_out
@@ -45,7 +43,7 @@ from fintrader.verdict.looks import HELD_OUT, count_look
 
 @check_keywords
 def backtest(
-    policy: Policy | Predictor,
+    policy: Policy | Predictor | TrainResult,
     market: MarketTensors,
     settings: EnvSettings | None = None,
     *,
@@ -60,6 +58,10 @@ def backtest(
     those that the policy was trained with (`TradingEnv.settings`). `train=market.split().train`
     adds `ridge`: a linear regression on the same features, fitted on that window, its few choices
     made on `validation`.
+
+    A policy is any callable from observations `[B, D]`, as tensors or, if it fails on these, as numpy
+    arrays, to actions `[B, N]` or `[N]` in any form that numpy reads. The verdict names one that
+    gives two actions for one observation. The result of `train` stands for its policy.
 
     A model of Stable-Baselines3 or sb3-contrib can be passed directly. It is called by
     `predict(..., deterministic=True)` and keeps its recurrent state. Its VecNormalize, if it has
@@ -94,7 +96,7 @@ def walk_forward(
     once.
 
     `make_agent(train, validation)` gets those two windows of a fold, never its test window, and
-    returns anything that `backtest` takes, or the result of `train`. `market`: the whole market;
+    returns anything that `backtest` takes. `market`: the whole market;
     its training window is the first fold's. `folds`: number of test windows, which share the
     sessions after the first training window equally with one validation window; or their lengths.
     `settings` and `name` as for `backtest`. Every baseline is simulated in the same windows, ridge
@@ -116,10 +118,7 @@ def walk_forward(
     windows: list[MarketTensors] = []
     for fold in make_folds(market, folds):
         part = fold_market(market, fold).split()
-        policy = make_agent(part.train, part.validation)
-        if isinstance(policy, TrainResult):
-            policy = policy.policy
-        own.append(_trade(policy, part.test, settings, name))
+        own.append(_trade(make_agent(part.train, part.validation), part.test, settings, name))
         rivals.append(
             simulate_all_baselines(
                 part.test, settings, train=part.train, validation=part.validation
@@ -156,11 +155,10 @@ def _trade(
 ) -> BacktestResult:
     """Simulate a policy on one window. Raises BacktestError if it is none, or one for another
     market."""
+    if isinstance(policy, TrainResult):
+        policy = policy.policy
     _check_policy(policy)
-    layout = lay_out(market, settings)
-    _check_width(policy, layout, name)
-    if not isinstance(policy, Bindable) and not is_predictor(policy):
-        policy = _asked(cast(Policy, policy), layout, name)
+    _check_width(policy, lay_out(market, settings), name)
     return simulate(cast(Policy, policy), market, settings, name=name)
 
 
@@ -351,20 +349,3 @@ def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
         " with the same symbols and features, or load the policy for these:"
         " fintrader.load_policy(path, universe=market)"
     )
-
-
-def _asked(policy: Policy, layout: ObservationLayout, name: str) -> Callable[[Tensor], Tensor]:
-    """Wrap a user's callable, so that its error names the observation that it got."""
-
-    def ask(obs: Tensor) -> Tensor:
-        try:
-            with torch.no_grad():
-                return policy(obs)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise BacktestError(
-                f"{name} fails on an observation of shape {tuple(obs.shape)} ({error}); it is to"
-                f" give an action of shape (1, {layout.num_assets}), see TradingEnv.layout for the"
-                " columns"
-            ) from error
-
-    return ask

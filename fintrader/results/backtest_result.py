@@ -52,6 +52,8 @@ class BacktestResult(AccountHistory):
     """Windows of the split that contain the bars (`MarketTensors.cut_from`)."""
     is_seen: bool = False
     """True if the policy states that it was trained or chosen on some of these bars."""
+    caveats: tuple[str, ...] = ()
+    """Reservations about the policy for the verdict, in words that complete "with ..."."""
     portfolio_name: str = ""
     """Name of the benchmark portfolio, whose equity `portfolio` is."""
     note: str = ""
