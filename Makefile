@@ -11,11 +11,12 @@ CONFIG ?= configs/quickstart.yaml
 EXAMPLES = tests/test_docs.py::test_blocks_that_need_an_optional_package_run
 # Scripts that train the agents of other libraries, and the libraries that get an environment each.
 SCRIPTS = tests/envs/adapters/test_examples.py
-LIBRARIES = sb3-contrib tianshou rsl-rl-lib rl-games agilerl elegantrl
+LIBRARIES = sb3-contrib tianshou rsl-rl-lib rl-games agilerl elegantrl brax
 # ElegantRL asks for gym and Box2D, whose build fails; its agents need neither.
 FLAGS_elegantrl = --no-deps
 NEEDS_elegantrl = matplotlib
 NEEDS_agilerl = peft
+NEEDS_brax = "jax[cpu]"
 # Several threads per process slow small batches down by far; every process gets one.
 export OMP_NUM_THREADS := 1
 

@@ -229,6 +229,7 @@ def add_seen(meta: dict[str, Any], spans: Iterable[Mapping[str, Any]]) -> None:
         meta["seen"] = found
 
 
+@check_keywords
 def save_policy(
     policy: Any,
     path: Path | str,

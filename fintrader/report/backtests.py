@@ -84,6 +84,7 @@ def backtest(
     return Backtests(results, (market,), settings, baselines, look)
 
 
+@check_keywords
 def walk_forward(
     make_agent: Callable[[MarketTensors, MarketTensors], object],
     market: MarketTensors,

@@ -62,8 +62,8 @@ def judge(
     """Judge returns or equity of any strategy against its benchmark.
 
     `returns`: a pandas or polars Series or DataFrame with dates, a pair of arrays (dates, values),
-    the stats of Backtesting.py, a vectorbt portfolio, or a `TrackRecord`; from intraday (compounded
-    to days) to monthly. `benchmark`: the same, a column of `returns`, or None for cash. `trials`:
+    the stats of Backtesting.py, a vectorbt portfolio, one result of a backtest, or a `TrackRecord`;
+    from intraday (compounded to days) to monthly. `benchmark`: the same, a column of `returns`, or None for cash. `trials`:
     number of strategies tried on these returns, which divides the level; None or "unknown".
     `held_out`: True states that the strategy was selected without them. Likely skill needs one of
     the two. `caveats`: reasons against likely skill, each completing "with ...".
@@ -77,6 +77,8 @@ def judge(
     """
     number = read_trials(trials)
     strategy = reading.pop("strategy", None)
+    if isinstance(returns, BacktestResult):
+        returns = returns.returns
     record = returns
     if not isinstance(returns, TrackRecord):
         record = make_record(returns, benchmark=benchmark, **reading)

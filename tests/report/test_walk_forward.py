@@ -133,8 +133,8 @@ def test_a_result_has_its_measures_returns_and_curve():
     assert isinstance(returns, pd.Series)
     np.testing.assert_array_equal(returns.to_numpy(), result.daily_returns)
     assert list(returns.index) == sorted(set(returns.index))
-    judged = fintrader.judge(returns, trials=1)
-    assert judged.sessions == len(result.daily_returns)
+    for given in (returns, result):
+        assert fintrader.judge(given, trials=1).sessions == len(result.daily_returns)
     assert list(result.plot().data[0].y) == result.equity.tolist()
     with pytest.raises(AttributeError, match="did you mean 'sharpe'"):
         result.sharp  # noqa: B018
