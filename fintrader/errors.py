@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -218,26 +218,21 @@ def check_keywords(function: Callable[P, T]) -> Callable[P, T]:
     name = function.__qualname__.removesuffix(".__init__")
     known = [one for one in signature.parameters if one != "self"]
     bare = [signature.parameters[one].replace(annotation=inspect.Parameter.empty) for one in known]
-    shown = f"{name}{inspect.Signature(bare)}"
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> T:
         try:
             return function(*args, **keywords)
         except TypeError:
-            problem = explain(args, keywords)
-            if problem is None:
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                odd = [keyword for keyword in keywords if keyword not in known]
+                problem = f"{error}; it is {name}{inspect.Signature(bare)}"
+                if odd and "unexpected" in str(error):
+                    problem = f"{odd[0]}: unknown argument; {suggest(odd[0], known)}"
+            else:
                 raise
         raise ConfigError(f"{name}: {problem}")
-
-    def explain(args: Any, keywords: Any) -> str | None:
-        try:
-            signature.bind(*args, **keywords)
-        except TypeError as error:
-            odd = [keyword for keyword in keywords if keyword not in known]
-            if odd and "unexpected" in str(error):
-                return f"{odd[0]}: unknown argument; {suggest(odd[0], known)}"
-            return f"{error}; it is {shown}"
-        return None
 
     return call

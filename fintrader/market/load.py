@@ -116,7 +116,7 @@ def _holds_bars(path: str) -> bool:
     """True of a path or URL of files of bars, not of a configuration or a run."""
     if path in list_shipped_configs() or (Path(path) / "config.yaml").is_file():
         return False
-    return kind_of(path, text=True) is not None or Path(path).is_dir()
+    return "*" in path or kind_of(path, text=True) is not None or Path(path).is_dir()
 
 
 def _detected(path: str, reading: Values, values: Values, cache: Path | None) -> MarketTensors:

@@ -262,7 +262,7 @@ def test_days_in_words_are_days(form, settings, days):
     assert "guessed calendar XNAS" in repr(market).splitlines()[4]
 
 
-@pytest.mark.parametrize("place", ["my.csv", "my.parquet", "folder", "*.csv"])
+@pytest.mark.parametrize("place", ["my.csv", "my.parquet", "folder", "m*"])
 def test_files_of_bars_are_read_as_init_reads_them(place, days, tmp_path):
     worded = days.assign(Date=days["Date"].dt.strftime("%d.%m.%Y"))
     if place == "my.parquet":
