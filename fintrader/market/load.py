@@ -59,9 +59,10 @@ def load_market(
 
     `what`: a market file (`.safetensors`), a configuration (its name, a YAML file, or settings; a
     whole run's or only its `data` part), a file or a folder of bars, read as `fintrader init` does
-    (guesses stand in the warnings of `print(market)`), or bars in pandas or polars: a long table (time, symbol, open, high,
-    low, close, volume, in any order and in the usual spellings, the time also as index), a wide one
-    with columns (field, symbol) or (symbol, field), or a dictionary of one table for each symbol.
+    (guesses stand in the warnings of `print(market)`), or bars in pandas or polars: a long table
+    (time, symbol, open, high, low, close, volume, in any order and in the usual spellings, the time
+    also as index), a wide one with columns (field, symbol) or (symbol, field), or a dictionary of
+    one table for each symbol.
     `settings` are fields of `DataSettings`, put over what the configuration says:
     `load_market(bars, bar_minutes=5, windows={"fractions": [0.6, 0.2, 0.2]})`. `features=[...]` is
     short for `features={"names": [...]}`, of kinds, columns of the bars and own functions; a market
