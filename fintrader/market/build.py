@@ -9,6 +9,7 @@ under that name, so the same call builds it again and arrives at the same bytes.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import tempfile
@@ -31,7 +32,7 @@ from fintrader.bars.calendar import (
 from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
 from fintrader.bars.sources.feed import Feed
-from fintrader.config import refuse_url
+from fintrader.config import OwnFunction, load_object, refuse_url
 from fintrader.errors import StorageError
 from fintrader.files import hash_bytes, seal
 from fintrader.market import features as ft
@@ -168,6 +169,10 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
         identity["members"] = index_digest(settings.universe.index)
     if feed.daily is not None:
         identity["daily"] = hash_bytes(json.dumps(feed.daily.inputs).encode())
+    for name in settings.features.names:
+        if ":" in name and not isinstance(name, OwnFunction):
+            source = Path(inspect.getfile(load_object(name)))  # a function is as good as its file
+            identity[f"features.{name}"] = hash_bytes(source.read_bytes())
     if settings.features.normalisation is not None:
         identity["normalisation"] = read_statistics(settings.features.normalisation).digest
     return MarketSource(kind, tuple(SourceFile(**file) for file in files), identity)
