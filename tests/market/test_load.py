@@ -1,3 +1,5 @@
+import datetime as dt
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -223,3 +225,10 @@ def test_a_file_of_bars_is_no_configuration(tmp_path):
     (tmp_path / "bars.csv").write_text("date,close\n2020-01-02,5\n")
     with pytest.raises(ConfigError, match=r"`fintrader init .*bars.csv` writes one"):
         load_market(tmp_path / "bars.csv")
+
+
+@pytest.mark.parametrize("sessions", [577, 2000])
+def test_a_synthetic_market_is_as_long_as_asked_for(sessions):
+    settings = SyntheticSettings(num_sessions=sessions)
+    grid = synthetic_grid(settings, "XNAS", 390, dt.date(2016, 1, 4))
+    assert grid.num_sessions == sessions
