@@ -137,6 +137,22 @@ def test_a_feature_that_opens_a_file_is_named(tmp_path):
     assert not [leak for leak in report.leaks if leak.what.startswith("feature")]
 
 
+def test_a_file_that_a_module_opens_is_named_for_all_its_features(tmp_path, monkeypatch):
+    (tmp_path / "factor.csv").write_text("0.5")
+    (tmp_path / "own_table.py").write_text(
+        "from pathlib import Path\n"
+        'FACTOR = float(Path(__file__).with_name("factor.csv").read_text())\n'
+        "def first(bars):\n    return bars.close\n"
+        "def second(bars):\n    return FACTOR * bars.close\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = lab.write_bars(tmp_path, sessions=6)
+    names = ["own_table:first", "own_table:second"]
+    report = lookahead(lab.settings_of(path, features={"names": names}), lab.ENV, lab.QUICK)
+    (line,) = [line for line in report.trusted if "own_table" in line]
+    assert line.startswith("feature own_table:*: opens factor.csv")
+
+
 @pytest.mark.slow
 def test_those_that_a_few_random_cuts_let_pass(tmp_path):
     path = lab.write_bars(tmp_path, sessions=10)

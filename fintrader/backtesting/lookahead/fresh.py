@@ -240,16 +240,19 @@ _NO_DATA = (sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/")
 
 
 def _note_file(opened: dict[str, set[str]], event: str, arguments: tuple[Any, ...]) -> None:
-    """Note a file that a feature opens, or an import of its module; an audit hook."""
+    """Note a file that a feature opens, or the import of its module (`module:*`); an audit hook."""
     if event not in ("open", "sqlite3.connect") or not isinstance(arguments[0], str | bytes):
         return
     path = os.path.abspath(os.fsdecode(arguments[0]))
     if path.startswith(_NO_DATA) or path.endswith(_CODE) or "__pycache__" in path:
         return
     frame: FrameType | None = sys._getframe(1)
+    is_import = False
     while frame is not None:
+        is_import |= frame.f_code.co_filename.startswith("<frozen importlib")
         if frame.f_globals.get("__name__") == features.__name__ and "name" in frame.f_locals:
-            opened.setdefault(str(frame.f_locals["name"]), set()).add(path)
+            module, _, name = str(frame.f_locals["name"]).partition(":")
+            opened.setdefault(f"{module}:{'*' if is_import else name}", set()).add(path)
             return
         frame = frame.f_back
 
