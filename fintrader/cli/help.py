@@ -44,7 +44,7 @@ USUAL = (
     "store",
     "cache",
     "cuts",
-    "prefixes",
+    "budget_minutes",
     "dry_run",
     "prune",
     "yes",
