@@ -43,7 +43,6 @@ USUAL = (
     "launcher.kind",
     "store",
     "cache",
-    "cuts",
     "budget_minutes",
     "dry_run",
     "prune",
