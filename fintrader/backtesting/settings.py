@@ -23,16 +23,8 @@ class WalkForwardSettings(Settings):
 
 
 class LookaheadSettings(Settings):
-    """Numbers of views of the market that the look-ahead check compares."""
+    """Time for the look-ahead check."""
 
-    cuts: int = Field(3, ge=1)
-    """Random bars after the training window at which the whole market's future is cut off, and
-    scrambled."""
-    prefixes: int = Field(200, ge=0)
-    """Random bars, spread over all sessions, at which all symbols are cut off or scrambled, within
-    a piece of the market around the bar."""
-    run: int = Field(100, ge=0)
-    """Number of consecutive bars to cut at, too, so that a look-ahead which recurs within that many
-    bars is found."""
-    exhaustive: bool = False
-    """Cut off and scramble at every bar from the second session on. Takes hours."""
+    budget_minutes: float = Field(2.0, ge=0)
+    """Time within which bar after bar is tried, once the first stage has built the whole market
+    with other futures; 0: the first stage only. The same command goes on where the time ended."""

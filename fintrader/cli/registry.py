@@ -128,7 +128,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
         "lookahead": Command(
             "commands:lookahead",
-            "CONFIG [--prefixes N] [--overrides]",
+            "CONFIG [--budget-minutes M] [--overrides]",
             "change the future, see whether the past notices; status 1 for a leak, 3 for an alarm",
             ("fintrader.backtesting.settings:LookaheadSettings", RUN),
         ),

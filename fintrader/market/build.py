@@ -294,7 +294,11 @@ def _draft(
             log.warning("left out: %s", "; ".join(f"{one} {why}" for one, why in sparse.items()))
         _log_provenance(provenance)
         context_names = (*settings.features.context, *settings.features.daily)
-        levels = (daily_level(*series, grid) for series in settings.features.daily.items())
+        known_at = settings.features.known_at
+        levels = (
+            daily_level(name, path, grid, known_at.get(name, ft.TRUSTED))
+            for name, path in settings.features.daily.items()
+        )
         table = ft.context_features(
             settings.features.context,
             grid.session,

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from fintrader.bars.bars import Array
+from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.bars.clean import SymbolBars
 from fintrader.config import Own, OwnFunction, PathText, Settings, load_object
 from fintrader.errors import OWN_FAILURES, ConfigError, DataError
@@ -71,8 +71,6 @@ class FeatureSettings(Settings):
     columns are scaled by `window` then. `none`: everything as it is."""
     extra: tuple[str, ...] = ()
     """Extra columns of the bars that become features, scaled like `names`."""
-    extra_raw: tuple[str, ...] = ()
-    """Extra columns of the bars that become features just as they are."""
     context: tuple[str, ...] = (
         "time_of_day",
         "time_to_close",
@@ -86,6 +84,11 @@ class FeatureSettings(Settings):
     daily: Mapping[str, PathText] = Field(default_factory=dict)
     """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix:
     vix.csv}: each bar sees the logarithm of the last finished day's close."""
+    known_at: Mapping[str, str] = Field(default_factory=dict)
+    """When the values of `extra` and `daily` were known, name -> the column beside them that holds
+    the time (a date counts as known once it is over), or the time that passes after a row's own
+    (like 45d, 2h or 30min): a bar sees the last value that was known at its close. `trusted`, like
+    a name that is left out: taken as it stands, and named in every verdict."""
     clip: float = Field(10.0, gt=0)
     """Clip scaled features at this many standard deviations."""
     normalisation: PathText | None = None
@@ -102,6 +105,15 @@ class FeatureSettings(Settings):
     def standardise(self) -> bool:
         """True where columns are scaled by the training window."""
         return self.scaling != "none"
+
+    @field_validator("known_at")
+    @classmethod
+    def _known_names(cls, value: Mapping[str, str], info: ValidationInfo) -> Mapping[str, str]:
+        others = (*info.data.get("extra", ()), *info.data.get("daily", ()))
+        for name in value:
+            if name not in others:
+                raise ValueError(f"{name!r} is neither in extra nor in daily; add it there")
+        return value
 
     @field_validator("names")
     @classmethod
@@ -136,6 +148,19 @@ def read_names(value: Any) -> Any:
     if isinstance(value, str) or callable(value):
         value = [value]
     return {"names": list(value)} if isinstance(value, list | tuple) else value
+
+
+TRUSTED = "trusted"
+_LAG = re.compile(r"(\d+)(min|h|d)")
+_UNITS_NS = {"min": MINUTE_NS, "h": 60 * MINUTE_NS, "d": 1440 * MINUTE_NS}
+
+
+def lag_ns(text: str) -> int | None:
+    """Read a time like 45d, 2h or 30min, in nanoseconds, 0 for `trusted`; None for a column."""
+    if text == TRUSTED:
+        return 0
+    match = _LAG.fullmatch(text)
+    return None if match is None else int(match[1]) * _UNITS_NS[match[2]]
 
 
 def log_return(bars: SymbolBars, window: int) -> Array:

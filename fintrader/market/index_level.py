@@ -15,7 +15,8 @@ from fintrader.bars.calendar import SessionGrid, timezone_of
 from fintrader.config import strip_folders
 from fintrader.errors import DataError
 from fintrader.market.columns import Sheet
-from fintrader.market.moving import carry_forward
+from fintrader.market.features import TRUSTED, lag_ns
+from fintrader.market.moving import carry_forward, find_latest
 from fintrader.storage.objects import read_whole
 
 if TYPE_CHECKING:
@@ -57,17 +58,18 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
     return level, PurePosixPath(file).stem
 
 
-def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
-    """`[T]` ln of the close of the last day before each bar's session, NaN before the file begins.
+def daily_level(name: str, path: str, grid: SessionGrid, known_at: str = TRUSTED) -> Array:
+    """`[T]` ln of the last close that was known on a day before each bar's session, NaN before the
+    first; `known_at`: see `FeatureSettings`.
 
     Raises DataError when the file has no date and close, or holds values that are not positive.
     """
     setting = f"data.features.daily.{name}"
-    table = read_level(path, grid.calendar, setting)
+    table = read_level(path, grid.calendar, setting, known_at)
     values = _read_closes(table, strip_folders(path), setting)
-    stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
-    before = np.searchsorted(stamps, grid.dates, side="left") - 1
-    return np.log(_known(values, before))[grid.session]
+    days = table["known"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
+    visible = np.searchsorted(grid.dates, days, side="right")
+    return np.log(_known(values, find_latest(visible, grid.num_sessions)))[grid.session]
 
 
 def _read_closes(table: pd.DataFrame, file: str, setting: str) -> Array:
@@ -112,9 +114,9 @@ def equal_weight(close: Array | Sheet, grid: SessionGrid, member: Array) -> Arra
     return level
 
 
-def read_level(path: str, calendar: str, setting: str) -> pd.DataFrame:
-    """The file's table in order of time, `when` in the calendar's zone. Raises DataError when it
-    cannot be used."""
+def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) -> pd.DataFrame:
+    """The file's table in order of time, `when` in the calendar's zone, and `known`, when each row
+    was (see `FeatureSettings.known_at`). Raises DataError when it cannot be used."""
     import pandas as pd
 
     name = strip_folders(path)
@@ -130,16 +132,23 @@ def read_level(path: str, calendar: str, setting: str) -> pd.DataFrame:
     when = next(
         (name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None
     )
-    if when is None or "close" not in table:
+    lag = lag_ns(known_at)
+    known = when if lag is not None else known_at
+    if when is None or "close" not in table or known not in table:
+        more = "" if lag is not None else f" and {known_at} (data.features.known_at)"
         raise DataError(
-            f"{name}: needs a column date or ts and a column close; it has {list(table)}"
+            f"{name}: needs a column date or ts and a column close{more}; it has {list(table)}"
         )
-    try:
-        moments = pd.to_datetime(table[when])
-        if moments.dt.tz is None:
-            moments = moments.dt.tz_localize(zone)
-        return table.assign(when=moments.dt.tz_convert(zone)).sort_values("when", kind="stable")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{name}: column {when!r} holds values that are no dates ({error})"
-        ) from None
+    moments = {}
+    for kind, column in (("when", when), ("known", known)):
+        try:
+            times = pd.to_datetime(table[column])
+            if times.dt.tz is None:
+                times = times.dt.tz_localize(zone)
+            moments[kind] = times.dt.tz_convert(zone)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{name}: column {column!r} holds values that are no dates ({error})"
+            ) from None
+    moments["known"] += pd.Timedelta(lag or 0)
+    return table.assign(**moments).sort_values("when", kind="stable")

@@ -48,3 +48,12 @@ def moving_deviation(values: Array, mean: Array, window: int) -> Array:
     return np.asarray(
         kernels.moving_deviation(np.ascontiguousarray(values, dtype=np.float64), mean, window)
     )
+
+
+def find_latest(visible: Array, length: int) -> Array:
+    """`[length]` int64: the last of the rows that are visible at each step, -1 where none is;
+    `visible` `[R]`: the step from which on each row is."""
+    latest = np.full(length, -1)
+    inside = visible < length
+    np.maximum.at(latest, visible[inside], np.flatnonzero(inside))
+    return np.asarray(np.maximum.accumulate(latest))

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.checks.gates import Gate
-from fintrader.bars.clean import clean, symbol_bars, to_grid
+from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
 from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import (
     as_traded,
@@ -26,6 +27,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
 from fintrader.market import features as ft
 from fintrader.market.columns import ColumnStore
+from fintrader.market.moving import find_latest
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings, factor_column
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
@@ -107,7 +109,7 @@ def read_all(
                 column = column_of.pop(last)
             column_of[symbol] = column
             happened = place_actions(reader.actions, [symbol], grid)[symbol]
-            own = symbol_bars(merged, grid, reader.sessions_over)
+            own = delay_extras(symbol_bars(merged, grid, reader.sessions_over), settings, grid)
             one, adjusted, events = hold_through(own, happened, grid)
             reader.events[symbol] = events
             table = ft.symbol_features(adjusted, names, later, np.float32)
@@ -120,6 +122,34 @@ def read_all(
     kept, sparse, small = choose(universe, coverage)
     columns.slots = [column_of[symbol] for symbol in kept]
     return kept, sparse, left_out | small
+
+
+def delay_extras(bars: SymbolBars, settings: DataSettings, grid: SessionGrid) -> SymbolBars:
+    """Show each extra column as it was known at the close of each bar (`features.known_at`), NaN
+    before anything was.
+
+    Raises DataError where a column of times holds none.
+    """
+    extras = dict(bars.extras)
+    ends = grid.minutes[bars.first : bars.stop] + grid.bar_minutes * MINUTE_NS
+    ends = np.minimum(ends, grid.end[bars.session])
+    for name, when in settings.features.known_at.items():
+        if name in extras:
+            lag = ft.lag_ns(when)
+            known = bars.extras[when] if lag is None else ends + lag
+            if known.min() < _FIRST_TIME:
+                raise DataError(
+                    f"{bars.symbol}: column {when!r} of data.features.known_at holds no times;"
+                    " write dates like 2024-05-02, or times with a zone"
+                )
+            visible = np.maximum(np.arange(len(bars)), np.searchsorted(ends, known))
+            latest = find_latest(visible, len(bars))
+            extras[name] = np.where(latest >= 0, bars.extras[name][latest], np.nan)
+    return replace(bars, extras=extras)
+
+
+_FIRST_TIME = 10 * 365 * 1440 * MINUTE_NS
+"""Numbers below it, nanoseconds since 1970, count something else."""
 
 
 def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:

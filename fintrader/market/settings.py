@@ -20,7 +20,7 @@ from fintrader.bars.sources.vendor_settings import (
 )
 from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
 from fintrader.errors import ConfigError
-from fintrader.market.features import FeatureSettings, read_names
+from fintrader.market.features import TRUSTED, FeatureSettings, lag_ns, read_names
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import UniverseSettings
@@ -99,7 +99,7 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         source = self.source
-        taken = (*self.features.names, *self.features.extra, *self.features.extra_raw)
+        taken = (*self.features.names, *self.features.extra)
         if isinstance(source, PlantedInSettings) and SIGNAL in taken:
             raise ValueError(f"{SIGNAL} is the name of the planted feature; rename the other one")
         if isinstance(source, VendorSettings) and self.path is None and self.start is None:
@@ -123,7 +123,10 @@ class DataSettings(Settings):
             source = FilesSettings()
         if isinstance(source, FilesSettings):
             factor = source.columns.get("factor")
-            wanted = (*self.features.extra, *self.features.extra_raw, factor)
+            extra = self.features.extra
+            known = [when for name, when in self.features.known_at.items() if name in extra]
+            moments = [when for when in known if lag_ns(when) is None]
+            wanted = dict.fromkeys((*extra, *moments, factor))
             needed = [name for name in wanted if name is not None and name not in source.extra]
             source = source.model_copy(update={"extra": (*source.extra, *needed)})
         return self.model_copy(update={"source": source})
@@ -165,13 +168,9 @@ def read_settings(
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:
-    """Features that stay as they are: extra columns, and the planted signal, which is always one of
-    them."""
-    names = settings.features.extra_raw
+    """Features that stay as they are: the planted signal, unless it is named as an extra column."""
     planted = planted_column(settings)
-    if planted is None or planted in (*names, *settings.features.extra):
-        return names
-    return (*names, planted)
+    return () if planted is None or planted in settings.features.extra else (planted,)
 
 
 def planted_column(settings: DataSettings) -> str | None:
@@ -184,11 +183,12 @@ def planted_column(settings: DataSettings) -> str | None:
 
 
 def list_trusted_columns(settings: DataSettings) -> tuple[str, ...]:
-    """List the features and context that others computed, from columns of the bars and from files;
-    no test shows when their values were known."""
+    """List the features and context that others computed, from columns of the bars and from files,
+    without saying when their values were known (`features.known_at`); no test shows it."""
     taken = settings.features
-    others = (*taken.extra, *taken.extra_raw, *taken.daily)
-    return tuple(name for name in others if name != planted_column(settings))
+    others = (*taken.extra, *taken.daily)
+    trusted = [name for name in others if taken.known_at.get(name, TRUSTED) == TRUSTED]
+    return tuple(name for name in trusted if name != planted_column(settings))
 
 
 def factor_column(settings: DataSettings) -> str | None:

@@ -190,7 +190,7 @@ def synthetic_grid(
     settings: SyntheticSettings, calendar: str, bar_minutes: int, start: dt.date = START
 ) -> SessionGrid:
     """The first `num_sessions` sessions on or after `start`."""
-    days = settings.num_sessions * 7 // 5 + 15  # weekends and holidays
+    days = settings.num_sessions * 3 // 2 + 15  # 252 of a year's 365 are sessions
     try:
         whole = session_grid(calendar, start, start + dt.timedelta(days=days), bar_minutes)
         last = whole.dates[settings.num_sessions - 1].item()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fintrader.backtesting.lookahead import MODES, LookaheadReport, lookahead
+from fintrader.backtesting.lookahead import LookaheadReport, lookahead
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
@@ -32,16 +32,15 @@ def check_lookahead(
         )
     print(report)
     if config.folder.root.is_dir():
-        tried = {"cuts": list(report.cuts), "prefixes": list(report.prefixes), "modes": list(MODES)}
         found = {
             "leaks": list(map(str, report.leaks)),
             "alarms": list(report.alarms),
             "trusted": list(report.trusted),
+            "untried": list(report.untried),
+            "unproved": list(report.unproved),
+            "trials": {stage: list(numbers) for stage, numbers in report.trials.items()},
         }
-        write_json(
-            config.folder.root / "lookahead.json",
-            {**found, "untried": list(report.untried), **tried},
-        )
+        write_json(config.folder.root / "lookahead.json", found)
     return report
 
 

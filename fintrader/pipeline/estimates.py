@@ -197,11 +197,7 @@ def _market_bytes(config: RunConfig) -> int | None:
     bars, symbols = _shape(config)
     if bars is None or symbols is None:
         return None
-    features = (
-        len(config.data.features.names)
-        + len(config.data.features.extra)
-        + len(config.data.features.extra_raw)
-    )
+    features = len(config.data.features.names) + len(config.data.features.extra)
     return bars * symbols * (3 * 4 + 4 * features + 2)
 
 

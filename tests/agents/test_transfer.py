@@ -172,7 +172,7 @@ def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path):
 def planted(seed, symbols):
     source = {"kind": "synthetic", "seed": seed, "num_symbols": symbols, "num_sessions": 12}
     source["planted"] = {"drift_bps": 3.0, "switch": 0.003}
-    chosen = {"names": ["return_1", "volatility_30"], "extra_raw": ["signal"]}
+    chosen = {"names": ["return_1", "volatility_30"]}
     return fintrader.load_market(
         {"source": source, "features": chosen, "windows": {"fractions": [0.6, 0.2, 0.2]}}
     )

@@ -199,13 +199,14 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, 
             key
         )
     assert "No look-ahead was found" in said(test)
+    assert "Not proved, for lack of time: 3 of 9 other bars" in said(test)
     assert "not computed" not in said(test)
     assert "not run" not in said(test)
     words = said(open_page(site, "honesty", run="second")).replace("\\", "")
     assert "Probability of backtest overfitting: not computed" in words
     assert "features without information was not run" in words
     assert "fintrader lookahead" in words
-    leaks = ["close: bar 3 changes when bars from 9 on are scrambled", "fill: bar 4"]
+    leaks = ["close: bar 3 changes when bars from 9 on do", "fill: bar 4"]
     (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps({"leaks": leaks}))
     test = open_page(site, "honesty", run="demo")
     assert "2 leak(s)" in test.error[0].value

@@ -19,9 +19,11 @@ from scipy.signal import filtfilt
 
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.lookahead import (
-    find_leaks,
+    LookaheadReport,
+    compare,
     implausible,
     lookahead,
+    reacting_policy,
 )
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.bars.calendar import session_grid
@@ -29,6 +31,7 @@ from fintrader.config import validate
 from fintrader.envs import EnvSettings
 from fintrader.market import build, draft, reading
 from fintrader.market.settings import DataSettings
+from tests import ROOT
 from tests.factories import joined, make_market
 
 _MEMO = {}
@@ -158,6 +161,68 @@ def two_sessions_ahead(bars):
     return result
 
 
+def min_max(bars):
+    return (bars.close - bars.close.min()) / np.ptp(bars.close)
+
+
+def low_frequencies(bars):
+    waves = np.fft.rfft(bars.close)
+    waves[len(waves) // 10 :] = 0
+    return np.fft.irfft(waves, len(bars)) / bars.close
+
+
+def cluster_of_the_sample(bars):
+    """Which of three means of all returns, found by k-means, is the nearest."""
+    moved = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
+    means = np.quantile(moved, [0.1, 0.5, 0.9])
+    for _ in range(10):
+        nearest = np.abs(moved[:, None] - means).argmin(axis=1)
+        means = np.array([moved[nearest == k].mean() for k in range(3)])
+    return means[nearest]
+
+
+def sum_of_what_comes(bars):
+    moved = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
+    return np.cumsum(moved[::-1])[::-1]
+
+
+def interpolated_both_ways(bars):
+    sparse = pd.Series(bars.close).where(np.arange(len(bars)) % 4 == 3)
+    return (sparse.interpolate(limit_direction="both").fillna(1.0) / bars.close).to_numpy()
+
+
+def resampled_under_its_start(bars):
+    """Every five bars' last close, on all five of them."""
+    groups = np.arange(len(bars)) // 5
+    return (pd.Series(bars.close).groupby(groups).transform("last") / bars.close).to_numpy()
+
+
+def volatility_to_come(bars):
+    moved = pd.Series(np.log(bars.close)).diff().fillna(0.0)
+    return moved[::-1].rolling(10, min_periods=1).std()[::-1].fillna(0.0).to_numpy()
+
+
+EVERYWHERE = (
+    next_return,
+    next_open,
+    centred_mean,
+    backfill,
+    whole_zscore,
+    whole_rank,
+    detrended,
+    smoothed_both_ways,
+    min_max,
+    low_frequencies,
+    cluster_of_the_sample,
+    sum_of_what_comes,
+    interpolated_both_ways,
+    resampled_under_its_start,
+    volatility_to_come,
+    highest_to_come,
+    label_of_five_bars,
+    memoised,
+)
+"""Leaks at almost every bar, which the first stage finds."""
 LEAKING = (
     next_return,
     next_open,
@@ -203,9 +268,22 @@ def own_file(bars):
     return np.random.default_rng(ord(bars.symbol[0])).normal(size=len(bars))
 
 
+def joined_table(bars):
+    """A table of its own, mixed with the bars so that every future changes it."""
+    return len((ROOT / "README.md").read_text()) * np.log(bars.close)
+
+
 def next_rows(bars):
     """No leak, but a mistake."""
     return bars.close / (1 // (len(bars) // 10**9))
+
+
+def drawdown(bars):
+    return bars.close / np.maximum.accumulate(bars.high) - 1.0
+
+
+def smoothed(bars):
+    return (pd.Series(bars.close).ewm(span=10).mean() / bars.close - 1.0).to_numpy()
 
 
 CONTEXT = ("time_of_day", "time_to_close", "turbulence_5", "index_return_1", "index_return_30")
@@ -231,6 +309,10 @@ def scaled_by_everything():
     build.fit_scales = lambda part, values, names, scaled, _train, *how: honest(
         part, values, names, scaled, (0, len(values)), *how
     )
+
+
+def shown_before_it_was_known():
+    reading.delay_extras = lambda bars, *_: bars
 
 
 def ranked_with_tomorrows_members():
@@ -344,11 +426,13 @@ def column(function):
 
 
 ENV = EnvSettings(decision_interval=2)
-QUICK = LookaheadSettings(cuts=1, prefixes=0, run=0)
+QUICK = LookaheadSettings(budget_minutes=0)
+"""The first stage only."""
+WHOLE_TIME = LookaheadSettings(budget_minutes=60)
 
 
 def with_features(path, functions, tried):
-    names = [*map(column, functions), *CLEAN, column(expanding_mean)]
+    names = [*map(column, (*functions, expanding_mean, drawdown, smoothed)), *CLEAN]
     features = {"names": names, "context": CONTEXT, "clip": 1e6}
     return lookahead(settings_of(path, features=features), ENV, tried)
 
@@ -402,11 +486,19 @@ def peeking(how):
 def with_environment(how):
     market = make_market(90, 4, seed=1, gaps=False)
 
-    def future(cut, _mode):
+    def future(cut):
         return joined(market, make_market(90, 4, seed=2, gaps=False), cut)
 
     with peeking(how):
         return find_leaks(market, future, EnvSettings(benchmark="equal_weight"), cuts=12)
+
+
+def find_leaks(market, rebuild, env, cuts):
+    """Compare a market with what `rebuild` makes of changed futures, at some bars after training."""
+    policy = reacting_policy(market, 0, env)
+    bars = np.linspace(market.windows.train[1] + 2, market.num_bars - 3, cuts).astype(int).tolist()
+    leaks = [leak for cut in bars for leak in compare(market, rebuild(cut), cut, env, policy)]
+    return LookaheadReport(tuple(leaks), {"cuts": (cuts, cuts)})
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -415,13 +507,13 @@ def with_environment(how):
 def caught_by(report, what):
     """How a report found `what`, empty where it did not."""
     found = [leak for leak in report.leaks if leak.what == what]
-    return f"{found[0].mode} future, in {found[0].times} views" if found else ""
+    return f"changed futures, {found[0].times} of them" if found else ""
 
 
 def table(folder):
     """Kind of leak -> what caught it, empty where nothing did."""
     path = write_bars(folder, sessions=21)
-    report = with_features(path, LEAKING, LookaheadSettings(prefixes=20))
+    report = with_features(path, LEAKING, WHOLE_TIME)
     rows = {
         f"feature: {one.__name__}": caught_by(report, f"feature {column(one)}") for one in LEAKING
     }

@@ -116,7 +116,7 @@ paper folder --feed smoke | --feed: choose one of 'replay' or 'alpaca'
 halt nobody | holds no deployment 'nobody'
 app --port x | --port: expected a whole number, got 'x'
 app --headless maybe | --headless: expected true, false or nothing behind it
-lookahead Q --prefixes x | --prefixes: expected a whole number, got 'x'
+lookahead Q --budget-minutes x | --budget-minutes: expected a number, got 'x'
 --completion tcsh | --completion: 'tcsh' is unknown; choose one of bash, zsh, fish
 --hlep | '--hlep' is no command
 """

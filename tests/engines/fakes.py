@@ -158,9 +158,7 @@ def make_backtest(folder: RunFolder, market: MarketTensors, *, seed: int, checke
                 choices=Choices(costs_bps=(0.0, 10.0, 20.0), stocks=False),
             ),
         }
-        write_json(
-            folder.root / "lookahead.json", {"leaks": [], "cuts": [100], "modes": ["scrambled"]}
-        )
+        write_json(folder.root / "lookahead.json", {"leaks": [], "unproved": ["3 of 9 other bars"]})
     moved = explanation_of(market, np.random.default_rng(seed))
     write_backtest(folder.backtest, results, context=context, explanation=moved, **checks)
 

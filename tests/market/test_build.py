@@ -228,9 +228,8 @@ def test_training_window_alone_sets_the_scale(tmp_path):
 
 def test_a_cross_section_needs_no_scale(tmp_path):
     table = minute_table(symbols=4, sessions=5)
-    table["raw"] = np.arange(len(table), dtype=float)
     names = ["return_1", "return_5"]
-    features = {"names": names, "extra_raw": ["raw"], "scaling": "rank"}
+    features = {"names": names, "scaling": "rank"}
     market = make_market(settings(write_csv(tmp_path, table), features=features))
     assert market.normalisation.cross_sectional == "rank"
     assert set(market.normalisation.features.values()) == {ColumnScale(mean=0.0, std=1.0)}
@@ -238,7 +237,6 @@ def test_a_cross_section_needs_no_scale(tmp_path):
     ranks = steps.argsort(1).argsort(1).double()
     agree = (market.features[1:, :, 0] - (ranks - 1.5) / (15 / 12) ** 0.5).abs() < 1e-5
     assert agree.double().mean() > 0.999  # float32 makes a tie or two of these prices
-    assert market.features[-1, :, 2].max() == len(table) - 1
 
 
 def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path):

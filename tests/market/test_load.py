@@ -383,3 +383,10 @@ def test_a_configuration_takes_own_functions_and_keeps_nothing_of_them(tmp_path)
     market = load_market(config, features=["return_1", weekday], cache=tmp_path)
     assert market.feature_names[:2] == ("return_1", f"{__name__}:weekday")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sessions", [577, 2000])
+def test_a_synthetic_market_is_as_long_as_asked_for(sessions):
+    settings = SyntheticSettings(num_sessions=sessions)
+    grid = synthetic_grid(settings, "XNAS", 390, dt.date(2016, 1, 4))
+    assert grid.num_sessions == sessions

@@ -58,7 +58,8 @@ def lookahead(folder: Folder) -> None:
             language="bash",
         )
         return
-    leaks, alarms, trusted = (listed(report.get(name)) for name in ("leaks", "alarms", "trusted"))
+    names = ("leaks", "alarms", "trusted", "unproved")
+    leaks, alarms, trusted, unproved = (listed(report.get(name)) for name in names)
     if leaks:
         st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
         table({"Leak": leaks}, "honesty_leaks")
@@ -70,6 +71,8 @@ def lookahead(folder: Folder) -> None:
         table({"Alarm": alarms}, "honesty_alarms")
     if isinstance(report.get("leaks"), list) and not leaks and not alarms:
         st.success("No look-ahead was found.", icon=":material/check_circle:")
+    if unproved:
+        st.caption(f"Not proved, for lack of time: {plain(', '.join(unproved), 400)}.")
     if trusted:
         st.caption(
             "Taken on trust, since nothing here makes them again:"

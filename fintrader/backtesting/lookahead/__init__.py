@@ -9,20 +9,16 @@ alarm.
 """
 
 from fintrader.backtesting.lookahead.alarms import Alarm, implausible
-from fintrader.backtesting.lookahead.differences import Leak, compare_markets, compare_trading
-from fintrader.backtesting.lookahead.prover import find_leaks, lookahead
+from fintrader.backtesting.lookahead.differences import Leak, compare, reacting_policy
+from fintrader.backtesting.lookahead.prover import lookahead
 from fintrader.backtesting.lookahead.report import LookaheadReport
-from fintrader.backtesting.lookahead.views import MODES, Mode
 
 __all__ = [
-    "MODES",
     "Alarm",
     "Leak",
     "LookaheadReport",
-    "Mode",
-    "compare_markets",
-    "compare_trading",
-    "find_leaks",
+    "compare",
     "implausible",
     "lookahead",
+    "reacting_policy",
 ]

@@ -8,7 +8,7 @@ over several horizons, and traded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,8 @@ from fintrader.seeding import create_numpy_generator
 IMPLAUSIBLE_IC = 0.1
 """Rank correlation with the return ahead. Of real minute bars no honest column that is significant
 reaches 0.04."""
+DOUBTFUL_IC = 0.04
+"""The same for a column that others computed, if its maker does not say when it was known."""
 IMPLAUSIBLE_SHARPE = 10.0
 """A year, before costs. Of real minute bars no honest column reaches 6."""
 FALSE_ALARMS = 0.001
@@ -58,22 +60,26 @@ class Alarm:
         )
 
 
-def implausible(market: MarketTensors, planted: str | None = None) -> tuple[Alarm, ...]:
+def implausible(
+    market: MarketTensors, planted: str | None = None, doubtful: Collection[str] = ()
+) -> tuple[Alarm, ...]:
     """Columns whose rank correlation with a return ahead, or whose Sharpe ratio, is too good: both
     too large to be honest and too significant to be chance. At most one of each kind a column, the
     most significant.
 
     `planted` names a column that is meant to be good: it raises no alarm, and others are measured
-    against it.
+    against it. The rank correlations of `doubtful` columns have a lower bound (`DOUBTFUL_IC`).
     """
     strengths = list(rank_correlations(market))
     ratios = list(sharpe_ratios(market))
     found: dict[tuple[str, str], Alarm] = {}
-    for tried, level in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
+    for tried, usual in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
         known = {
             (one.what, one.horizon): abs(one.value) for one, _ in tried if one.column == planted
         }
         for one, samples in tried:
+            is_doubtful = one.column in doubtful and one.what == "rank correlation"
+            level = DOUBTFUL_IC if is_doubtful else usual
             enough = max(level, STRONGER * known.get((one.what, one.horizon), 0.0))
             significant = student.ppf(1 - FALSE_ALARMS / (2 * len(tried)), samples - 1)
             if one.column != planted and abs(one.value) > enough and abs(one.t) > significant:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.lookahead.views import Mode
-from fintrader.envs import EnvSettings, ObservationLayout, Policy
+from fintrader.envs import EnvSettings, Policy
 from fintrader.envs.benchmark import lay_out
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_generator
 
 _SYMBOL_ARRAYS = ("open", "close", "volume", "tradable", "member")
+_DECISIONS = 300
 CALENDAR = frozenset({"time_of_day", "time_to_close"})
 """Context that is made of the exchange's calendar alone, which is known in advance."""
 
@@ -32,20 +32,31 @@ class Leak:
     """From this bar on the future was changed."""
     bar: int
     """The first bar that differs; it lies before `cut`."""
-    mode: Mode
     detail: str = ""
     times: int = 1
     """Views in which it was seen."""
 
     def __str__(self) -> str:
-        where = f"bar {self.bar} changes when bars from {self.cut} on are {self.mode}"
+        where = f"bar {self.bar} changes when bars from {self.cut} on do"
         often = f"; seen in {self.times} views" if self.times > 1 else ""
         return f"{self.what}: {where}{f' ({self.detail})' if self.detail else ''}{often}"
 
 
-def compare_markets(
-    market: MarketTensors, changed: MarketTensors, cut: int, mode: Mode
+def compare(
+    market: MarketTensors,
+    changed: MarketTensors,
+    cut: int,
+    env: EnvSettings,
+    policy: Policy,
 ) -> list[Leak]:
+    """Compare everything before `cut` with a market whose future was changed."""
+    return [
+        *compare_markets(market, changed, cut),
+        *compare_trading(market, changed, cut, env, policy),
+    ]
+
+
+def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int) -> list[Leak]:
     """Every array before `cut`, for the symbols that both have; one leak a column, at its first
     differing bar."""
     common = [name for name in market.symbols if name in changed.symbols]
@@ -55,11 +66,11 @@ def compare_markets(
         if at:
             of = "".join(f"{common[k]}, " for k in at[1:])
             apart = _apart(one, float(one[at]), float(other[at]))
-            leaks.append(Leak(what, cut, at[0], mode, of + apart))
+            leaks.append(Leak(what, cut, at[0], of + apart))
     missing = [name for name in market.symbols if name not in changed.symbols]
     if missing:
         said = f"the future decides that {', '.join(missing)} are in the market"
-        leaks.append(Leak("symbols", cut, 0, mode, said))
+        leaks.append(Leak("symbols", cut, 0, said))
     return leaks
 
 
@@ -122,7 +133,6 @@ def compare_trading(
     market: MarketTensors,
     changed: MarketTensors,
     cut: int,
-    mode: Mode,
     env: EnvSettings,
     policy: Policy,
 ) -> list[Leak]:
@@ -130,6 +140,7 @@ def compare_trading(
     markets."""
     if market.symbols != changed.symbols:
         return []
+    market = market.window(0, changed.num_bars)  # the time that is left is observed
     (one, seen), (other, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
     leaks = []
     for (bar, obs), (_, their_obs) in zip(seen, theirs, strict=True):
@@ -137,8 +148,9 @@ def compare_trading(
         if at:
             (column,) = at
             values = f"{float(obs[0, column]):.6g} and {float(their_obs[0, column]):.6g}"
-            what = column_name(one.layout, market, column)
-            leaks.append(Leak("observation", cut, bar, mode, f"{what}, {values}"))
+            slices = one.layout.slices.items()
+            part = next(name for name, columns in slices if column < columns.stop)
+            leaks.append(Leak("observation", cut, bar, f"column {column}, {part}, {values}"))
             break
     log, rival = one.trade_log, other.trade_log
     for what, ours, changes in (
@@ -150,7 +162,7 @@ def compare_trading(
             bar, *who = at
             of = "".join(f"{market.symbols[k]}, " for k in who)
             values = f"{ours[at]:,.10g} and {changes[at]:,.10g}"
-            leaks.append(Leak(what, cut, bar, mode, f"{of}{values} {'shares' if who else 'USD'}"))
+            leaks.append(Leak(what, cut, bar, f"{of}{values} {'shares' if who else 'USD'}"))
     # What was asked for fills at `cut`: it may not know that bar. A split there changes it, as it
     # should.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())
@@ -158,29 +170,8 @@ def compare_trading(
     if asked.size and not split and not leaks:
         asset = int(asked[0])
         held = f"{one.wanted[asset]:,.6g} and {other.wanted[asset]:,.6g} shares"
-        leaks.append(
-            Leak("order", cut, seen[-1][0], mode, f"{market.symbols[asset]}, {held} wanted")
-        )
+        leaks.append(Leak("order", cut, seen[-1][0], f"{market.symbols[asset]}, {held} wanted"))
     return leaks
-
-
-def column_name(layout: ObservationLayout, market: MarketTensors, column: int) -> str:
-    """What stands in a column of the flat observation."""
-    for part, columns in layout.slices.items():
-        if columns.start <= column < columns.stop:
-            at = column - columns.start
-            if part == "features":
-                asset, feature = divmod(at, layout.num_features)
-                return f"feature {market.feature_names[feature]} of {market.symbols[asset]}"
-            if part == "history":
-                back, below = divmod(at, layout.row_width)
-                bare = replace(layout, lookback=1)
-                name = column_name(bare, market, below + bare.private_width)
-                return f"{name}, {layout.lookback - 1 - back} bars before"
-            if part in ("holdings", "tradable", "member", "benchmark"):
-                return f"{part} of {market.symbols[at]}"
-            return f"{part} {market.context_names[at]}" if part == "context" else f"{part} {at}"
-    raise IndexError(column)
 
 
 def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
@@ -202,11 +193,13 @@ def _trade(
     when.
 
     The first decision is put off so that the last one falls on that bar: an order may not know the
-    bar it fills in.
+    bar it fills in. An account that trades long enough at random is ruined: it decides the last
+    times only.
     """
     account = BacktestAccount(market, env)
     seen: list[tuple[int, Tensor]] = []
-    wait = (cut - 1) % env.decision_interval
+    interval = env.decision_interval
+    wait = cut - 1 - min(_DECISIONS, (cut - 1) // interval) * interval
     over = account.act(None, wait) if wait else False
     with torch.no_grad():
         while not over and account.bar < cut:

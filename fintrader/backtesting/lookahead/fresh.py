@@ -11,28 +11,33 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any, Self
 
 from pydantic import TypeAdapter
 
 from fintrader import errors
 from fintrader.backtesting.lookahead.views import View, ViewFeed, settings_of
-from fintrader.bars.calendar import session_grid, timezone_of
+from fintrader.bars.calendar import session_date, timezone_of
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import load_object
 from fintrader.errors import BacktestError, FintraderError
+from fintrader.market import features
 from fintrader.market.bar_source import open_feed
-from fintrader.market.build import assemble
+from fintrader.market.build import assemble, lay_grid, make_market
 from fintrader.market.settings import DataSettings
+from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.reproducible import ONE_THREAD
 from fintrader.system import HAS_FORK, start_fork
@@ -59,6 +64,7 @@ class FreshBuilds:
     ):
         self._folder = TemporaryDirectory(prefix="fintrader-lookahead-")
         self._count = 0
+        self.settings = settings
         self._source = {
             "settings": json.loads(settings.model_dump_json()),
             "seed": seed,
@@ -66,10 +72,12 @@ class FreshBuilds:
             "setup": setup,
         }
         self._process = _spawn()
-        self.span: tuple[int, int] = (0, 0)
-        """First and last time of all bars."""
+        self.at_once = (os.cpu_count() or 1) if HAS_FORK else 1
+        """Views that are built at the same time."""
+        self.opened: dict[str, list[str]] = {}
+        """Own features -> files that they opened while they were computed."""
         try:
-            self.span = tuple(self._ask(**self._source)["span"])
+            self._ask(**self._source)
         except BaseException:
             self.close()
             raise
@@ -91,28 +99,30 @@ class FreshBuilds:
 
     def __call__(self, view: View) -> MarketTensors:
         """The market of a view."""
-        return next(iter(self.each([view])))
+        (market,) = self.each([view])
+        if isinstance(market, FintraderError):
+            raise market
+        return market
 
-    def each(self, views: Sequence[View]) -> Iterator[MarketTensors]:
-        """The markets of views, in their order; as many are built at once as there are
-        processors."""
-        size = (os.cpu_count() or 1) if HAS_FORK else 1
-        for start in range(0, len(views), size):
-            if self._count and not HAS_FORK:
-                self._end()
-                self._process = _spawn()
-                self._ask(**self._source)
-            jobs = []
-            for view in views[start : start + size]:
-                self._count += 1
-                folder = Path(self._folder.name) / str(self._count)
-                folder.mkdir()
-                jobs.append({"view": _VIEW.dump_python(view, mode="json"), "folder": str(folder)})
-            self._ask(jobs=jobs)
-            for job in jobs:
-                market = MarketTensors.load(Path(job["folder"]) / "market.safetensors")
-                shutil.rmtree(job["folder"])  # the market stays mapped
-                yield market
+    def each(self, views: Sequence[View]) -> list[MarketTensors | FintraderError]:
+        """The markets of at most `at_once` views, or why one has none."""
+        if self._count and not HAS_FORK:
+            self._end()
+            self._process = _spawn()
+            self._ask(**self._source)
+        jobs = []
+        for view in views:
+            self._count += 1
+            folder = Path(self._folder.name) / str(self._count)
+            folder.mkdir()
+            jobs.append({"view": _VIEW.dump_python(view, mode="json"), "folder": str(folder)})
+        markets: list[MarketTensors | FintraderError] = []
+        for job, answer in zip(jobs, self._ask(jobs=jobs)["answers"], strict=True):
+            self.opened |= answer.get("opened", {})
+            path = Path(job["folder"]) / "market.safetensors"
+            markets.append(_error_of(answer) or MarketTensors.load(path))
+            shutil.rmtree(job["folder"])  # the market stays mapped
+        return markets
 
     def _ask(self, **message: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -125,9 +135,15 @@ class FreshBuilds:
             raise BacktestError(
                 "the process that builds views ended; was its memory used up?"
             ) from None
-        if "error" in answer:
-            raise getattr(errors, answer["type"], BacktestError)(answer["error"])
+        error = _error_of(answer)
+        if error is not None:
+            raise error
         return answer
+
+
+def _error_of(answer: Mapping[str, Any]) -> FintraderError | None:
+    kind: type[FintraderError] = getattr(errors, answer.get("type", ""), BacktestError)
+    return kind(answer["error"]) if "error" in answer else None
 
 
 def _spawn() -> subprocess.Popen[str]:
@@ -167,31 +183,45 @@ class _Server:
         self.feed.prepare()
         self.seed = int(values["seed"])
         self.bars = {name: self.feed.bars(name) for name in self.feed.symbols}
-        timezone_of(self.settings.calendar)  # as below
+        first, last = self.feed.span()
+        calendar = self.settings.calendar
+        self.span = session_date(calendar, first), session_date(calendar, last)
+        # Forks find compiled code, the calendar and the grid ready: they take a second. Of the
+        # market itself nothing is built.
+        make_market(DataSettings(source=SyntheticSettings(num_symbols=2, num_sessions=20)))
+        timezone_of(calendar)
+        lay_grid(self.settings, (first, last), self.settings.bar_minutes)
         gc.freeze()
 
     def _work(self, view: View, folder: Path) -> None:
         """Build a view and write down what came of it."""
-        result = {"error": "code of your own ended the process", "type": "BacktestError"}
+        opened: dict[str, set[str]] = {}
+        result: dict[str, Any] = {
+            "error": "code of your own ended the process",
+            "type": "BacktestError",
+        }
+        sys.addaudithook(partial(_note_file, opened))
+        if view.cut is not None:  # its warnings are of bars that were scrambled here
+            logging.disable()
+            warnings.simplefilter("ignore")
         try:
-            settings = settings_of(self.settings, view, folder)
-            market = assemble(settings, ViewFeed(self.feed, self.bars, view, self.seed))
+            settings = settings_of(self.settings, view, self.span, folder)
+            known_at = settings.features.known_at
+            feed = ViewFeed(self.feed, self.bars, view, self.seed, known_at)
+            market = assemble(settings, feed)
             market.save(folder / "market.safetensors")
-            result = {}
+            result = {"opened": {name: sorted(paths) for name, paths in opened.items()}}
         except Exception as error:
             result = _problem(error)
         finally:
             (folder / _ANSWER).write_text(json.dumps(result))
 
     def answer(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Build each view in a fork of its own; the first problem among them, if there is one."""
+        """Build each view in a fork of its own."""
         children = []
         for job in jobs:
             view = _VIEW.validate_python(job["view"])
             folder = Path(job["folder"])
-            session_grid(
-                self.settings.calendar, view.start, view.end
-            )  # forks find it ready: it takes a second
             children.append((start_fork(partial(self._work, view, folder)), folder / _ANSWER))
         answers: list[dict[str, Any]] = []
         for wait, answer in children:
@@ -201,7 +231,30 @@ class _Server:
                 "type": "BacktestError",
             }
             answers.append(json.loads(answer.read_text()) if answer.is_file() else lost)
-        return next((answer for answer in answers if answer), {})
+        return {"answers": answers}
+
+
+_CODE = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib", ".nbi", ".nbc")
+_NO_DATA = (sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/")
+"""Folders of installed packages and of the system."""
+
+
+def _note_file(opened: dict[str, set[str]], event: str, arguments: tuple[Any, ...]) -> None:
+    """Note a file that a feature opens, or the import of its module (`module:*`); an audit hook."""
+    if event not in ("open", "sqlite3.connect") or not isinstance(arguments[0], str | bytes):
+        return
+    path = os.path.abspath(os.fsdecode(arguments[0]))
+    if path.startswith(_NO_DATA) or path.endswith(_CODE) or "__pycache__" in path:
+        return
+    frame: FrameType | None = sys._getframe(1)
+    is_import = False
+    while frame is not None:
+        is_import |= frame.f_code.co_filename.startswith("<frozen importlib")
+        if frame.f_globals.get("__name__") == features.__name__ and "name" in frame.f_locals:
+            module, _, name = str(frame.f_locals["name"]).partition(":")
+            opened.setdefault(f"{module}:{'*' if is_import else name}", set()).add(path)
+            return
+        frame = frame.f_back
 
 
 def main() -> None:
@@ -215,7 +268,7 @@ def main() -> None:
             try:
                 if server is None:
                     server = _Server(message)
-                    said: dict[str, Any] = {"span": server.feed.span()}
+                    said: dict[str, Any] = {}
                 else:
                     said = server.answer(message["jobs"])
             except Exception as error:

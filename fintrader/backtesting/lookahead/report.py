@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fintrader.backtesting.lookahead.differences import Leak
-from fintrader.backtesting.lookahead.views import MODES
 from fintrader.config import strip_folders
+from fintrader.market.features import TRUSTED
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import (
     DataSettings,
@@ -21,41 +21,51 @@ from fintrader.market.settings import (
 class LookaheadReport:
     """Trials and findings of a look-ahead check."""
 
-    cuts: tuple[int, ...]
-    """Bars from which on the whole market's future was changed."""
     leaks: tuple[Leak, ...]
-    prefixes: tuple[int, ...] = ()
-    """Bars from which on the future of a piece around them was changed."""
+    trials: Mapping[str, tuple[int, int]]
+    """Stage -> the trials that were made, and all of them."""
     alarms: tuple[str, ...] = ()
     """Columns that know implausibly much of the returns after them: no proof, but a reason to
     ask."""
     trusted: tuple[str, ...] = ()
     """Inputs that no view can prove, because they are not made of bars."""
     untried: tuple[str, ...] = ()
-    """What the pieces around a bar were too short for, or could not be built for."""
+    """Bars at which a market with another future could not be built."""
+    is_kept: bool = False
+    """Whether the same call goes on with the trials that are left."""
 
     @property
     def clean(self) -> bool:
         """Whether nothing was found: neither a leak nor a reason for an alarm."""
         return not self.leaks and not self.alarms
 
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """The trials that are left, by stage."""
+        left = {stage: (total - done, total) for stage, (done, total) in self.trials.items()}
+        return tuple(f"{one:,} of {all_:,} {stage}" for stage, (one, all_) in left.items() if one)
+
     def __str__(self) -> str:
-        tried = f"{len(self.cuts)} cuts of the whole market, bars {', '.join(map(str, self.cuts))}"
-        if self.prefixes:
-            tried += f", {len(self.prefixes):,} of pieces"
-        tried += f", future {' and '.join(MODES)}"
-        lines = [f"{'Look-ahead found' if self.leaks else 'No look-ahead found'}: {tried}."]
+        number = sum(done for done, _ in self.trials.values())
+        found = "Look-ahead found" if self.leaks else "No look-ahead found"
+        lines = [f"{found}: {number:,} markets with another future were compared."]
         lines += [f"  {leak}" for leak in self.leaks]
-        for title, found in (
+        tried = [
+            f"{one:,} of {all_:,} {stage}" for stage, (one, all_) in self.trials.items() if one
+        ]
+        more = "; the same command goes on with them" if self.is_kept else ""
+        for title, entries in (
             ("Alarm, implausible", self.alarms),
+            ("Tried" if self.leaks else "Proved", tried),
+            (f"Not proved, for lack of time{more}", self.unproved),
             ("Taken on trust", self.trusted),
-            ("Tried on the whole market only", self.untried),
+            ("Not proved, for these could not be built", self.untried),
         ):
-            lines += [f"{title}:", *(f"  {line}" for line in found)] if found else []
+            lines += [f"{title}:", *(f"  {line}" for line in entries)] if entries else []
         return "\n".join(lines)
 
 
-def gathered(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
+def gather(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     """One of each name, the first that was found, and how often it was."""
     found: dict[str, Leak] = {}
     for leak in leaks:
@@ -64,11 +74,15 @@ def gathered(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     return tuple(found[what] for what in sorted(found))
 
 
-def trusted(
-    data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequence[str]
+def list_trusted(
+    data: DataSettings,
+    benchmark: str,
+    own_index: bool,
+    unmoved: Sequence[str],
+    opened: Mapping[str, Sequence[str]],
 ) -> tuple[str, ...]:
     """List the inputs that were not computed from the changed bars; `unmoved` are columns that did
-    not react.
+    not react, `opened` the files that own features opened.
 
     A file's rows are hidden from their dates on, but only its maker can say when each was known.
     """
@@ -76,9 +90,11 @@ def trusted(
     universe = data.universe
     source = data.source
     planted = planted_column(data)
+    known = dict.fromkeys((*features.extra, *features.daily), TRUSTED)
+    known |= {name: f"known at: {when}" for name, when in features.known_at.items()}
     found = [
-        f"feature {name}: a column of the bars as they came"
-        for name in (*features.extra, *features.extra_raw)
+        f"feature {name}: a column of the bars, {known[name]}"
+        for name in features.extra
         if name != planted
     ]
     if isinstance(source, PlantedInSettings):
@@ -90,7 +106,7 @@ def trusted(
         found.append(f"feature {planted}: planted on purpose, known when its bar has closed")
     files = {
         "index level": data.benchmark,
-        **{f"context {name}": path for name, path in features.daily.items()},
+        **{f"context {name}, {known[name]}": path for name, path in features.daily.items()},
         "membership": universe.membership,
         "shares outstanding": universe.shares_outstanding,
         "splits and dividends": data.actions,
@@ -105,6 +121,11 @@ def trusted(
     factor = factor_column(data)
     if factor is not None:
         found.append(f"prices: as traded by the column {factor}")
+    found += [
+        f"feature {name}: opens {', '.join(map(strip_folders, paths))}, which is the same in every"
+        " future; join it to the bars as a column, with data.features.known_at"
+        for name, paths in opened.items()
+    ]
     declared = {*list_trusted_columns(data), planted}
     still = "stays the same when every bar changes, so it is not computed from them"
     return (*found, *(f"{name}: {still}" for name in unmoved if name not in declared))

@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,83 +18,86 @@ from fintrader.bars.checks import STOPPING
 from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import Action, load_actions
 from fintrader.bars.sources.feed import Feed
+from fintrader.market.features import TRUSTED, lag_ns
 from fintrader.market.index_level import read_level
-from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.universe import UniverseSettings, load_membership, load_shares
 from fintrader.seeding import create_numpy_generator
 
-Mode = Literal["cut", "scrambled"]
-MODES: tuple[Mode, ...] = ("cut", "scrambled")
-_QUARTER_DAY_NS = 6 * 3_600_000_000_000
+_KEPT = 0.8
+"""Share of a changed future's bars that are there."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A moment from which on everything is hidden or made up."""
+    """A moment from which on everything is made up."""
 
     ts: int
-    """Start of the first hidden bar, nanoseconds since 1970 UTC."""
+    """Start of the first changed bar, nanoseconds since 1970 UTC."""
     day: dt.date
     """Session of the last bar that can be seen."""
     over: bool
     """Whether that session is over: its daily closes are known."""
-    mode: Mode
 
 
 @dataclass(frozen=True)
 class View:
-    """Which market to build."""
+    """The whole market, or what its future is changed to."""
 
-    first_ts: int
-    last_ts: int
-    """Starts of the first and the last bar."""
-    start: dt.date
-    end: dt.date
-    windows: tuple[dt.date, dt.date, dt.date] | None = None
-    """Last day of training, days of validation and test: of a piece of the range; None: the whole,
-    as configured."""
-    symbols: tuple[str, ...] = ()
-    """Of a piece: the whole market's symbols."""
     cut: Cut | None = None
+    symbols: tuple[str, ...] = ()
+    """The only symbols, whatever their bars are like; empty: as configured."""
+    statistics: str | None = None
+    """JSON of the statistics that scale columns; None: of the training window, as configured."""
+    last_days: tuple[dt.date, dt.date, dt.date] | None = None
+    """Its last three sessions, with which the windows end; None: all days and windows, as
+    configured."""
+    last_ts: int | None = None
+    """Start of the last bar; None: of all bars."""
 
 
-def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSettings:
-    """The (effective) settings of a view; dated files that end at its cut are written to `folder`.
-
-    A piece has no choice of symbols by its bars, and no signal planted into real bars: both belong
-    to the windows of the whole.
-    """
-    # what another future holds is no market's doing
-    values: dict[str, Any] = {"start": view.start, "end": view.end, "waive": STOPPING}
-    universe = settings.universe
-    if view.windows is not None:
-        train, validation, test = view.windows
+def settings_of(
+    settings: DataSettings, view: View, span: tuple[dt.date, dt.date], folder: Path
+) -> DataSettings:
+    """The (effective) settings of a view of a market that spans two days; dated files that end at
+    its cut are written to `folder`."""
+    # The faults of another future are no faults of the market.
+    start = settings.start or span[0]
+    end = settings.end or span[1]
+    values: dict[str, Any] = {"waive": STOPPING}
+    if view.last_days is not None:
+        train, validation, end = view.last_days
         values["windows"] = WindowSettings(
-            train=(view.start, train),
+            train=(start, train),
             validation=(validation, validation),
-            test=(test, view.end),
+            test=(end, end),
             embargo_sessions=0,
         )
-        universe = universe.model_copy(
-            update={"symbols": (), "min_coverage": 0.0, "max_symbols": None}
-        )
-        if isinstance(settings.source, PlantedInSettings):
-            values["source"] = settings.source.files()
+    universe = settings.universe
+    features = settings.features
+    if view.symbols:
+        chosen = {"symbols": view.symbols, "min_coverage": 0.0, "max_symbols": None}
+        universe = universe.model_copy(update=chosen)
+    if view.statistics is not None:
+        statistics = folder / "statistics.json"
+        statistics.write_text(view.statistics)
+        features = features.model_copy(update={"normalisation": str(statistics)})
     if view.cut is not None:
         cut = view.cut
-        universe = _universe_until(universe, cut.day, view.end, folder)
+        universe = _universe_until(universe, cut.day, end, folder)
         values["actions"] = _actions_until(settings.actions, cut.day, folder / "actions.csv")
         if settings.benchmark is not None:
-            where = (settings.calendar, "data.benchmark")
+            where = (settings.calendar, "data.benchmark", TRUSTED)
             known = folder / "benchmark.csv"
             values["benchmark"] = _level_until(settings.benchmark, where, cut, known)
         daily = {}
-        for name, path in settings.features.daily.items():
-            where = (settings.calendar, f"data.features.daily.{name}")
+        for name, path in features.daily.items():
+            known_at = features.known_at.get(name, TRUSTED)
+            where = (settings.calendar, f"data.features.daily.{name}", known_at)
             daily[name] = _level_until(path, where, cut, folder / f"{name}.csv")
-        values["features"] = settings.features.model_copy(update={"daily": daily})
-    return settings.model_copy(update={**values, "universe": universe})
+        features = features.model_copy(update={"daily": daily})
+    values |= {"start": start, "end": end, "universe": universe, "features": features}
+    return settings.model_copy(update=values)
 
 
 def _actions_until(path: str | None, day: dt.date, known: Path) -> str | None:
@@ -110,19 +113,20 @@ def _actions_until(path: str | None, day: dt.date, known: Path) -> str | None:
     return str(known)
 
 
-def _level_until(path: str, where: tuple[str, str], cut: Cut, known_path: Path) -> str:
+def _level_until(path: str, where: tuple[str, str, str], cut: Cut, known_path: Path) -> str:
     """A series without the rows that nobody could know; the file itself where no row would be
-    left. where: the calendar of its times, and the setting that names it."""
+    left. where: the calendar of its times, the setting that names it, and when it was known."""
     table = read_level(path, *where)
-    days = table["when"].dt.normalize()
-    if (table["when"] == days).all():
-        dates = days.dt.tz_localize(None)
+    moments = table["known"]
+    own = table["when"].dt.normalize()
+    if (table["when"] == own).all():
+        dates = moments.dt.tz_localize(None).dt.normalize()
         known = dates <= pd.Timestamp(cut.day) if cut.over else dates < pd.Timestamp(cut.day)
-        table = table.assign(date=dates.dt.strftime("%Y-%m-%d"))
+        table = table.assign(date=own.dt.strftime("%Y-%m-%d"))
     else:
-        known = table["when"].dt.tz_convert("UTC").dt.tz_localize(None) < pd.Timestamp(cut.ts)
+        known = moments.dt.tz_convert("UTC").dt.tz_localize(None) < pd.Timestamp(cut.ts)
         table = table.assign(ts=table["when"].map(lambda moment: moment.isoformat()))
-    columns = [name for name in ("ts", "date", "open", "close") if name in table]
+    columns = [name for name in ("ts", "date", "open", "close", where[2]) if name in table]
     if not known.any():
         return path
     table.loc[known, columns].to_csv(known_path, index=False)
@@ -179,21 +183,24 @@ class ViewFeed(Feed):
     """Another feed's bars as a view shows them. Its span stays, so that nothing seems to have ended
     early."""
 
-    def __init__(self, feed: Feed, bars: Mapping[str, Bars], view: View, seed: int) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        bars: Mapping[str, Bars],
+        view: View,
+        seed: int,
+        known_at: Mapping[str, str],
+    ) -> None:
+        self._known_at = known_at
         self._feed = feed
         self._bars = bars
-        self._view = view
+        self._cut = view.cut
+        self._last_ts = feed.span()[1] if view.last_ts is None else view.last_ts
         self._seed = seed
         self.inputs = feed.inputs
         self.companies = feed.companies
         self.missing = feed.missing
-        low = view.first_ts - _QUARTER_DAY_NS
-        high = view.last_ts + _QUARTER_DAY_NS
-        wanted = view.symbols or feed.symbols
-        is_whole = view.windows is None
-        found = {name: bars[name].ts for name in wanted}
-        self._rows = {name: is_whole | ((ts >= low) & (ts <= high)) for name, ts in found.items()}
-        self.symbols = [name for name in feed.symbols if name in found and self._rows[name].any()]
+        self.symbols = feed.symbols
         known: dt.date = view.cut.day if view.cut else dt.date.max
         self.actions: tuple[Action, ...] = tuple(
             action for action in feed.actions if action.day <= known
@@ -203,24 +210,31 @@ class ViewFeed(Feed):
         return self._feed.span()
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        return self._feed.holder(
-            ticker, day
-        )  # of the whole: an action of a symbol that is not in view is no error
+        return self._feed.holder(ticker, day)
 
     def bars(self, symbol: str) -> Bars:
-        bars = self._bars[symbol].take(self._rows[symbol])
-        cut = self._view.cut
+        bars = self._bars[symbol]
+        cut = self._cut
         if cut is None:
             return bars
-        if cut.mode == "cut":
-            return ending(bars, cut.ts, self._view.last_ts)
-        return scrambled(
-            bars, bars.ts >= cut.ts, create_numpy_generator(self._seed, "scramble", symbol)
-        )
+        random = create_numpy_generator(self._seed, "scramble", symbol)
+        bars = self._hide(bars, cut, random)
+        return ending(scrambled(bars, bars.ts >= cut.ts, random), self._last_ts)
+
+    def _hide(self, bars: Bars, cut: Cut, random: np.random.Generator) -> Bars:
+        """Replace the values of extra columns that were not known yet, in earlier rows too."""
+        extras = dict(bars.extras)
+        for name, when in self._known_at.items():
+            if name in extras:
+                lag = lag_ns(when)
+                known = extras[when] if lag is None else bars.ts + lag
+                other = random.permutation(extras[name]) * random.uniform(0.8, 1.25, len(bars))
+                extras[name] = np.where(known >= cut.ts, other, extras[name])
+        return replace(bars, extras=extras)
 
     def index(self, grid: SessionGrid) -> Array | None:
         level = self._feed.index(grid)
-        cut = self._view.cut
+        cut = self._cut
         if level is None or cut is None:
             return level
         changed = np.array(level)
@@ -231,30 +245,36 @@ class ViewFeed(Feed):
         return changed
 
 
-def ending(bars: Bars, ts: int, last_ts: int) -> Bars:
-    """Bars that end at `ts` with one that repeats the last close, so that silent bars before it are
-    still carried.
-
-    A symbol that begins only then has its one bar at `last_ts`; one that had ended stays as it was.
-    """
+def ending(bars: Bars, ts: int) -> Bars:
+    """Bars that end at `ts` at the latest, with one that repeats the last close, so that silent
+    bars before it are still carried; a symbol that begins only then has its one bar there."""
     before = bars.ts < ts
-    if before.all():
+    if (bars.ts <= ts).all():
         return bars
     known = bars.take(before)
     one = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(slice(1))
     price = one.close if len(known) else np.ones(1)
-    when = np.array([ts if len(known) else last_ts])
-    last = replace(one, ts=when, volume=np.zeros(1), open=price, high=price, low=price, close=price)
+    last = replace(
+        one,
+        ts=np.array([ts]),
+        volume=np.zeros(1),
+        open=price,
+        high=price,
+        low=price,
+        close=price,
+    )
     return concat([known, last])
 
 
-def scrambled(bars: Bars, rows: Array, rng: np.random.Generator) -> Bars:
-    """The same times with other prices, volumes and extra columns in `rows`: shuffled among them,
-    prices moved."""
+def scrambled(bars: Bars, rows: Array, random: np.random.Generator) -> Bars:
+    """Some of the same times with other prices, volumes and extra columns in `rows`: shuffled among
+    them, prices moved. The last row stays, so that nothing ends."""
     where = np.flatnonzero(rows)
     order = np.arange(len(bars))
-    order[where] = rng.permutation(where)
-    move = np.where(rows, rng.uniform(0.8, 1.25), 1.0)
+    order[where] = random.permutation(where)
+    move = np.where(rows, random.uniform(0.8, 1.25), 1.0)
     mixed = bars.take(order)
     prices = {name: getattr(mixed, name) * move for name in PRICES}
-    return replace(mixed, ts=bars.ts, row=bars.row, **prices)
+    kept = ~rows | (random.random(len(bars)) < _KEPT)
+    kept[bars.ts.argmax()] = True
+    return replace(mixed, ts=bars.ts, row=bars.row, **prices).take(kept)

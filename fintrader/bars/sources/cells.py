@@ -58,6 +58,7 @@ _MOST_CLOSES = 0.05
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
 _SECOND = UNITS["s"]
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 _LARGEST = np.array([10**10, 10**13, 10**16])
 """Numbers below are seconds, milliseconds and microseconds since 1970."""
 
@@ -82,6 +83,11 @@ class Column:
             or pa.types.is_string_view(kind)
             or pa.types.is_dictionary(kind)
         )
+
+    @property
+    def holds_times(self) -> bool:
+        """True where the first cell is a time or a date, or text that begins with one."""
+        return bool(len(self.cells) and _DATE.match(str(self.cells[0])))
 
     @property
     def text(self) -> pa.ChunkedArray:
@@ -234,6 +240,15 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     if settings.label == "end":  # some end their bars a millisecond early
         return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
     return ns
+
+
+def _read_moments(column: Column, settings: FilesSettings) -> Array:
+    """`[R]` float64 nanoseconds since 1970 UTC of an extra column of times; a column of dates holds
+    the ends of these days."""
+    ns = _times(column, None, settings.model_copy(update={"label": "start", "time_format": None}))
+    wall = to_wall(ns, settings.timezone)
+    is_dates = bool((wall == wall.normalize()).all())
+    return (ns + is_dates * 1440 * MINUTE_NS).astype(np.float64)
 
 
 def _count_days(column: Column, settings: FilesSettings) -> Array:
@@ -395,7 +410,9 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
 
 
 def _numbers(column: Column, settings: FilesSettings) -> Array:
-    """Numbers of cells, NaN for an empty one."""
+    """Numbers of cells, NaN for an empty one; of times, see `_read_moments`."""
+    if column.holds_times:
+        return _read_moments(column, settings)
     if not column.is_text:
         cells = column.cells
         if cells.type == pa.float32():  # the shortest decimals: 1.10235, not 1.1023500...

@@ -183,7 +183,7 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         meaning = f"{count(drawn.count)} random sets of members, {held}"
         rows.append(("Random static portfolios", f"{better} did better", meaning))
     if verdict.trusted_columns:
-        meaning = "computed by others; no test shows when they were known"
+        meaning = "by others; data.features.known_at does not say when they were known"
         rows.append(("Columns on trust", ", ".join(verdict.trusted_columns), meaning))
     if verdict.survivors_bound is not None:
         scale, over = span(verdict.sessions, verdict.sessions_a_year)

@@ -1,0 +1,123 @@
+"""Columns and tables of others are seen when they were known, and named where nobody says when."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fintrader
+from fintrader.backtesting.lookahead import lookahead
+from fintrader.errors import ConfigError, DataError
+from tests.backtesting import leak_lab as lab
+
+DAYS = pd.bdate_range("2024-01-02", "2024-06-28")
+DAYS = DAYS[~DAYS.isin(pd.to_datetime(["2024-01-15", "2024-02-19", "2024-03-29", "2024-05-27"]))]
+DAYS = DAYS[pd.Timestamp("2024-06-19") != DAYS]
+QUARTER = pd.Timestamp("2024-03-31")
+REPORTED = pd.Timestamp("2024-05-02")
+
+
+def bars():
+    """Daily bars with earnings as a careless join by date has them: from the quarter's end on."""
+    close = 50 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.01, len(DAYS))))
+    prices = dict.fromkeys(("open", "high", "low", "close"), close)
+    after = pd.Series(DAYS) >= QUARTER
+    frame = pd.DataFrame({"date": DAYS, **prices, "volume": 1e6, "eps": np.where(after, 2.0, 1.0)})
+    return frame.assign(reported=np.where(after, REPORTED, pd.Timestamp("2023-10-30")))
+
+
+def market(table=None, **features):
+    chosen = {"names": ["return_1"], "context": [], "scaling": "none", **features}
+    tables = {"AAA": bars() if table is None else table}
+    windows = {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}
+    return fintrader.load_market(tables, features=chosen, windows=windows)
+
+
+def first_day(built, column, value):
+    """The session in which a column first has a value."""
+    values = dict(built.columns())[column][:, 0].numpy()
+    return DAYS[int(np.flatnonzero(np.isclose(values, value))[0])]
+
+
+def test_a_join_by_period_end_is_seen_at_once_and_named():
+    built = market(extra=["eps"])
+    assert first_day(built, "eps", 2.0) == pd.Timestamp("2024-04-01")
+    assert built.provenance.trusted_columns == ("eps",)
+    trusted = market(extra=["eps"], known_at={"eps": "trusted"})
+    assert trusted.provenance.trusted_columns == ("eps",)
+
+
+@pytest.mark.parametrize(
+    ("known_at", "day"),
+    [
+        # a date is over after the session's close
+        ("reported", "2024-05-03"),
+        ("45d", "2024-05-16"),
+        ("1d", "2024-04-02"),
+        ("30min", "2024-04-02"),
+    ],
+)
+def test_values_are_seen_when_they_were_known(known_at, day):
+    built = market(extra=["eps"], known_at={"eps": known_at})
+    assert first_day(built, "eps", 2.0) == pd.Timestamp(day)
+    assert first_day(built, "eps", 1.0) <= pd.Timestamp("2024-02-20")
+    assert built.provenance.trusted_columns == ()
+
+
+def test_a_time_of_day_is_exact(tmp_path):
+    """An announcement before the close is seen by that day's bar, one after it by the next day's;
+    so are files."""
+    for clock, day in (("15:30", "2024-05-02"), ("16:30", "2024-05-03")):
+        moment = pd.Timestamp(f"2024-05-02 {clock}", tz="America/New_York")
+        table = bars()
+        told = table.reported.dt.tz_localize("America/New_York")
+        table["reported"] = told.where(table.eps == 1.0, moment)
+        known = {"extra": ["eps"], "known_at": {"eps": "reported"}}
+        assert first_day(market(table, **known), "eps", 2.0) == pd.Timestamp(day)
+        table.assign(ticker="AAA").to_csv(tmp_path / "bars.csv", index=False)
+        values = {"path": str(tmp_path / "bars.csv"), "bar_minutes": 1440}
+        source = {"kind": "files", "bar_minutes": 1440, "columns": {"ts": "date"}}
+        features = {"names": ["return_1"], "context": [], "scaling": "none", **known}
+        windows = {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}
+        stored = fintrader.load_market(
+            {**values, "source": source, "features": features, "windows": windows},
+            cache=tmp_path / "cache",
+        )
+        assert first_day(stored, "eps", 2.0) == pd.Timestamp(day)
+
+
+@pytest.mark.parametrize(
+    ("known_at", "day"),
+    [(None, "2024-04-01"), ("released", "2024-04-26"), ("20d", "2024-04-22")],
+)
+def test_a_daily_series_is_seen_when_it_was_known(tmp_path, known_at, day):
+    path = tmp_path / "gdp.csv"
+    path.write_text("date,close,released\n2023-12-31,1,2024-01-25\n2024-03-31,2,2024-04-25\n")
+    known = {} if known_at is None else {"known_at": {"gdp": known_at}}
+    built = market(daily={"gdp": str(path)}, **known)
+    assert first_day(built, "gdp", np.log(2.0)) == pd.Timestamp(day)
+    assert built.provenance.trusted_columns == (("gdp",) if known_at is None else ())
+
+
+def test_mistakes_say_what_to_do(tmp_path):
+    with pytest.raises(ConfigError, match="neither in extra nor in daily"):
+        market(known_at={"eps": "reported"})
+    with pytest.raises(DataError, match=r"'volume' of data\.features\.known_at holds no times"):
+        market(extra=["eps"], known_at={"eps": "volume"})
+    path = tmp_path / "gdp.csv"
+    path.write_text("date,close\n2023-12-31,1\n")
+    with pytest.raises(DataError, match="a column close and released"):
+        market(daily={"gdp": str(path)}, known_at={"gdp": "released"})
+
+
+def test_the_check_changes_what_was_not_known(tmp_path):
+    path = lab.write_bars(tmp_path, sessions=10)
+    features = {"names": ["return_1"], "extra": ["given_noise"], "context": []}
+    data = lab.settings_of(path, features={**features, "known_at": {"given_noise": "2d"}})
+    report = lookahead(data, lab.ENV, lab.QUICK)
+    assert report.clean, str(report)
+    assert any("given_noise" in line and "known at: 2d" in line for line in report.trusted)
+    setup = lab.column(lab.shown_before_it_was_known)
+    found = lookahead(data, lab.ENV, lab.QUICK, setup=setup).leaks
+    assert "feature given_noise" in {leak.what for leak in found}
+    without = lookahead(lab.settings_of(path, features=features), lab.ENV, lab.QUICK)
+    assert any("given_noise" in line and "trusted" in line for line in without.trusted)
