@@ -196,7 +196,7 @@ class _Server:
     def _work(self, view: View, folder: Path) -> None:
         """Build a view and write down what came of it."""
         opened: dict[str, set[str]] = {}
-        result: dict[str, Any] = {
+        result: Mapping[str, Any] = {
             "error": "code of your own ended the process",
             "type": "BacktestError",
         }
@@ -216,14 +216,14 @@ class _Server:
         finally:
             (folder / _ANSWER).write_text(json.dumps(result))
 
-    def answer(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def answer(self, jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Build each view in a fork of its own."""
         children = []
         for job in jobs:
             view = _VIEW.validate_python(job["view"])
             folder = Path(job["folder"])
             children.append((start_fork(partial(self._work, view, folder)), folder / _ANSWER))
-        answers: list[dict[str, Any]] = []
+        answers: list[Mapping[str, Any]] = []
         for wait, answer in children:
             wait()
             lost = {
@@ -268,7 +268,7 @@ def main() -> None:
             try:
                 if server is None:
                     server = _Server(message)
-                    said: dict[str, Any] = {}
+                    said: Mapping[str, Any] = {}
                 else:
                     said = server.answer(message["jobs"])
             except Exception as error:
