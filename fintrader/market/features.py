@@ -62,8 +62,9 @@ class FeatureSettings(Settings):
         "bollinger_lower",
         "sma_60",
     )
-    """`kind_window`, or a function of one symbol's bars, in YAML `package.module:function`. Kinds: return, gap, intraday, volatility, beta,
-    volume, relative_volume, rsi, cci, dx, macd, bollinger_upper, bollinger_lower, sma, age."""
+    """`kind_window`, or a function of one symbol's bars, in YAML `package.module:function`. Kinds:
+    return, gap, intraday, volatility, beta, volume, relative_volume, rsi, cci, dx, macd,
+    bollinger_upper, bollinger_lower, sma, age."""
     scaling: Literal["window", "zscore", "rank", "none"] = "window"
     """Scale of `names` and `extra`. `window`: mean and standard deviation of the training window.
     Against the other members at the same bar: `zscore` (standard deviations from their mean) or

@@ -180,7 +180,8 @@ def read_description(path: Path | str) -> tuple[MarketDescription, str]:
         return parse_header(metadata["header"]), content
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise MarketError(
-            f"{path} does not exist; build it with fintrader.load_market(CONFIG) or `fintrader data build CONFIG`"
+            f"{path} does not exist; build it with fintrader.load_market(CONFIG) or `fintrader data"
+            " build CONFIG`"
         ) from None
     except PermissionError as error:
         raise MarketError(

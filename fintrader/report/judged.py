@@ -63,8 +63,9 @@ def judge(
 
     `returns`: a pandas or polars Series or DataFrame with dates, a pair of arrays (dates, values),
     the stats of Backtesting.py, a vectorbt portfolio, one result of a backtest, or a `TrackRecord`;
-    from intraday (compounded to days) to monthly. `benchmark`: the same, a column of `returns`, or None for cash. `trials`:
-    number of strategies tried on these returns, which divides the level; None or "unknown".
+    from intraday (compounded to days) to monthly. `benchmark`: the same, a column of `returns`, or
+    None for cash. `trials`: number of strategies tried on these returns, which divides the level;
+    None or "unknown".
     `held_out`: True states that the strategy was selected without them. Likely skill needs one of
     the two. `caveats`: reasons against likely skill, each completing "with ...".
     `claim`: digest of a claim registered before the returns' window (`fintrader judge register`);

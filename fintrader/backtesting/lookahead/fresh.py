@@ -39,6 +39,7 @@ from fintrader.market.build import assemble, lay_grid, make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
+from fintrader.records import JsonValue
 from fintrader.reproducible import ONE_THREAD
 from fintrader.system import HAS_FORK, start_fork
 
@@ -196,7 +197,7 @@ class _Server:
     def _work(self, view: View, folder: Path) -> None:
         """Build a view and write down what came of it."""
         opened: dict[str, set[str]] = {}
-        result: Mapping[str, Any] = {
+        result: Mapping[str, JsonValue] = {
             "error": "code of your own ended the process",
             "type": "BacktestError",
         }
@@ -216,14 +217,14 @@ class _Server:
         finally:
             (folder / _ANSWER).write_text(json.dumps(result))
 
-    def answer(self, jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def answer(self, jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, JsonValue]:
         """Build each view in a fork of its own."""
         children = []
         for job in jobs:
             view = _VIEW.validate_python(job["view"])
             folder = Path(job["folder"])
             children.append((start_fork(partial(self._work, view, folder)), folder / _ANSWER))
-        answers: list[Mapping[str, Any]] = []
+        answers: list[JsonValue] = []
         for wait, answer in children:
             wait()
             lost = {
@@ -268,7 +269,7 @@ def main() -> None:
             try:
                 if server is None:
                     server = _Server(message)
-                    said: Mapping[str, Any] = {}
+                    said: Mapping[str, JsonValue] = {}
                 else:
                     said = server.answer(message["jobs"])
             except Exception as error:

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from fintrader.config import Settings, validate
 from fintrader.envs.adapters.gymnasium import SingleTradingEnv
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
@@ -36,9 +37,8 @@ def pivot(df: pd.DataFrame, column: str) -> Array:
     """
     lacking = [name for name in ("date", "tic", column) if name not in df]
     if lacking:
-        raise EnvError(
-            f"the table has no column {', '.join(lacking)}; it has {', '.join(map(str, df.columns))}"
-        )
+        found = ", ".join(map(str, df.columns))
+        raise EnvError(f"the table has no column {', '.join(lacking)}; it has {found}")
     wide = df.pivot(index="date", columns="tic", values=column).sort_index()
     values = wide.to_numpy(dtype=np.float64)
     if np.isnan(values).any():
@@ -90,6 +90,31 @@ def to_market(
     )
 
 
+class FinRLArguments(Settings):
+    """Arguments of FinRL's environment, by its names; those about plots and printing are unused."""
+
+    stock_dim: int
+    hmax: int
+    initial_amount: float
+    num_stock_shares: tuple[float, ...]
+    buy_cost_pct: tuple[float, ...]
+    sell_cost_pct: tuple[float, ...]
+    reward_scaling: float
+    state_space: int
+    action_space: int
+    tech_indicator_list: tuple[str, ...]
+    turbulence_threshold: float | None = None
+    risk_indicator_col: str = "turbulence"
+    initial: bool = True
+    previous_state: tuple[float, ...] = ()
+    make_plots: Any = None
+    print_verbosity: Any = None
+    day: Any = None
+    model_name: Any = None
+    mode: Any = None
+    iteration: Any = None
+
+
 class StockTradingEnv(gymnasium.Env[Any, Any]):
     """FinRL's `StockTradingEnv` for one account: state `[1 + 2N + KN]` of cash, closes, shares and
     indicators, action `[N]` in [-1, 1], reward in USD times `reward_scaling`.
@@ -99,74 +124,55 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
 
     metadata = SingleTradingEnv.metadata
 
-    def __init__(
-        self,
-        df: pd.DataFrame,
-        stock_dim: int,
-        hmax: int,
-        initial_amount: float,
-        num_stock_shares: Sequence[int],
-        buy_cost_pct: Sequence[float],
-        sell_cost_pct: Sequence[float],
-        reward_scaling: float,
-        state_space: int,
-        action_space: int,
-        tech_indicator_list: Sequence[str],
-        turbulence_threshold: float | None = None,
-        risk_indicator_col: str = "turbulence",
-        *,
-        initial: bool = True,
-        previous_state: Sequence[float] = (),
-        fill: str = "close",
-        **unused: Any,
-    ) -> None:
-        """`unused`: FinRL's arguments about plots and printing.
+    def __init__(self, df: pd.DataFrame, *, fill: str = "close", **arguments: Any) -> None:
+        """`arguments`: FinRL's.
 
-        Raises EnvError for sizes that are not those of the table, and for costs that differ by
-        symbol or side.
+        Raises ConfigError for an argument that is missing or unknown, EnvError for sizes that are
+        not those of the table, and for costs that differ by symbol or side.
         """
-        known = {"make_plots", "print_verbosity", "day", "model_name", "mode", "iteration"}
-        unknown = sorted(unused.keys() - known)
-        if unknown:
-            raise EnvError(f"StockTradingEnv has no argument {', '.join(unknown)}")
-        costs = {*buy_cost_pct, *sell_cost_pct}
+        known = validate(FinRLArguments, arguments, "StockTradingEnv")
+        costs = {*known.buy_cost_pct, *known.sell_cost_pct}
         if len(costs) != 1:
             raise EnvError(
                 "buy_cost_pct and sell_cost_pct must be one rate for all symbols and both sides;"
                 " EnvSettings.half_spread_bps takes costs by symbol"
             )
+        risk = () if known.turbulence_threshold is None else (known.risk_indicator_col,)
         self.df = df
-        risk = () if turbulence_threshold is None else (risk_indicator_col,)
-        self.market = to_market(df, tech_indicator_list, risk)
+        self.market = to_market(df, known.tech_indicator_list, risk)
         self.closes = pivot(df, "close")
-        self.indicators = [pivot(df, name) for name in tech_indicator_list]
+        self.indicators = [pivot(df, name) for name in known.tech_indicator_list]
         self.dates = sorted(df["date"].unique())
-        width = 1 + (2 + len(self.indicators)) * self.market.num_assets
-        sizes = (stock_dim, state_space, action_space)
-        if sizes != (self.market.num_assets, width, self.market.num_assets):
+        count = self.market.num_assets
+        width = 1 + (2 + len(self.indicators)) * count
+        sizes = (known.stock_dim, known.state_space, known.action_space)
+        if sizes != (count, width, count):
             raise EnvError(
-                f"the table has {self.market.num_assets} tics: stock_dim and action_space must be"
-                f" {self.market.num_assets} and state_space {width}, not {sizes}"
+                f"the table has {count} tics: stock_dim and action_space must be {count} and"
+                f" state_space {width}, not {sizes}"
             )
         settings = {
             "action": "trade",
-            "max_shares": hmax,
+            "max_shares": known.hmax,
             "dead_band": 0.0,
             "fill": fill,
             "participation": "none",
             "random_start": False,
             "episode_bars": None,
             "cost_bps": 1e4 * costs.pop(),
-            "initial_cash_usd": float(initial_amount),
-            "turbulence": dict.fromkeys(risk, turbulence_threshold),
+            "initial_cash_usd": known.initial_amount,
+            "turbulence": dict.fromkeys(risk, known.turbulence_threshold),
         }
         self.env = SingleTradingEnv(self.market, EnvSettings.model_validate(settings))
-        self.reward_scaling = reward_scaling
-        self.start = {"cash_usd": float(initial_amount), "shares": list(num_stock_shares)}
-        if not initial:
-            held = previous_state[1 + stock_dim : 1 + 2 * stock_dim]
-            self.start = {"cash_usd": float(previous_state[0]), "shares": list(held)}
-        self.action_space = gymnasium.spaces.Box(-1, 1, (stock_dim,))
+        self.reward_scaling = known.reward_scaling
+        state = (known.initial_amount, *[0.0] * count, *known.num_stock_shares)
+        if not known.initial:
+            state = known.previous_state
+        self.start = {
+            "cash_usd": torch.tensor(state[:1], dtype=torch.float64),
+            "shares": torch.tensor([state[1 + count : 1 + 2 * count]], dtype=torch.float32),
+        }
+        self.action_space = gymnasium.spaces.Box(-1, 1, (count,))
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,))
 
     def reset(
@@ -174,9 +180,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
     ) -> tuple[NDArray[np.float32], Any]:
         """Begin on the first date with the starting cash and shares."""
         super().reset(seed=seed)
-        cash = torch.tensor([self.start["cash_usd"]], dtype=torch.float64)
-        shares = torch.tensor([self.start["shares"]], dtype=torch.float32)
-        self.env.reset(seed=seed, options={"cash_usd": cash, "shares": shares})
+        self.env.reset(seed=seed, options=self.start)
         self.asset_memory = [self._measure_equity()]
         self.actions_memory: list[NDArray[np.int64]] = []
         return self.state, {}
