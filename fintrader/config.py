@@ -38,9 +38,19 @@ REFERENCE = "package.module:name"
 """Name of an object of a user's own, where a setting takes one."""
 
 
+_GIVEN: dict[int, Callable[..., Any]] = {}
+"""Callables given in Python, by their `id`: a copy in this process, or in a fork, keeps its own."""
+
+
+def _copy_own(text: str, number: int) -> str:
+    call = _GIVEN.get(number)
+    same = None if call is None else OwnFunction(call)
+    return same if same == text and same is not None else text
+
+
 class OwnFunction(str):
     """The text `module:name` of a callable given in Python, and the callable. Only the text is
-    stored, pickled, and compared."""
+    stored, compared, and known to another process."""
 
     call: Callable[..., Any]
 
@@ -49,10 +59,11 @@ class OwnFunction(str):
         named = named if hasattr(named, "__qualname__") else type(named)
         self = super().__new__(cls, f"{named.__module__}:{named.__qualname__}")
         self.call = call
+        _GIVEN[id(call)] = call
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
+        return _copy_own, (str(self), id(self.call))
 
     def __deepcopy__(self, memo: object) -> Self:
         return self

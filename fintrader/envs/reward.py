@@ -140,6 +140,6 @@ def _ask_own(custom: Callable[[Outcome], Any], name: str, outcome: Outcome) -> T
         cause = error
         problem = f"{type(error).__name__}: {error}"
     raise EnvError(
-        f"reward {name}: {problem}; a reward makes an Outcome (fintrader.envs.reward), tensors [B],"
-        f" into one number an account, {[*like.shape]}"
+        f"reward {name}: {problem}; it gets an Outcome of tensors [B]"
+        f" ({', '.join(Outcome._fields)}) and returns one number an account, {[*like.shape]}"
     ) from cause

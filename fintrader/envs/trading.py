@@ -316,13 +316,14 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def __getstate__(self) -> bytes:
         """Pickle without kernel and view, which are made anew, and as bytes: `multiprocessing`
         would move the tensors to memory that processes share, from under the kernel's pointers."""
-        left_out = ("_fused", "view", "_state")
+        left_out = ("_fused", "view", "_state", "reward")
         parts = {name: part for name, part in vars(self).items() if name not in left_out}
         return pickle.dumps((parts, None if self._state is None else self.account))
 
     def __setstate__(self, state: bytes) -> None:
         parts, self._state = pickle.loads(state)  # noqa: S301 - the bytes of `__getstate__`
         vars(self).update(parts)
+        self.reward = make_reward(self.settings)
         self.view = build_market_view(self.market, self.settings, self._obs_dtype)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ symbol's bars, adjusted forward; `beta` reads all closes at once.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
@@ -462,11 +463,14 @@ def symbol_features(
 
 def _ask_own(name: str, bars: SymbolBars) -> Array:
     """Compute a user's own feature `[L]`. One that is given in Python is also computed without the
-    last third of the bars, of which the others must not depend. Raises DataError."""
+    last third of the bars, and of the first two alone (a gap filled from behind), which must not
+    depend on the others. Raises DataError."""
     values = _compute_own(name, bars)
-    cut = 2 * len(bars) // 3
-    if isinstance(name, OwnFunction) and cut:
-        earlier = _compute_own(name, bars.until(cut))
+    for cut in (2 * len(bars) // 3, min(2, len(bars))) if isinstance(name, OwnFunction) else ():
+        try:
+            earlier = _compute_own(name, bars.until(cut))
+        except DataError:  # some functions need more bars
+            continue
         same = np.isclose(values[:cut], earlier, rtol=1e-6, atol=1e-12, equal_nan=True)
         if not same.all():
             raise DataError(
@@ -475,6 +479,26 @@ def _ask_own(name: str, bars: SymbolBars) -> Array:
                 f" {bars.time[cut]} on are cut off; make row t of bars up to t"
             )
     return values
+
+
+MOST_CONSTANTS = 50
+"""A longer list is data."""
+
+
+def reads_data(name: str) -> bool:
+    """True if a function given in Python reads tables or arrays that are not its argument: no
+    shorter bars show what it knows of the future."""
+    if not isinstance(name, OwnFunction):
+        return False
+    function = inspect.unwrap(getattr(name.call, "func", name.call))
+    if not inspect.isfunction(function):
+        return not inspect.isbuiltin(function)
+    found = inspect.getclosurevars(function)
+    return any(
+        (hasattr(value, "__array__") and not isinstance(value, type))
+        or (isinstance(value, list | tuple | dict) and len(value) > MOST_CONSTANTS)
+        for value in (*found.nonlocals.values(), *found.globals.values())
+    )
 
 
 def _compute_own(name: str, bars: SymbolBars) -> Array:

@@ -20,7 +20,13 @@ from fintrader.bars.sources.vendor_settings import (
 )
 from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
 from fintrader.errors import ConfigError
-from fintrader.market.features import TRUSTED, FeatureSettings, lag_ns, read_names
+from fintrader.market.features import (
+    TRUSTED,
+    FeatureSettings,
+    lag_ns,
+    read_names,
+    reads_data,
+)
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.synthetic import SIGNAL, SyntheticSettings
 from fintrader.market.universe import UniverseSettings
@@ -183,10 +189,11 @@ def planted_column(settings: DataSettings) -> str | None:
 
 
 def list_trusted_columns(settings: DataSettings) -> tuple[str, ...]:
-    """List the features and context that others computed, from columns of the bars and from files,
-    without saying when their values were known (`features.known_at`); no test shows it."""
+    """List the features and context that others computed, from columns of the bars, from files and
+    from data of a function's own, without saying when their values were known
+    (`features.known_at`); no test shows it."""
     taken = settings.features
-    others = (*taken.extra, *taken.daily)
+    others = (*taken.extra, *taken.daily, *filter(reads_data, taken.names))
     trusted = [name for name in others if taken.known_at.get(name, TRUSTED) == TRUSTED]
     return tuple(name for name in trusted if name != planted_column(settings))
 

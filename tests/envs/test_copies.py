@@ -150,3 +150,24 @@ def test_episode_statistics_are_those_of_the_rewards(mode):
             ends += int(done.sum())
         total[done] = 0.0
     assert ends > 10
+
+
+def test_an_environment_with_an_own_reward_copies_and_pickles():
+    market = make_market(40, 3)
+    for own in (lambda outcome: 0 * outcome.equity + 7.0, seven):
+        env = TradingEnv(market, num_envs=2, reward=own, seed=1)
+        env.reset()
+        for copied in (copy.deepcopy(env), unpickle(env)):
+            assert copied.step(torch.zeros(2, 3))[1].tolist() == [7.0, 7.0]
+    text = f"{__name__}:seven"
+    env = TradingEnv(market, EnvSettings(reward=text), num_envs=2)
+    env.reset()
+    assert unpickle(env).step(torch.zeros(2, 3))[1].tolist() == [7.0, 7.0]
+
+
+def unpickle(env):
+    return pickle.loads(pickle.dumps(env))  # noqa: S301
+
+
+def seven(outcome):
+    return 7.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fintrader
-from fintrader import EnvSettings, TradingEnv
+from fintrader import EnvSettings, TradingEnv, config
 from fintrader.config import validate
 from fintrader.envs.reward import step_return
 from fintrader.errors import ConfigError, EnvError
@@ -67,7 +67,10 @@ def test_one_number_is_that_of_every_account():
         (lambda outcome: outcome.equity[:, None], r"shape \[4, 1\]"),
         (lambda outcome: None, "it gave NoneType"),
         (lambda outcome: "high", "ValueError: could not convert"),
-        (lambda outcome: outcome.cash, "AttributeError: .* no attribute 'cash'; a reward makes an"),
+        (
+            lambda outcome: outcome.cash,
+            "AttributeError: .* no attribute 'cash'; it gets an Outcome",
+        ),
         (lambda outcome, more: 0.0, "missing 1 required positional argument"),
     ],
 )
@@ -84,13 +87,16 @@ def test_apg_refuses_a_reward_without_a_gradient():
     fintrader.train("apg", TradingEnv(MARKET, reward=growth, **rules), env_steps=16)
 
 
-def test_only_the_name_of_a_reward_is_stored():
+def test_only_the_name_of_a_reward_is_stored(monkeypatch):
+    monkeypatch.setattr(config, "_GIVEN", {})  # as in another process
     named = EnvSettings(reward=growth)
     assert named.reward == NAME
     assert named == EnvSettings(reward=NAME)
+    pickled = pickle.dumps(named)
+    config._GIVEN.clear()
     for stored in (
         EnvSettings.model_validate_json(named.model_dump_json()),
-        pickle.loads(pickle.dumps(named)),  # noqa: S301
+        pickle.loads(pickled),  # noqa: S301
     ):
         assert type(stored.reward) is str
         torch.testing.assert_close(
@@ -103,7 +109,8 @@ def test_only_the_name_of_a_reward_is_stored():
     own = EnvSettings(reward=inner, num_envs=4)
     for alike in (own.model_copy(deep=True), TradingEnv(MARKET, own, cost_bps=1).settings):
         assert alike.reward.call is inner
-    stored = pickle.loads(pickle.dumps(own))  # noqa: S301
+    assert pickle.loads(pickle.dumps(own)).reward.call is inner  # noqa: S301
+    stored = EnvSettings.model_validate_json(own.model_dump_json())
     assert stored.reward.startswith(f"{__name__}:test_only")
     with pytest.raises(ConfigError, match=r"inner' was a function .* pass the function again"):
         TradingEnv(MARKET, stored)

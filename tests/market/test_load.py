@@ -390,3 +390,26 @@ def test_a_synthetic_market_is_as_long_as_asked_for(sessions):
     settings = SyntheticSettings(num_sessions=sessions)
     grid = synthetic_grid(settings, "XNAS", 390, dt.date(2016, 1, 4))
     assert grid.num_sessions == sessions
+
+
+def test_a_feature_filled_from_behind_is_refused(days):
+    def filled(bars):
+        return pd.Series(bars.close).pct_change(10).bfill()
+
+    with pytest.raises(DataError, match="filled of AAA looks ahead"):
+        load_market(days, features=[filled], **WINDOWS)
+
+
+@pytest.mark.parametrize("form", [lambda one: one, lambda one: one.tolist()])
+def test_a_feature_that_reads_data_of_its_own_is_trusted_by_name(form, days):
+    known = form(days.groupby("Symbol")["Close"].shift(-1).to_numpy())
+
+    def told(bars):
+        return np.array(known[: len(bars)])
+
+    def own(bars, window=5):
+        return pd.Series(bars.close).rolling(window).mean()
+
+    market = load_market(days, features=[told, own], **WINDOWS)
+    assert market.provenance.trusted_columns == (market.feature_names[0],)
+    assert "told" in repr(market)
