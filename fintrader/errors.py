@@ -174,6 +174,12 @@ _SYNONYMS = {
     "span": "start end first last",
     "to_pandas": "df frame to_frame dataframe head tail describe info",
     "close": "closes price prices",
+    "folds": "n_splits n_folds splits cv",
+    "trials": "n_trials",
+    "episode_bars": "max_steps episode_length max_episode_steps horizon",
+    "market": "df data",
+    "equity": "equity_curve portfolio_value account_value",
+    "returns": "daily pct_change",
 }
 """Name here -> names that other libraries give the same thing."""
 _PLACES = {

@@ -9,12 +9,12 @@ under that name, so the same call builds it again and arrives at the same bytes.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from fintrader.bars.calendar import (
 from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
 from fintrader.bars.sources.feed import Feed
-from fintrader.config import OwnFunction, load_object, refuse_url
+from fintrader.config import OwnFunction, refuse_url
 from fintrader.errors import StorageError
 from fintrader.files import hash_bytes, seal
 from fintrader.market import features as ft
@@ -171,8 +171,11 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
         identity["daily"] = hash_bytes(json.dumps(feed.daily.inputs).encode())
     for name in settings.features.names:
         if ":" in name and not isinstance(name, OwnFunction):
-            source = Path(inspect.getfile(load_object(name)))  # a function is as good as its file
-            identity[f"features.{name}"] = hash_bytes(source.read_bytes())
+            with contextlib.suppress(ImportError, ValueError):  # named when it is asked
+                spec = find_spec(name.partition(":")[0])
+                if spec is not None and spec.has_location:
+                    content = Path(str(spec.origin)).read_bytes()
+                    identity[f"features.{name}"] = hash_bytes(content)
     if settings.features.normalisation is not None:
         identity["normalisation"] = read_statistics(settings.features.normalisation).digest
     return MarketSource(kind, tuple(SourceFile(**file) for file in files), identity)

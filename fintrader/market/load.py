@@ -32,7 +32,7 @@ from fintrader.config import (
     merge_values,
     validate,
 )
-from fintrader.errors import BarError, ConfigError, check_keywords
+from fintrader.errors import BarError, ConfigError, DataError, check_keywords
 from fintrader.market.bar_source import open_daily
 from fintrader.market.build import assemble, build_market, make_market
 from fintrader.market.features import is_kind, read_names
@@ -161,13 +161,17 @@ def _market_of(bars: Any, reading: Values, values: Values) -> MarketTensors:
         raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
     times = table[source.names["ts"]]
     is_text = not pd.api.types.is_datetime64_any_dtype(times) and not _carries_zone(times)
-    days = is_text and ":" not in str(times.iloc[0])
+    days = _whole_days(times) or (is_text and ":" not in str(times.iloc[0]))
     if days or (is_text and not zoned):
-        known = {} if days else dict(reading)
+        known: dict[str, object] = {} if days else dict(reading)
         with TemporaryDirectory() as folder:
             path = Path(folder) / "DataFrame.csv"
             table.to_csv(path, index=False)
-            return _detected(str(path), {**known, "columns": column_names(source)}, values, None)
+            known["columns"] = column_names(source)
+            try:
+                return _detected(str(path), known, values, None)
+            except DataError as error:
+                raise type(error)(str(error).replace(str(path), ORIGIN)) from None
     feed, minutes = _frames_feed(table, source, zoned=zoned, calendar=settings.calendar)
     if "bar_minutes" not in source.model_fields_set:
         settings = settings.model_copy(

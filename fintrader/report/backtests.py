@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -112,6 +113,12 @@ def walk_forward(
             " fintrader.train(fintrader.agents.PPO(), fintrader.TradingEnv(train), seconds=30)."
             f" It is no {type(make_agent).__name__}"
         )
+    try:
+        signature(make_agent).bind(market, market)
+    except TypeError as error:
+        raise BacktestError(
+            f"make_agent is called with two windows, make_agent(train, validation): {error}"
+        ) from None
     _check_market(make_agent, market)
     settings = _check_settings(settings, name)
     own: list[BacktestResult] = []
@@ -209,6 +216,12 @@ class Backtests(Mapping[str, BacktestResult]):
         added = measured_against(others, self._baselines.portfolio)
         return replace(self, _results={**self._results, **added})
 
+    def __getattr__(self, name: str) -> Any:
+        """What the judged strategy's result has: `tests.sharpe` is `tests["policy"].sharpe`."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._results[self.name], name)
+
     @property
     def name(self) -> str:
         """Name of the strategy that is judged."""
@@ -246,6 +259,7 @@ class Backtests(Mapping[str, BacktestResult]):
         """The verdict on a strategy chosen from an unknown number of trials; see `judge`."""
         return self.judge()
 
+    @check_keywords
     def judge(self, trials: int | None = None) -> PrintedVerdict:
         """Judge the result, which was chosen from `trials` strategies (None: unknown).
 
@@ -263,9 +277,12 @@ class Backtests(Mapping[str, BacktestResult]):
         )
         return PrintedVerdict(**vars(found))
 
+    @check_keywords
     def report(self, path: Path | str = "backtest.html", *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `judge`. Returns its
         path."""
+        if Path(path).suffix not in (".html", ".htm"):
+            raise BacktestError(f"a report is a page: {path} should end in .html")
         context = replace(
             self.tables.context,
             run=self.name.replace("_", " ").capitalize(),
@@ -303,7 +320,7 @@ class Backtests(Mapping[str, BacktestResult]):
 def _check_market(policy: object, market: object) -> None:
     if isinstance(market, MarketTensors):
         return
-    order = "it is backtest(policy, market)"
+    order = "it is backtest(policy, market) and walk_forward(make_agent, market)"
     if isinstance(policy, MarketTensors | Split):
         raise BacktestError(f"the market comes second, the policy first; {order}: swap the two")
     if isinstance(market, Split):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.errors import BacktestError
+from fintrader.errors import BacktestError, find_meant
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import AccountHistory, weights
@@ -124,11 +123,12 @@ class BacktestResult(AccountHistory):
         return equity_figure(curve, main=self.name, notice=self.provenance.notice)
 
     def __getattr__(self, name: str) -> float | None:
-        """A measure by its key: `result.sharpe` is `result.metrics.sharpe`."""
+        """A measure of `metrics` by its key, such as `sharpe`."""
         if name in KEYS:
             return self.metrics[name]
-        close = difflib.get_close_matches(name, [*KEYS, *dir(type(self))], n=1)
-        hint = f"; did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
+        known = [one for one in (*KEYS, *dir(type(self)), *vars(self)) if one[0] != "_"]
+        meant = None if name.startswith("_") else find_meant(name, known)
+        hint = f"; did you mean {meant!r}?" if meant else ""
         raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")
 
     def weights(self, bars: NDArray[np.int64] | slice = slice(None)) -> Array:

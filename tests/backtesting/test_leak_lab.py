@@ -11,7 +11,7 @@ from fintrader.backtesting.lookahead import implausible, lookahead
 from fintrader.backtesting.lookahead.plan import WHOLE
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.envs import EnvSettings
-from fintrader.errors import BacktestError, ConfigError, DataError
+from fintrader.errors import ConfigError, DataError
 from fintrader.market.settings import DataSettings
 from fintrader.pipeline.config import load_config
 from fintrader.progress import Progress
@@ -260,7 +260,7 @@ def test_bad_settings_are_a_typed_error():
     [
         (
             {"features": {"names": [lab.column(lab.next_rows)]}},
-            BacktestError,
+            DataError,
             r"next_rows.*ZeroDivisionError",
         ),
         pytest.param(

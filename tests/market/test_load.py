@@ -285,6 +285,28 @@ def test_files_of_bars_are_read_as_init_reads_them(place, days, tmp_path):
     assert written.bar_minutes == market.bar_minutes
 
 
+@pytest.mark.parametrize(
+    ("dates", "calendar"),
+    [
+        (pd.bdate_range("2022-01-03", periods=300), "24/5"),
+        (pd.date_range("2022-01-01", periods=300), "24/7"),
+        (pd.date_range("2012-01-06", periods=300, freq="W-FRI"), None),
+    ],
+)
+def test_days_of_any_type_are_one_market(dates, calendar):
+    table = pd.DataFrame({"date": dates, "ticker": "AAA", "volume": 1e6})
+    table = table.assign(**dict.fromkeys(("open", "high", "low", "close"), np.arange(300) + 50.5))
+    for form in (dates, dates.strftime("%Y-%m-%d"), dates.date):
+        given = table.assign(date=form)
+        if calendar is None:
+            with pytest.raises(BarError, match=r"^the DataFrame: bars stand 7 days apart"):
+                load_market(given, **DAILY)
+        else:
+            market = load_market(given, **DAILY)
+            assert len(market) == 300
+            assert any(f"calendar {calendar}" in guess for guess in market.guesses)
+
+
 def test_a_file_that_makes_no_market_says_why(tmp_path):
     with pytest.raises(DataError, match="no bar file there"):
         load_market(tmp_path / "none.csv")

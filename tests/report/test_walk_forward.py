@@ -1,5 +1,6 @@
 """`fintrader.walk_forward`: any agent, fold by fold, as one backtest."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.backtesting import simulate
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
-from fintrader.errors import BacktestError, CheckpointError
+from fintrader.errors import BacktestError, CheckpointError, ConfigError
 from fintrader.market.tensors import Windows
 from fintrader.results.market_description import ColumnScale, Normalisation
 from fintrader.verdict.looks import Ledger
@@ -117,6 +118,7 @@ def test_a_folds_features_have_no_statistics_of_later_bars():
         (agents.PPO(), 3, "def make_agent"),
         (MARKET, 3, "def make_agent"),
         (lambda train, validation: None, 3, "a policy is a callable"),
+        (lambda train: follow, 3, "called with two windows"),
         (lambda train, validation: follow, 0, "whole number of at least 1"),
         (lambda train, validation: follow, 60, "ask for fewer"),
     ],
@@ -136,8 +138,17 @@ def test_a_result_has_its_measures_returns_and_curve():
     for given in (returns, result):
         assert fintrader.judge(given, trials=1).sessions == len(result.daily_returns)
     assert list(result.plot().data[0].y) == result.equity.tolist()
-    with pytest.raises(AttributeError, match="did you mean 'sharpe'"):
-        result.sharp  # noqa: B018
+    tests = fintrader.backtest(follow, MARKET, RULES)
+    assert tests.sharpe == tests["policy"].sharpe
+    for wrong, meant in (("sharp", "sharpe"), ("equity_curve", "equity")):
+        for asked in (result, tests):
+            with pytest.raises(AttributeError, match=f"did you mean '{meant}'"):
+                getattr(asked, wrong)
+    assert copy.deepcopy(tests).sharpe == tests.sharpe
+    with pytest.raises(ConfigError, match="did you mean 'trials'"):
+        tests.judge(n_trials=3)
+    with pytest.raises(BacktestError, match=r"end in \.html"):
+        tests.report("page.pdf")
 
 
 def test_a_policy_is_stored_by_the_door(tmp_path):

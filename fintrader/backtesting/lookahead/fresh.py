@@ -41,7 +41,7 @@ from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import JsonValue
 from fintrader.reproducible import ONE_THREAD
-from fintrader.system import HAS_FORK, start_fork
+from fintrader.system import HAS_FORK, NO_DATA, start_fork
 
 _ANSWER = "answer.json"
 _VIEW = TypeAdapter(View)
@@ -236,7 +236,7 @@ class _Server:
 
 
 _CODE = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib", ".nbi", ".nbc")
-_NO_DATA = (sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/")
+_NO_DATA = (sys.prefix, sys.base_prefix, *NO_DATA)
 """Folders of installed packages and of the system."""
 
 

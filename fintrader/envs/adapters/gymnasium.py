@@ -60,7 +60,12 @@ def make_trading_env(
 
 
 def require_flat(env: TradingEnv, mode: AutoresetMode, library: str) -> None:
-    """Check that `env` has this mode and flat observations. Raises EnvError."""
+    """Check that `env` is one of ours with this mode and flat observations. Raises EnvError."""
+    if not isinstance(env, TradingEnv):
+        raise EnvError(
+            f"{library} takes a TradingEnv, fintrader.TradingEnv(market, num_envs=16), not"
+            f" {type(env).__name__}"
+        )
     if env.autoreset_mode is not mode or env.settings.observation != "flat":
         raise EnvError(f"{library} needs autoreset_mode={mode.name} and flat observations")
 
