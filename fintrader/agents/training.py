@@ -65,6 +65,14 @@ class TrainResult:
     """The learned policy, deterministic; shares its weights with the agent. `train` always gives
     one; None where a training's totals were read from a file."""
 
+    def __repr__(self) -> str:
+        reward = self.metrics.get("reward_mean")
+        last = "" if reward is None else f", mean reward {reward:.3g}"
+        return (
+            f"<{type(self).__name__}: {self.env_steps:,} env-steps in {self.updates:,} updates,"
+            f" {self.seconds:.1f} s{last}; .policy, .metrics>"
+        )
+
     def to_json(self) -> Json:
         """Write the totals as plain JSON, without the policy: `TrainResult(**totals)` reads
         them."""

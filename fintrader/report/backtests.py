@@ -285,7 +285,7 @@ class Backtests(Mapping[str, BacktestResult]):
             raise BacktestError(f"a report is a page: {path} should end in .html")
         context = replace(
             self.tables.context,
-            run=self.name.replace("_", " ").capitalize(),
+            run="Backtest" if len(self.windows) == 1 else "Walk-forward",
             trials=trials,
             recipe=made_by(),
         )

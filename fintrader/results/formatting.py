@@ -219,8 +219,9 @@ def describe_score(metric: object) -> str:
 
 def title_of(strategy: str) -> str:
     """`equal_weight` as people read it: `Equal weight`. `benchmark` is the index: the benchmark
-    portfolio is another strategy."""
-    return "Index" if strategy == "benchmark" else strategy.replace("_", " ").capitalize()
+    portfolio is another strategy. Capitals of a name stay."""
+    words = strategy.replace("_", " ")
+    return "Index" if strategy == "benchmark" else words[:1].upper() + words[1:]
 
 
 def rival_name(portfolio: str) -> str:

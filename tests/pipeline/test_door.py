@@ -154,7 +154,7 @@ def _learner(market):
     [
         (
             lambda m: fintrader.backtest(m, equal),
-            r"the policy first; it is backtest\(policy, market\): swap",
+            r"the policy first; it is backtest\(policy, market\) and .*: swap",
         ),
         (lambda m: fintrader.backtest(equal, m.split()), r"market\.split\(\)\.test"),
         (lambda m: fintrader.backtest(equal, TradingEnv(m, num_envs=1)), "pass env.market"),

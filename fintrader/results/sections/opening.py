@@ -60,7 +60,7 @@ def summarise(view: BacktestView) -> str:
         return f"{text}."
     trials = stored.context.trials
     chosen = count(trials) if trials else "an unknown number of"
-    return f"{text}. It was chosen from {chosen} trials."
+    return f"{text}. It was chosen from {chosen} trial{'' if trials == 1 else 's'}."
 
 
 def describe_simulation(stored: StoredBacktest) -> str:
