@@ -9,12 +9,13 @@ under that name, so the same call builds it again and arrives at the same bytes.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,16 +170,33 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
         identity["members"] = index_digest(settings.universe.index)
     if feed.daily is not None:
         identity["daily"] = hash_bytes(json.dumps(feed.daily.inputs).encode())
-    for name in settings.features.names:
-        if ":" in name and not isinstance(name, OwnFunction):
-            with contextlib.suppress(ImportError, ValueError):  # named when it is asked
-                spec = find_spec(name.partition(":")[0])
-                if spec is not None and spec.has_location:
-                    content = Path(str(spec.origin)).read_bytes()
-                    identity[f"features.{name}"] = hash_bytes(content)
+    own = hash_own_modules(settings.features.names)
+    identity |= {f"features.{module}": digest for module, digest in own.items()}
     if settings.features.normalisation is not None:
         identity["normalisation"] = read_statistics(settings.features.normalisation).digest
     return MarketSource(kind, tuple(SourceFile(**file) for file in files), identity)
+
+
+_READ: dict[str, str] = {}
+"""Module of own features -> digest of its file when this process last read it."""
+
+
+def hash_own_modules(names: Sequence[str]) -> dict[str, str]:
+    """Hash the files of the modules that own features name: a function is as good as its file. A
+    module that was edited since this process read it is imported anew; none is for the first time,
+    because the look-ahead check watches the imports of features."""
+    texts = [name for name in names if ":" in name and not isinstance(name, OwnFunction)]
+    found: dict[str, str] = {}
+    for module in sorted({name.partition(":")[0] for name in texts}):
+        with contextlib.suppress(ImportError, ValueError):  # its feature says what is wrong
+            spec = importlib.util.find_spec(module)
+            if spec is not None and spec.has_location:
+                found[module] = hash_bytes(Path(str(spec.origin)).read_bytes())
+    for module, digest in found.items():
+        if module in sys.modules and _READ.get(module, digest) != digest:
+            importlib.reload(sys.modules[module])
+    _READ.update(found)
+    return found
 
 
 def portable(settings: DataSettings) -> Mapping[str, JsonValue]:

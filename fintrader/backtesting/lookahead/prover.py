@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import time
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from fintrader.backtesting.lookahead.views import View
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.envs import EnvSettings
 from fintrader.errors import FintraderError, RunError
-from fintrader.market.build import BUILD_VERSION, portable
+from fintrader.market.build import BUILD_VERSION, hash_own_modules, portable
 from fintrader.market.index_level import EQUAL_WEIGHT
 from fintrader.market.settings import DataSettings, list_trusted_columns, planted_column
 from fintrader.market.tensors import MarketTensors
@@ -155,9 +154,7 @@ class _Search:
 def _address(market: MarketTensors, data: DataSettings, rest: str) -> str:
     """Identify a check: the market's content, the code of its own features, settings and the
     rest."""
-    modules = {name.partition(":")[0] for name in data.features.names if ":" in name}
-    specs = [importlib.util.find_spec(module) for module in sorted(modules)]
-    sources = [files.hash_file(Path(spec.origin)) for spec in specs if spec and spec.origin]
+    sources = hash_own_modules(data.features.names)
     parts = [BUILD_VERSION, market.content_hash(), portable(data), sources, rest]
     return files.hash_bytes(json.dumps(parts, sort_keys=True).encode())[:16]
 
