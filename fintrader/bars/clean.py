@@ -76,9 +76,9 @@ class SymbolBars:
         return pd.DataFrame(columns | dict(self.extras), index=self.time)
 
     def until(self, row: int) -> SymbolBars:
-        """Cut off the bars from `row` on."""
-        cut = {name: own[:row] for name, own in vars(self).items() if hasattr(own, "dtype")}
-        extras = {name: values[:row] for name, values in self.extras.items()}
+        """Copy the bars before `row`, as if the symbol went on."""
+        cut = {name: own[:row].copy() for name, own in vars(self).items() if hasattr(own, "dtype")}
+        extras = {name: values[:row].copy() for name, values in self.extras.items()}
         return replace(self, **cut, extras=extras, ended=False)
 
     def __len__(self) -> int:

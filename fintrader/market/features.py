@@ -463,14 +463,18 @@ def symbol_features(
 
 def _ask_own(name: str, bars: SymbolBars) -> Array:
     """Compute a user's own feature `[L]`. One that is given in Python is also computed without the
-    last third of the bars, and of the first two alone (a gap filled from behind), which must not
-    depend on the others. Raises DataError."""
+    last third of the bars, with one of them (only one of two bars in a row can end a session or a
+    week), and of the first two alone (a gap filled from behind), which must not depend on the
+    others. Raises DataError."""
     values = _compute_own(name, bars)
-    for cut in (2 * len(bars) // 3, min(2, len(bars))) if isinstance(name, OwnFunction) else ():
+    third = 2 * len(bars) // 3
+    for cut in (third, third + 1, 2) if isinstance(name, OwnFunction) else ():
         try:
             earlier = _compute_own(name, bars.until(cut))
-        except DataError:  # some functions need more bars
-            continue
+        except DataError as error:
+            if cut > 2 and error.__cause__ is None:  # as long as before: kept from the whole bars
+                raise
+            continue  # some functions need more bars
         same = np.isclose(values[:cut], earlier, rtol=1e-6, atol=1e-12, equal_nan=True)
         if not same.all():
             raise DataError(
@@ -490,21 +494,29 @@ def reads_data(name: str) -> bool:
     shorter bars show what it knows of the future."""
     if not isinstance(name, OwnFunction):
         return False
-    function = inspect.unwrap(getattr(name.call, "func", name.call))
+    call: Any = name.call
+    function = inspect.unwrap(getattr(call, "func", call))
     if not inspect.isfunction(function):
         return not inspect.isbuiltin(function)
     found = inspect.getclosurevars(function)
-    return any(
-        (hasattr(value, "__array__") and not isinstance(value, type))
-        or (isinstance(value, list | tuple | dict) and len(value) > MOST_CONSTANTS)
-        for value in (*found.nonlocals.values(), *found.globals.values())
-    )
+    given = [getattr(call, "args", ()), getattr(call, "keywords", ()), function.__defaults__]
+    return _is_data([found.nonlocals, found.globals, *given])
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        return len(value) > MOST_CONSTANTS or any(map(_is_data, value))
+    is_array = hasattr(value, "__array__") and not isinstance(value, type)
+    return is_array and getattr(value, "ndim", 1) > 0  # a number of numpy's has no dimension
 
 
 def _compute_own(name: str, bars: SymbolBars) -> Array:
     own = load_object(name)
     try:
-        values = np.asarray(own(bars), dtype=np.float64)
+        # A copy, which the function may write to, and which does not say that the symbol ends.
+        values = np.asarray(own(bars.until(len(bars))), dtype=np.float64)
     except OWN_FAILURES as error:
         raise DataError(
             f"feature {name} of {bars.symbol}: {type(error).__name__}: {error}; it gets arrays [L],"

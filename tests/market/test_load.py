@@ -1,8 +1,10 @@
 import datetime as dt
+import functools
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fintrader.bars.calendar import session_grid
 from fintrader.bars.detect import detect
@@ -372,10 +374,46 @@ def test_features_are_a_list_of_names_and_functions(days):
     assert load_market(days, features="return_5", **WINDOWS).feature_names == ("return_5",)
 
 
-@pytest.mark.parametrize("own", [ahead, centred, standardised])
+def of_three(bars):
+    closes = pd.Series(bars.close)
+    return closes.groupby(np.arange(len(bars)) // 3).transform("last")
+
+
+@pytest.mark.parametrize("own", [ahead, centred, standardised, of_three])
 def test_a_feature_that_looks_ahead_is_refused(own, days):
-    with pytest.raises(DataError, match=rf"{own.__name__} of AAA looks ahead: .* up to t"):
-        load_market(days, features=[own], **WINDOWS)
+    for rows in range(3):  # wherever blocks of bars end
+        table = days.groupby("Symbol").head(len(days) // days["Symbol"].nunique() - rows)
+        with pytest.raises(DataError, match=rf"{own.__name__} of AAA looks ahead: .* up to t"):
+            load_market(table, features=[own], **WINDOWS)
+
+
+def test_a_feature_that_writes_to_its_bars_changes_no_price(days):
+    def spoil(bars):
+        bars.close[:] = 1.0
+        return bars.close
+
+    names = ["return_1", spoil, "return_5"]
+    plain = load_market(days, features=["return_1", "return_5"], **WINDOWS)
+    market = load_market(days, features=names, **WINDOWS)
+    assert torch.equal(market.close, plain.close)
+    assert torch.equal(market.features[..., [0, 2]], plain.features)
+
+
+def test_own_functions_of_any_kind_are_read_anew_when_their_file_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "own_kinds.py"
+    source = {"kind": "synthetic", "num_symbols": 2, "num_sessions": 20}
+    names = [f"own_kinds:{name}" for name in ("partial", "cached", "wrapped")]
+    features = {"names": names, "context": [], "scaling": "none"}
+    for value in (1.0, 2.25):
+        file.write_text(
+            "import functools, numpy, torch\n"
+            f"def full(bars, by={value}): return numpy.full(len(bars), by)\n"
+            "partial = functools.partial(full)\ncached = functools.lru_cache(full)\n"
+            "wrapped = torch.no_grad()(full)\n"
+        )
+        values = {"source": source, "bar_minutes": 390, "features": features}
+        assert (load_market(values, cache=tmp_path / "cache").features[..., :3] == value).all()
 
 
 @pytest.mark.parametrize(
@@ -432,6 +470,27 @@ def test_a_feature_that_reads_data_of_its_own_is_trusted_by_name(form, days):
     def own(bars, window=5):
         return pd.Series(bars.close).rolling(window).mean()
 
-    market = load_market(days, features=[told, own], **WINDOWS)
-    assert market.provenance.trusted_columns == (market.feature_names[0],)
+    tables = {"AAA": np.array(known), "BBB": np.array(known)}
+
+    def by_symbol(bars):
+        return tables[bars.symbol][: len(bars)]
+
+    def scaled(bars):
+        return log_of_two * bars.close
+
+    log_of_two = np.log(2)
+    given = functools.partial(lambda known, bars: np.array(known[: len(bars)]), known)
+    features = [told, by_symbol, given, own, scaled]
+    market = load_market(days, features=features, **WINDOWS)
+    assert market.provenance.trusted_columns == market.feature_names[:3]
     assert "told" in repr(market)
+
+
+def test_a_feature_that_keeps_what_it_made_of_all_bars_is_refused(days):
+    kept = {}
+
+    def memoised(bars):
+        return kept.setdefault(bars.symbol, np.append(np.diff(bars.close), 0.0))
+
+    with pytest.raises(DataError, match=r"returned shape .* it must return"):
+        load_market(days, features=[memoised], **WINDOWS)
