@@ -127,7 +127,7 @@ def _ask_own(custom: Callable[[Outcome], Any], name: str, outcome: Outcome) -> T
     like = outcome.equity
     cause: Exception | None = None
     try:
-        given = custom(outcome)
+        given = custom(Outcome(*(value.clone() for value in outcome)))  # it may write to them
         value = (
             given if isinstance(given, Tensor) else torch.as_tensor(np.array(given).astype(float))
         )

@@ -27,6 +27,14 @@ def scaled(factor, outcome):
     return factor * growth(outcome)
 
 
+def spoil(outcome):
+    """It writes to what it was given."""
+    value = growth(outcome)
+    outcome.equity.zero_()
+    outcome.memory.fill_(1.0)
+    return value
+
+
 def rewards(reward, **options):
     env = TradingEnv(MARKET, num_envs=4, reward=reward, seed=1, **options)
     env.reset(seed=1)
@@ -47,6 +55,7 @@ def rewards(reward, **options):
         lambda outcome: growth(outcome).tolist(),
         lambda outcome: np.log(outcome.equity / outcome.equity_before),
         functools.partial(scaled, 1.0),
+        spoil,
     ],
 )
 def test_an_own_reward_may_be_of_torch_numpy_or_python(reward, engine):
