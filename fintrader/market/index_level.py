@@ -150,5 +150,8 @@ def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) 
             raise DataError(
                 f"{name}: column {column!r} holds values that are no dates ({error})"
             ) from None
-    moments["known"] += pd.Timedelta(lag or 0)
+    # A day of the clock, also where summer time ends in it and it takes 25 hours.
+    wall = moments["known"].dt.tz_localize(None) + pd.Timedelta(lag or 0)
+    later = np.zeros(len(table), dtype=bool)
+    moments["known"] = wall.dt.tz_localize(zone, ambiguous=later, nonexistent="shift_forward")
     return table.assign(**moments).sort_values("when", kind="stable")

@@ -7,6 +7,7 @@ import pytest
 import fintrader
 from fintrader.backtesting.lookahead import lookahead
 from fintrader.errors import ConfigError, DataError
+from fintrader.market.settings import DataSettings
 from tests.backtesting import leak_lab as lab
 
 DAYS = pd.bdate_range("2024-01-02", "2024-06-28")
@@ -96,6 +97,49 @@ def test_a_daily_series_is_seen_when_it_was_known(tmp_path, known_at, day):
     built = market(daily={"gdp": str(path)}, **known)
     assert first_day(built, "gdp", np.log(2.0)) == pd.Timestamp(day)
     assert built.provenance.trusted_columns == (("gdp",) if known_at is None else ())
+
+
+def test_a_date_among_times_is_known_when_it_is_over():
+    table = bars()
+    days = table.reported.dt.strftime("%Y-%m-%d")
+    table["reported"] = days.where(table.eps == 2.0, "2023-10-30 16:30:00")
+    built = market(table, extra=["eps"], known_at={"eps": "reported"})
+    assert first_day(built, "eps", 2.0) == pd.Timestamp("2024-05-03")
+
+
+def test_days_pass_by_the_clock_where_summer_time_ends(tmp_path):
+    path = tmp_path / "gdp.csv"
+    path.write_text("date,close\n2023-06-30,1\n2023-10-02,2\n")
+    days = pd.bdate_range("2023-07-03", "2023-12-29")
+    days = days[
+        ~days.isin(pd.to_datetime(["2023-07-04", "2023-09-04", "2023-11-23", "2023-12-25"]))
+    ]
+    table = pd.concat([bars(), bars()]).head(len(days)).assign(date=days)
+    built = market(table, daily={"gdp": str(path)}, known_at={"gdp": "45d"})
+    level = dict(built.columns())["gdp"][:, 0].numpy()
+    assert days[np.isclose(level, np.log(2.0))][0] == pd.Timestamp("2023-11-17")
+
+
+def test_a_value_known_at_a_bars_close_is_no_leak(tmp_path):
+    """Days that never rest end when the next bar begins."""
+    days = pd.date_range("2024-01-01", "2024-03-31")
+    close = 50 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.01, len(days))))
+    prices = dict.fromkeys(("open", "high", "low", "close"), close)
+    frame = pd.DataFrame({"date": days, "ticker": "AAA", **prices, "volume": 1e6})
+    frame = frame.assign(given=np.random.default_rng(2).normal(size=len(days)), known=days)
+    frame.to_csv(tmp_path / "bars.csv", index=False)
+    source = {"kind": "files", "bar_minutes": 1440, "timezone": "UTC", "columns": {"ts": "date"}}
+    features = {"names": ["return_1"], "context": [], "extra": ["given"]}
+    data = DataSettings(
+        path=str(tmp_path / "bars.csv"),
+        source=source,
+        calendar="24/7",
+        bar_minutes=1440,
+        features={**features, "known_at": {"given": "known"}},
+        windows={"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    )
+    report = lookahead(data, lab.ENV, lab.QUICK)
+    assert report.clean, str(report)
 
 
 def test_mistakes_say_what_to_do(tmp_path):

@@ -227,9 +227,10 @@ class ViewFeed(Feed):
         for name, when in self._known_at.items():
             if name in extras:
                 lag = lag_ns(when)
-                known = extras[when] if lag is None else bars.ts + lag
+                # The bar before the cut closes at it, and sees what is known then.
+                hidden = extras[when] > cut.ts if lag is None else bars.ts + lag >= cut.ts
                 other = random.permutation(extras[name]) * random.uniform(0.8, 1.25, len(bars))
-                extras[name] = np.where(known >= cut.ts, other, extras[name])
+                extras[name] = np.where(hidden, other, extras[name])
         return replace(bars, extras=extras)
 
     def index(self, grid: SessionGrid) -> Array | None:

@@ -243,12 +243,14 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
 
 
 def _read_moments(column: Column, settings: FilesSettings) -> Array:
-    """`[R]` float64 nanoseconds since 1970 UTC of an extra column of times; a column of dates holds
-    the ends of these days."""
+    """`[R]` float64 nanoseconds since 1970 UTC of an extra column of times; dates are the ends of
+    these days."""
     ns = _times(column, None, settings.model_copy(update={"label": "start", "time_format": None}))
     wall = to_wall(ns, settings.timezone)
-    is_dates = bool((wall == wall.normalize()).all())
-    return (ns + is_dates * 1440 * MINUTE_NS).astype(np.float64)
+    is_date = wall == wall.normalize()
+    if not is_date.all():  # a midnight among times is one; a date without a time is still a date
+        is_date = (column.stripped.str.len() == 10).to_numpy()
+    return np.asarray((ns + is_date * 1440 * MINUTE_NS).astype(np.float64))
 
 
 def _count_days(column: Column, settings: FilesSettings) -> Array:
