@@ -26,7 +26,7 @@ from fintrader.backtesting.account import (
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.envs.adapters.gymnasium import to_numpy
-from fintrader.errors import BacktestError
+from fintrader.errors import OWN_FAILURES, BacktestError
 from fintrader.market.tensors import BarSpan, MarketTensors
 from fintrader.progress import SILENT, Progress
 
@@ -46,7 +46,11 @@ _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have di
 
 @runtime_checkable
 class Bindable(Protocol):
-    """A policy, as of `load_policy`, that can be bound to one window's market rows."""
+    """A policy, as of `load_policy`, that can be bound to one window's market rows. Modules of
+    others have a `bind` too, but not all of these."""
+
+    layout: ObservationLayout
+    meta: Mapping[str, Any]
 
     def bind(self, rows: NDArray[np.float32], /) -> Any:
         """Bind the policy to the rows `[T, W]` (`agents.fast.members.BoundNetworks`); None if
@@ -142,7 +146,7 @@ class _Called:
         for form in self._forms:
             try:
                 action = self._policy(form(obs))
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            except OWN_FAILURES as error:
                 errors.append(error)
                 continue
             self._forms = [form]
@@ -333,7 +337,7 @@ def describe_origin(policy: object) -> str:
         if find_normaliser(policy) is not None:
             form = "normalised by its VecNormalize"
         return f"asked deterministically, observations {form}"
-    symbols = getattr(policy, "meta", {}).get("transfer")
+    symbols = policy.meta.get("transfer") if isinstance(policy, Bindable) else None
     if not symbols:
         return ""
 

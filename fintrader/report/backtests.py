@@ -25,7 +25,7 @@ from fintrader.backtesting.simulation import Predictor, is_predictor, simulate
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.config import Settings
 from fintrader.envs.benchmark import lay_out
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.observation import FlatLayout, ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError, check_keywords
@@ -358,7 +358,7 @@ def _check_policy(policy: object) -> None:
 def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
     """Raise BacktestError where a policy names a layout other than that of the observations."""
     own = getattr(policy, "layout", None)
-    if own is None or own == layout:
+    if not isinstance(own, ObservationLayout | FlatLayout) or own == layout:
         return
     assets = "" if own.num_actions == layout.num_assets else f" and trades {own.num_actions} assets"
     raise BacktestError(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import fintrader
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
@@ -127,6 +128,24 @@ def test_what_cannot_be_traded_is_a_typed_error():
     result.equity[7] = math.nan
     with pytest.raises(BacktestError, match="bar 7"):
         replace(result)
+
+
+@pytest.mark.parametrize(
+    "own", [{"bind": lambda *_: len}, {"layout": "NCHW"}, {"meta": None}, {"meta": "text"}]
+)
+def test_names_of_other_libraries_mean_nothing_here(own):
+    def hold(obs):
+        return np.full(3, 0.2)
+
+    market = make_market(60, 3)
+    foreign = type("Foreign", (), {"__call__": lambda self, obs: hold(obs), **own})()
+    result, plain = (fintrader.backtest(policy, market)["policy"] for policy in (foreign, hold))
+    assert result.equity.tolist() == plain.equity.tolist()
+
+
+def test_a_policy_that_fails_is_a_typed_error():
+    with pytest.raises(BacktestError, match="fails on an observation of shape"):
+        fintrader.backtest(lambda obs: {}["weights"], make_market(60, 3))
 
 
 def test_an_index_with_missing_days_is_compared_on_the_days_both_have():
