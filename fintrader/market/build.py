@@ -190,8 +190,8 @@ def hash_own_modules(names: Sequence[str]) -> dict[str, str]:
     for module in sorted({name.partition(":")[0] for name in texts}):
         with contextlib.suppress(ImportError, ValueError):  # its feature says what is wrong
             spec = importlib.util.find_spec(module)
-            if spec is not None and spec.has_location and spec.origin is not None:
-                found[module] = hash_bytes(Path(spec.origin).read_bytes())
+            if spec is not None and spec.has_location:
+                found[module] = hash_bytes(Path(str(spec.origin)).read_bytes())
     for module, digest in found.items():
         if module in sys.modules and _READ.get(module, digest) != digest:
             importlib.reload(sys.modules[module])

@@ -494,15 +494,13 @@ def reads_data(name: str) -> bool:
     shorter bars show what it knows of the future."""
     if not isinstance(name, OwnFunction):
         return False
-    function = inspect.unwrap(getattr(name.call, "func", name.call))
+    call: Any = name.call
+    function = inspect.unwrap(getattr(call, "func", call))
     if not inspect.isfunction(function):
         return not inspect.isbuiltin(function)
     found = inspect.getclosurevars(function)
-    given = [getattr(name.call, "args", ()), getattr(name.call, "keywords", {})]
-    defaults = [function.__defaults__ or (), function.__kwdefaults__ or {}]
-    return any(
-        map(_is_data, [*found.nonlocals.values(), *found.globals.values(), *given, *defaults])
-    )
+    given = [getattr(call, "args", ()), getattr(call, "keywords", ()), function.__defaults__]
+    return _is_data([found.nonlocals, found.globals, *given])
 
 
 def _is_data(value: Any) -> bool:

@@ -247,7 +247,7 @@ def _read_moments(column: Column, settings: FilesSettings) -> Array:
     these days."""
     ns = _times(column, None, settings.model_copy(update={"label": "start", "time_format": None}))
     wall = to_wall(ns, settings.timezone)
-    is_date = np.asarray(wall == wall.normalize())
+    is_date = wall == wall.normalize()
     if not is_date.all():  # a midnight among times is one; a date without a time is still a date
         is_date = (column.stripped.str.len() == 10).to_numpy()
     return np.asarray((ns + is_date * 1440 * MINUTE_NS).astype(np.float64))

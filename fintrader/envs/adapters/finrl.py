@@ -163,11 +163,13 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
             "initial_cash_usd": known.initial_amount,
             "turbulence": dict.fromkeys(risk, known.turbulence_threshold),
         }
-        self.env = SingleTradingEnv(self.market, EnvSettings.model_validate(settings))
+        self.env = SingleTradingEnv(self.market, validate(EnvSettings, settings, "StockTradingEnv"))
         self.reward_scaling = known.reward_scaling
         state = (known.initial_amount, *[0.0] * count, *known.num_stock_shares)
         if not known.initial:
             state = known.previous_state
+        if len(state) < 1 + 2 * count or len(known.num_stock_shares) != count:
+            raise EnvError(f"num_stock_shares and previous_state must hold shares of {count} tics")
         self.start = {
             "cash_usd": torch.tensor(state[:1], dtype=torch.float64),
             "shares": torch.tensor([state[1 + count : 1 + 2 * count]], dtype=torch.float32),

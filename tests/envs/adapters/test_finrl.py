@@ -179,6 +179,9 @@ def test_its_table_is_a_market_for_thousands_of_accounts():
         ({"sell_cost_pct": [0.001, 0.001, 0.002]}, "one rate"),
         ({"hmaxx": 3}, "did you mean 'hmax'"),
         ({"tech_indicator_list": ["macd", "cci"]}, "no column cci"),
+        ({"num_stock_shares": [5]}, "shares of 3 tics"),
+        ({"initial": False, "previous_state": [1e6]}, "shares of 3 tics"),
+        ({"hmax": 0}, "max_shares: input should be greater than 0"),
     ],
 )
 def test_what_it_cannot_do_is_refused(given, words):
