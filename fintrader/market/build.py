@@ -34,7 +34,7 @@ from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
 from fintrader.bars.sources.feed import Feed
 from fintrader.config import OwnFunction, refuse_url
-from fintrader.errors import StorageError
+from fintrader.errors import ConfigError, StorageError
 from fintrader.files import hash_bytes, seal
 from fintrader.market import features as ft
 from fintrader.market.bar_source import open_feed
@@ -103,6 +103,7 @@ def build_market(
     fetched; nothing is half-written then.
     """
     refuse_url(cache, "cache")
+    refuse_functions(settings)
     settings = settings.effective()
     feed = open_feed(settings, cache)
     if feed.inputs_need_bars:
@@ -179,6 +180,17 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
 
 _READ: dict[str, str] = {}
 """Module of own features -> digest of its file when this process last read it."""
+
+
+def refuse_functions(settings: DataSettings) -> None:
+    """Raise ConfigError for features given as functions, which no file and no other process
+    knows."""
+    given = [name for name in settings.features.names if isinstance(name, OwnFunction)]
+    if given:
+        raise ConfigError(
+            f"data.features.names: {given[0]} was given as a function; put it into a module on"
+            " PYTHONPATH and give its name, 'module:name' (load_market takes functions as they are)"
+        )
 
 
 def hash_own_modules(names: Sequence[str]) -> dict[str, str]:

@@ -146,7 +146,12 @@ class FeatureSettings(Settings):
 
 
 def read_names(value: Any) -> Any:
-    """Read a list of features, or a single one, as the mapping `{"names": [...]}`."""
+    """Read a list of features, or a single one, as the mapping `{"names": [...]}`. Raises
+    ConfigError for a mapping of functions."""
+    if isinstance(value, Mapping):
+        if any(callable(own) for own in value.values() if own is not value.get("names")):
+            raise ConfigError("features: give functions as a list, [f, g]; their names are theirs")
+        return {**value, **(read_names(value["names"]) if "names" in value else {})}
     if isinstance(value, str) or callable(value):
         value = [value]
     return {"names": list(value)} if isinstance(value, list | tuple) else value

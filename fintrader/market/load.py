@@ -190,8 +190,14 @@ def _name_columns(bars: Frames, values: Values) -> Values:
         return values
     frames = [bars] if isinstance(bars, pd.DataFrame) else bars.values()
     columns = {column for frame in frames for column in frame.columns if not is_kind(column)}
-    extra = [name for name in chosen["names"] if name in columns]
-    names = [name for name in chosen["names"] if name not in columns]
+    extra = [name for name in chosen["names"] if isinstance(name, str) and name in columns]
+    names = [name for name in chosen["names"] if name not in extra]
+    prices = [name for name in map(str, chosen["names"]) if name.lower() in COLUMNS]
+    if prices:
+        raise ConfigError(
+            f"features: {prices[0]!r} is no feature by itself; give a kind, such as return_1, or a"
+            f" function, lambda bars: bars.{prices[0].lower()}"
+        )
     extra = [*chosen.get("extra", ()), *extra]
     return {**values, "features": {**chosen, "names": names, "extra": extra}}
 

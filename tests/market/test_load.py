@@ -6,10 +6,14 @@ import pandas as pd
 import pytest
 import torch
 
+from fintrader import EnvSettings
+from fintrader.backtesting.lookahead import lookahead
 from fintrader.bars.calendar import session_grid
 from fintrader.bars.detect import detect
 from fintrader.errors import BarError, ConfigError, DataError
+from fintrader.market.build import build_market
 from fintrader.market.load import load_market
+from fintrader.market.settings import read_settings
 from fintrader.market.starter import config_path, write_config
 from fintrader.market.synthetic import SyntheticSettings, generate, synthetic_grid
 from tests.bars.tables import assert_same_market
@@ -494,3 +498,29 @@ def test_a_feature_that_keeps_what_it_made_of_all_bars_is_refused(days):
 
     with pytest.raises(DataError, match=r"returned shape .* it must return"):
         load_market(days, features=[memoised], **WINDOWS)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["close"], "'close' is no feature by itself"),
+        (["Close"], "'Close' is no feature by itself"),
+        ([["return_1"]], "expected text"),
+        ({"mom": change}, "functions as a list"),
+    ],
+)
+def test_names_that_are_none_are_answered(names, message, days):
+    with pytest.raises(ConfigError, match=message):
+        load_market(days, features=names, **WINDOWS)
+    one = load_market(days, features={"names": "return_1"}, **WINDOWS)
+    assert one.feature_names == ("return_1",)
+
+
+def test_a_function_has_no_place_in_a_cache(tmp_path):
+    settings = read_settings({"source": SOURCE, **WINDOWS, "features": {"names": [change]}}, {})
+    for use in (
+        lambda: build_market(settings, cache=tmp_path),
+        lambda: lookahead(settings, EnvSettings()),
+    ):
+        with pytest.raises(ConfigError, match="give its name, 'module:name'"):
+            use()

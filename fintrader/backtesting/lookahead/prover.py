@@ -18,7 +18,7 @@ from fintrader.backtesting.lookahead.views import View
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.envs import EnvSettings
 from fintrader.errors import FintraderError, RunError
-from fintrader.market.build import BUILD_VERSION, hash_own_modules, portable
+from fintrader.market.build import BUILD_VERSION, hash_own_modules, portable, refuse_functions
 from fintrader.market.index_level import EQUAL_WEIGHT
 from fintrader.market.settings import DataSettings, list_trusted_columns, planted_column
 from fintrader.market.tensors import MarketTensors
@@ -67,6 +67,7 @@ def lookahead(
     settings = settings or LookaheadSettings()
     begin = time.monotonic()
     budget_seconds = 60 * settings.budget_minutes
+    refuse_functions(data)
     data = data.effective()
     with FreshBuilds(data, seed=seed, cache=cache, setup=setup) as build:
         market = build(View())
