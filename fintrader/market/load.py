@@ -330,7 +330,9 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
 
 def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
     """The table with its index among the columns, where the index says something: times, or symbols
-    and times."""
+    and times. `Unnamed: 0` is an index that was written to a file."""
+    if "Unnamed: 0" in frame.columns and not _roles(frame.columns, source, ("ts",)):
+        frame = frame.rename(columns={"Unnamed: 0": source.columns["ts"]})
     if isinstance(frame.index, pd.RangeIndex):
         return frame
     names: list[Hashable] = []
@@ -345,7 +347,13 @@ def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
                 else (source.columns["symbol"] if frame.index.nlevels > 1 else "index")
             )
         names.append(f"index {name}" if name in frame.columns else name)
-    return frame.reset_index(names=names)
+    try:
+        return frame.reset_index(names=names)
+    except ValueError as error:
+        raise BarError(
+            f"{ORIGIN}: its index of {frame.index.nlevels} levels cannot stand among its columns"
+            f" ({error}); name them, frame.index.names = ['date', 'symbol']"
+        ) from None
 
 
 def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[str, list[Any]]:

@@ -313,6 +313,19 @@ def test_days_of_any_type_are_one_market(dates, calendar):
             assert any(f"calendar {calendar}" in guess for guess in market.guesses)
 
 
+def test_an_index_that_was_written_to_a_file_is_the_time(days, tmp_path):
+    one = days[days["Symbol"] == "AAA"].drop(columns="Symbol").set_index("Date")
+    one.rename_axis(None).to_csv(tmp_path / "one.csv")
+    market = load_market({"AAA": pd.read_csv(tmp_path / "one.csv")}, **DAILY)
+    assert len(market) == len(one)
+
+
+def test_an_index_without_names_is_one_clear_error(days):
+    levels = pd.MultiIndex.from_arrays([np.arange(len(days)), days["Symbol"], days["Date"].dt.day])
+    with pytest.raises(BarError, match="index of 3 levels cannot stand among its columns"):
+        load_market(days.drop(columns="Symbol").set_index(levels.set_names([None] * 3)), **DAILY)
+
+
 def test_a_file_that_makes_no_market_says_why(tmp_path):
     with pytest.raises(DataError, match="no bar file there"):
         load_market(tmp_path / "none.csv")
