@@ -217,7 +217,7 @@ class Backtests(Mapping[str, BacktestResult]):
         return replace(self, _results={**self._results, **added})
 
     def __getattr__(self, name: str) -> Any:
-        """What the judged strategy's result has: `tests.sharpe` is `tests["policy"].sharpe`."""
+        """An attribute of the judged strategy's result, such as its `sharpe`."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._results[self.name], name)
