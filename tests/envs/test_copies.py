@@ -99,6 +99,7 @@ def test_a_single_account_goes_on_as_its_original(how):
         continues_alike([*map(np.array, first)], [*map(np.array, second)])
 
 
+@pytest.mark.slow
 def test_single_accounts_step_in_processes_as_they_do_here():
     def make():
         return SingleTradingEnv(make_market(90, 3), SETTINGS, seed=4)

@@ -153,6 +153,7 @@ def test_mistakes_say_what_to_do(tmp_path):
         market(daily={"gdp": str(path)}, known_at={"gdp": "released"})
 
 
+@pytest.mark.slow
 def test_the_check_changes_what_was_not_known(tmp_path):
     path = lab.write_bars(tmp_path, sessions=10)
     features = {"names": ["return_1"], "extra": ["given_noise"], "context": []}
