@@ -248,4 +248,10 @@ def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
     refuse("volume", bars.volume, 0.0, _LARGEST, "is no volume; correct or remove the row")
     most = float(np.finfo(np.float64).max)
     for name, values in bars.extras.items():
-        refuse(name, values, -most, most, "is not finite; correct or remove the row")
+        refuse(
+            name,
+            np.where(np.isnan(values), 0.0, values),
+            -most,
+            most,
+            "is not finite; correct or remove the row",
+        )

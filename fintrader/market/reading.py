@@ -124,6 +124,18 @@ def read_all(
     return kept, sparse, left_out | small
 
 
+def carry_extras(bars: Bars, known_at: Mapping[str, str]) -> Bars:
+    """Carry the last value of each extra column through empty cells of one symbol's sorted rows. A
+    value whose own time (`known_at`) is empty does not count."""
+    extras = {}
+    for name, values in bars.extras.items():
+        moments = bars.extras.get(known_at.get(name, ""))
+        there = ~np.isnan(values) & (True if moments is None else ~np.isnan(moments))
+        last = np.maximum.accumulate(np.where(there, np.arange(len(values)), -1))
+        extras[name] = np.where(last >= 0, values[last], np.nan)
+    return replace(bars, extras=extras)
+
+
 def delay_extras(bars: SymbolBars, settings: DataSettings, grid: SessionGrid) -> SymbolBars:
     """Show each extra column as it was known at the close of each bar (`features.known_at`), NaN
     before anything was.
@@ -213,6 +225,7 @@ class Reader:
             return self._ahead.pop(symbol)
         bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
         bars = as_traded(bars, factor_column(self.settings))
+        bars = carry_extras(bars, self.settings.features.known_at)
         if self.settings.start is not None or self.settings.end is not None:
             quarter = 6 * 60 * MINUTE_NS  # faults outside start and end do not count
             minutes = self.grid.exchange_minutes

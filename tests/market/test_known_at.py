@@ -166,3 +166,40 @@ def test_the_check_changes_what_was_not_known(tmp_path):
     assert "feature given_noise" in {leak.what for leak in found}
     without = lookahead(lab.settings_of(path, features=features), lab.ENV, lab.QUICK)
     assert any("given_noise" in line and "trusted" in line for line in without.trusted)
+
+
+@pytest.mark.parametrize("form", ["stamps", "words"])
+@pytest.mark.parametrize("place", ["table", "bars.csv", "bars.parquet"])
+def test_empty_cells_keep_the_last_value_and_its_time(form, place, tmp_path):
+    """Joined tables hold nothing before the first report, and often nothing between reports."""
+    sparse = bars()
+    is_report = sparse["date"].isin([pd.Timestamp("2024-02-20"), pd.Timestamp("2024-04-01")])
+    for column in ("eps", "reported"):
+        sparse[column] = sparse[column].where(is_report)
+    # A value without its time is no value.
+    sparse.loc[sparse["date"] == pd.Timestamp("2024-06-03"), "eps"] = 9.0
+    if form == "words":
+        sparse["reported"] = sparse["reported"].dt.strftime("%Y-%m-%d")
+    known = {"extra": ["eps"], "known_at": {"eps": "reported"}}
+    if place == "table":
+        built = market(sparse, **known)
+    else:
+        path = tmp_path / place
+        sparse = sparse.assign(ticker="AAA")
+        sparse.to_parquet(path) if place.endswith("parquet") else sparse.to_csv(path, index=False)
+        features = {"names": ["return_1"], "context": [], "scaling": "none", **known}
+        built = fintrader.load_market(path, cache=tmp_path / "cache", features=features)
+    eps = dict(built.columns())["eps"][:, 0].numpy()
+    days = pd.DatetimeIndex(built.timestamps()).normalize()
+    assert (eps[days < "2024-02-20"] == 0).all()
+    assert (eps[(days >= "2024-02-20") & (days <= REPORTED)] == 1).all()
+    assert (eps[days > REPORTED] == 2).all()
+
+
+def test_a_factor_of_prices_may_not_be_empty(tmp_path):
+    table = bars().assign(ticker="AAA", factor=1.0)
+    table.loc[3, "factor"] = np.nan
+    table.to_csv(tmp_path / "bars.csv", index=False)
+    source = {"columns": {"factor": "factor"}}
+    with pytest.raises(DataError, match="column 'factor': the cell is empty"):
+        fintrader.load_market(tmp_path / "bars.csv", cache=tmp_path, source=source)

@@ -58,7 +58,7 @@ _MOST_CLOSES = 0.05
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of each unit of time."""
 _SECOND = UNITS["s"]
-_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,4}[./]\d{1,2}[./]\d{1,4}\b")
 _LARGEST = np.array([10**10, 10**13, 10**16])
 """Numbers below are seconds, milliseconds and microseconds since 1970."""
 
@@ -86,8 +86,13 @@ class Column:
 
     @property
     def holds_times(self) -> bool:
-        """True where the first cell is a time or a date, or text that begins with one."""
-        return bool(len(self.cells) and _DATE.match(str(self.cells[0])))
+        """True where the cells are times or dates, or the first that is not empty begins with
+        one."""
+        kind = self.cells.type
+        if not self.is_text:
+            return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+        filled = self.stripped[~is_empty(self.stripped)]
+        return bool(len(filled) and _DATE.match(filled.iloc[0]))
 
     @property
     def text(self) -> pa.ChunkedArray:
@@ -243,14 +248,21 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
 
 
 def _read_moments(column: Column, settings: FilesSettings) -> Array:
-    """`[R]` float64 nanoseconds since 1970 UTC of an extra column of times; dates are the ends of
-    these days."""
+    """`[R]` float64 nanoseconds since 1970 UTC of an extra column of times, NaN for empty cells;
+    dates are the ends of these days."""
+    is_filled = ~pd.isna(column.cells.to_pandas())
+    if column.is_text:
+        is_filled = ~is_empty(column.stripped)
+    filled = is_filled.to_numpy()
+    moments = np.full(len(filled), np.nan)
+    column = replace(column, cells=column.cells.filter(pa.array(filled)), rows=column.rows[filled])
     ns = _times(column, None, settings.model_copy(update={"label": "start", "time_format": None}))
     wall = to_wall(ns, settings.timezone)
     is_date = wall == wall.normalize()
     if not is_date.all():  # a midnight among times is one; a date without a time is still a date
         is_date = (column.stripped.str.len() == 10).to_numpy()
-    return np.asarray((ns + is_date * 1440 * MINUTE_NS).astype(np.float64))
+    moments[filled] = ns + is_date * 1440 * MINUTE_NS
+    return moments
 
 
 def _count_days(column: Column, settings: FilesSettings) -> Array:
@@ -376,9 +388,10 @@ def _epoch(column: Column, stamps: Any, settings: FilesSettings) -> Array:
 
 
 def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[str, Array]:
-    """Numbers of each column, by our name. Raises BarError for a cell without one in a row that has
-    a price."""
+    """Numbers of each column, by our name; an empty cell of an extra column is NaN. Raises BarError
+    for any other cell without one in a row that has a price."""
     _refuse_ambiguous(columns, settings)
+    factor = settings.columns.get("factor")
     values = {name: _numbers(column, settings) for name, column in columns.items()}
     empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES[:3]])
     closes = empty & ~np.isnan(values["close"])
@@ -402,7 +415,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
                 *(column.origin, column.rows[lacking][0], lacking.sum() - 1, column.name),
             )
             values[name] = np.where(lacking, 0.0, values[name])
-        elif lacking.any():
+        elif lacking.any() and (name not in settings.extra or name == factor):
             raise column.fault(
                 int(lacking.argmax()), "the cell is empty; fill it or remove the row"
             )
