@@ -6,12 +6,39 @@ rooms in this process's control groups: a container's limit is far below the mac
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fintrader.errors import ConfigError, FintraderError
 from fintrader.system import measure_host_memory
 
 HOST = torch.device("cpu")
+
+
+class _Pickled:
+    """A tensor on its way through a pickle, as an array."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.from_numpy, (self._tensor.numpy(),)
+
+
+def pickle_by_value(value: Any) -> Any:
+    """Prepare tensors on the host, also in tuples and dictionaries, for a pickle's state.
+
+    `multiprocessing` would move them to memory that processes share, from under the pointers that
+    compiled kernels hold.
+    """
+    if isinstance(value, dict):
+        return {name: pickle_by_value(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        parts = map(pickle_by_value, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return _Pickled(value) if isinstance(value, Tensor) and value.is_cpu else value
 
 
 def require_memory(

@@ -7,8 +7,8 @@ fill in bar t + 1 at its open (by default) and the account is marked at the clos
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +57,7 @@ from fintrader.envs.state import (
 )
 from fintrader.errors import EnvError, check_keywords
 from fintrader.market.tensors import BarSpan, MarketTensors
-from fintrader.memory import require_memory
+from fintrader.memory import pickle_by_value, require_memory
 from fintrader.seams import KERNELS, load_part
 from fintrader.seeding import draw_seed
 
@@ -313,16 +313,18 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """Rows of `market_rows`, laid out as they are read."""
         return self.view.table
 
-    def __getstate__(self) -> bytes:
-        """Pickle without kernel and view, which are made anew, and as bytes: `multiprocessing`
-        would move the tensors to memory that processes share, from under the kernel's pointers."""
-        left_out = ("_fused", "view", "_state", "reward")
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without kernel, view and reward, which are made anew."""
+        left_out = ("_fused", "view", "reward")
         parts = {name: part for name, part in vars(self).items() if name not in left_out}
-        return pickle.dumps((parts, None if self._state is None else self.account))
+        account = None if self._state is None else self.account
+        return pickle_by_value(parts | {"_state": account})  # type: ignore[no-any-return]
 
-    def __setstate__(self, state: bytes) -> None:
-        parts, self._state = pickle.loads(state)  # noqa: S301 - the bytes of `__getstate__`
-        vars(self).update(parts)
+    def __copy__(self) -> TradingEnv:
+        return deepcopy(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         self.reward = make_reward(self.settings)
         self.view = build_market_view(self.market, self.settings, self._obs_dtype)
 

@@ -34,6 +34,7 @@ from fintrader.market.market_file import (
     stored_order,
     write_market,
 )
+from fintrader.memory import pickle_by_value
 from fintrader.progress import shorten_list
 from fintrader.results.market_description import MarketDescription, Normalisation, Provenance
 
@@ -204,6 +205,15 @@ class MarketTensors:
         self._validate_events()
         if not trusted:
             self._validate_values()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return pickle_by_value(vars(self))  # type: ignore[no-any-return]
+
+    def __copy__(self) -> MarketTensors:
+        return replace(self, trusted=True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     def __len__(self) -> int:
         return self.close.shape[0]

@@ -172,3 +172,15 @@ def unpickle(env):
 
 def seven(outcome):
     return 7.0
+
+
+def test_sending_a_market_leaves_its_tensors_where_they_are():
+    """Compiled kernels read the memory that they were given."""
+    market = make_market(40, 3)
+    places = [tensor.data_ptr() for _, tensor in market.arrays()]
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(market)
+    received = queue.get()
+    assert [tensor.data_ptr() for _, tensor in market.arrays()] == places
+    assert received.content_hash() == market.content_hash()
+    assert copy.copy(market).content_hash() == market.content_hash()
