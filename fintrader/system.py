@@ -30,7 +30,7 @@ from filelock import lock_descriptor, unlock_descriptor
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 NO_DATA = ("/proc/", "/sys/", "/dev/")
-"""Folders of what the system tells; no user's data lies there."""
+"""Folders of the kernel's own files, which hold no user's data."""
 KILL: signal.Signals = getattr(signal, "SIGKILL", signal.SIGTERM)
 """Signal that ends a process at once."""
 SENT_BY_OTHERS = tuple(

@@ -275,7 +275,7 @@ def simulate(
     possible; its actions then equal unbound ones to float32 rounding. A model of
     Stable-Baselines3 is asked deterministically, on observations normalised by its VecNormalize if
     it holds one. `caveats` of the result name a policy that gives two actions for one observation,
-    and what a model was trained with and cannot be shown. Without a `note` the result describes its
+    and parts of a model's training that are missing here. Without a `note` the result describes its
     policy (`describe_origin`). `watch` sees the account at each decision. Raises BacktestError for a
     window of fewer than two bars and for an output that cannot be traded.
     """

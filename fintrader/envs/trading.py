@@ -313,17 +313,17 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """Rows of `market_rows`, laid out as they are read."""
         return self.view.table
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Any:
         """Pickle without kernel, view and reward, which are made anew."""
         left_out = ("_fused", "view", "reward")
         parts = {name: part for name, part in vars(self).items() if name not in left_out}
         account = None if self._state is None else self.account
-        return pickle_by_value(parts | {"_state": account})  # type: ignore[no-any-return]
+        return pickle_by_value(parts | {"_state": account})
 
     def __copy__(self) -> TradingEnv:
         return deepcopy(self)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Any) -> None:
         vars(self).update(state)
         self.reward = make_reward(self.settings)
         self.view = build_market_view(self.market, self.settings, self._obs_dtype)

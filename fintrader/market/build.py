@@ -420,6 +420,11 @@ def _fit_scales(
     relative = 0 if chosen.cross_sectional == "none" else int(np.count_nonzero(~raw))
     scaled = ~raw & chosen.standardise & (relative == 0)
     own = fit_scales("features", columns.table(), names, scaled, train, chosen, stored)
+    silent = [
+        name for name, is_silent in zip(names, scaled & (own[1] == 1), strict=True) if is_silent
+    ]
+    if silent and stored is None:
+        log.warning("features without any variation before validation: %s", ", ".join(silent))
     table = context[:, None, :]
     every = np.full(len(context_names), chosen.standardise)
     common = fit_scales("context", table, context_names, every, train, chosen, stored)

@@ -87,10 +87,10 @@ class FeatureSettings(Settings):
     """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix:
     vix.csv}: each bar sees the logarithm of the last finished day's close."""
     known_at: Mapping[str, str] = Field(default_factory=dict)
-    """When the values of `extra` and `daily` were known, name -> the column beside them that holds
-    the time (a date counts as known once it is over), or the time that passes after a row's own
-    (like 45d, 2h or 30min): a bar sees the last value that was known at its close. `trusted`, like
-    a name that is left out: taken as it stands, and named in every verdict."""
+    """Time at which values of `extra` and `daily` became known, by name: a column of the same table
+    (a date counts once it is over), or a lag after the row's own time (45d, 2h, 30min). A bar sees
+    the last value that was known at its close. `trusted`, the default, takes values as they stand;
+    every verdict names such columns."""
     clip: float = Field(10.0, gt=0)
     """Clip scaled features at this many standard deviations."""
     normalisation: PathText | None = None
@@ -520,7 +520,7 @@ def _is_data(value: Any) -> bool:
 def _compute_own(name: str, bars: SymbolBars) -> Array:
     own = load_object(name)
     try:
-        # A copy, which the function may write to, and which does not say that the symbol ends.
+        # The function may write to its copy, which hides that the symbol ends.
         values = np.asarray(own(bars.until(len(bars))), dtype=np.float64)
     except OWN_FAILURES as error:
         raise DataError(

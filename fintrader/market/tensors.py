@@ -206,13 +206,13 @@ class MarketTensors:
         if not trusted:
             self._validate_values()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return pickle_by_value(vars(self))  # type: ignore[no-any-return]
+    def __getstate__(self) -> Any:
+        return pickle_by_value(vars(self))
 
     def __copy__(self) -> MarketTensors:
         return replace(self, trusted=True)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Any) -> None:
         vars(self).update(state)
 
     def __len__(self) -> int:

@@ -537,3 +537,14 @@ def test_a_function_has_no_place_in_a_cache(tmp_path):
     ):
         with pytest.raises(ConfigError, match="give its name, 'module:name'"):
             use()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3.0])
+def test_a_feature_that_says_nothing_is_named(value, days, caplog):
+    def silent(bars):
+        return np.full(len(bars.close), value)
+
+    load_market(days, features=["return_1", silent], **WINDOWS)
+    warned = [line for line in caplog.messages if "without any variation" in line]
+    assert len(warned) == 1
+    assert warned[0].endswith("silent")

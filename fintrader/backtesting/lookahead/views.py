@@ -42,7 +42,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class View:
-    """The whole market, or what its future is changed to."""
+    """Description of one build: the whole market, or the market with a changed future."""
 
     cut: Cut | None = None
     symbols: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """GPU simulators of locomotion and manipulation, for fintrader's own agents.
 
-`SimulatorEnv` takes what Isaac Gym and Isaac Lab share, and what other simulators are wrapped into:
+`SimulatorEnv` takes the contract of Isaac Gym and Isaac Lab, to which others are often wrapped:
 
     num_envs, device       number of copies, and where their tensors are
     reset()                observations, or (observations, extras)
