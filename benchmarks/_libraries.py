@@ -106,12 +106,12 @@ LIBRARIES = {
         f"{PLAIN} behind its contract",
     ),
     "elegantrl": Library(
-        "ElegantRL, without its dependencies",
+        "ElegantRL",
         "elegantrl",
         "elegantrl",
         "train_elegantrl",
         "`IsaacVecEnv`",
-        "without `bootstrap_with` a time limit is an end, wrong by γV(final); `train_agent`, which"
+        "installed without its dependencies; without `bootstrap_with` a time limit is an end, wrong by γV(final); `train_agent`, which"
         " also evaluates and writes files: the script calls its agent",
         "`explore_env` and `update_net`",
         "its `PointChasingVecEnv`",
