@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import FintraderError, RunError
 from fintrader.market.build import BUILD_VERSION, hash_own_modules, portable, refuse_functions
 from fintrader.market.index_level import EQUAL_WEIGHT
-from fintrader.market.load import find_settings
+from fintrader.market.load import Values, find_settings
 from fintrader.market.settings import DataSettings, list_trusted_columns, planted_column
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
@@ -48,7 +47,7 @@ class Tried:
 
 
 def lookahead(
-    what: Settings | Mapping[str, object] | Path | str,
+    what: Settings | Values | Path | str,
     env: EnvSettings | None = None,
     settings: LookaheadSettings | None = None,
     *,
