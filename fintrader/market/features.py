@@ -151,7 +151,8 @@ def read_names(value: Any) -> Any:
     if isinstance(value, Mapping):
         if any(callable(own) for own in value.values() if own is not value.get("names")):
             raise ConfigError("features: give functions as a list, [f, g]; their names are theirs")
-        return {**value, **(read_names(value["names"]) if "names" in value else {})}
+        names = read_names(value.get("names"))
+        return {**value, **names} if isinstance(names, dict) else value
     if isinstance(value, str) or callable(value):
         value = [value]
     return {"names": list(value)} if isinstance(value, list | tuple) else value
