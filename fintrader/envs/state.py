@@ -93,7 +93,7 @@ def check_wrappers(depth: int) -> None:
     """Check that none of `ARRAY_WRAPPERS` is calling, `depth` frames above. Raises EnvError: an
     environment does not know its wrappers, and theirs are errors about arrays."""
     frame = sys._getframe(depth).f_back
-    while frame is not None and frame.f_globals["__name__"].startswith("gymnasium."):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("gymnasium."):
         name = type(frame.f_locals.get("self")).__name__
         if name in ARRAY_WRAPPERS:
             raise EnvError(

@@ -112,6 +112,11 @@ def test_on_tensors_a_wrapper_works_or_asks_for_arrays(name):
         wrappers.ClipAction(env).reset(seed=1)
 
 
+def test_code_without_a_module_resets():
+    env = TradingEnv(make_market(90, 3), SETTINGS, num_envs=5)
+    exec("env.reset()", {"env": env})
+
+
 @pytest.mark.parametrize("mode", [SAME_STEP, NEXT_STEP])
 def test_episode_statistics_are_those_of_the_rewards(mode):
     """The sums of gymnasium's wrapper against sums by hand, over the ends of episodes."""
