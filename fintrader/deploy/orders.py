@@ -189,8 +189,37 @@ class Execution:
         self._journal.write(terms, *reports, at=at)
         self._slots |= {report.id: _Slot(terms, at, until, report) for report in reports}
 
-    def step(self, now: int) -> bool:
-        """Ask, send and cancel the orders that are due now (nanoseconds); True once all are over.
+    def is_due(self, now: int) -> bool:
+        """Check for an order that has not left and may leave now."""
+        return any(
+            slot.report.state == "intended" and slot.terms.not_before <= now < slot.until
+            for slot in self._slots.values()
+        )
+
+    def rescale(self, symbol: str, split: float, *, before: int, reason: str, at: int) -> None:
+        """Count the shares of orders that were decided `before` a split, and have not left, as new
+        ones. An order of less than a share expires."""
+        for slot in self._slots.values():
+            report = slot.report
+            is_old = report.state == "intended" and slot.terms.decision <= before
+            if report.symbol != symbol or not is_old:
+                continue
+            prices = slot.terms.prices
+            terms = replace(slot.terms, prices={**prices, symbol: prices[symbol] / split})
+            for other in self._slots.values():
+                if other.stamp == slot.stamp:
+                    other.terms = terms
+            self._journal.write(terms, at=at)
+            grain = 1e6 if self.rules.fractional else 1.0
+            shares = math.trunc(report.shares * split * grain) / grain
+            text = f"{report.shares:g} before {reason}"
+            state = report.state if shares else "expired"
+            size = shares or report.shares
+            self._note(slot, replace(report, shares=size, state=state, reason=text), at)
+
+    def step(self, now: int, *, sends: bool = True) -> bool:
+        """Ask, send (if it `sends`) and cancel the orders that are due now (nanoseconds); True once
+        all are over.
 
         A broker that cannot be reached makes no error here (see `trouble`); it is asked again in
         the next step. Raises BrokerError when it refuses the account altogether, DeployError when
@@ -205,7 +234,8 @@ class Execution:
             due = [
                 slot
                 for slot in self._slots.values()
-                if slot.terms.not_before <= now < slot.until
+                if sends
+                and slot.terms.not_before <= now < slot.until
                 and (slot.report.state == "intended" or slot.absent)
             ]
             if self._broker.takes_baskets:
