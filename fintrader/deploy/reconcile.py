@@ -22,12 +22,12 @@ from fintrader.deploy.entries import (
     OrderTerms,
 )
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.orders import SECOND, format_decision_stamp, order_prefix
+from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp, order_prefix
 from fintrader.errors import DeployError
 
 _LOOK_BACK = 300 * SECOND
 _RECENT = 7 * 86_400 * SECOND
-"""Time before the first start in which orders of another deployment of the bundle count."""
+"""Time before the first start in which orders of another deployment count."""
 _NAMED = 5
 """Most findings that a refusal names; the journal has them all."""
 SAME_SHARES = 1e-6
@@ -112,11 +112,11 @@ def reconcile(
     """Journal the reports of the orders, and compare; an agreement is journalled as a `Checkpoint`.
 
     An own order that stands though its time is over is cancelled. Nothing else at the broker is
-    ever touched. Orders whose ids begin with the bundle's and that the journal does not know, open
-    or recent, were sent by another deployment of the bundle: they are a difference. Cash may be off
-    by a tolerance for fees that come later, and interest. A difference counts once it has outlived
-    three looks, a second (`pause`) apart, between which no order moved: orders and positions are
-    asked for one after the other.
+    ever touched. Orders with the id of a deployment (`find_sender`) that the journal does not know,
+    open or recent, were sent by another one: they are a difference. Cash may be off by a tolerance
+    for fees that come later, and interest. A difference counts once it has outlived three looks, a
+    second (`pause`) apart, between which no order moved: orders and positions are asked for one
+    after the other.
 
     At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
     is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. Later
@@ -128,10 +128,10 @@ def reconcile(
     for _ in range(12):
         reports, moved = _take_up(journal, broker, bundle, at)
         account = broker.account()
-        foreign = [report for report in reports if _is_foreign(journal, bundle, report)]
+        foreign = [report for report in reports if _is_foreign(journal, report)]
         known = expect_holdings(journal)
         slack_usd = tolerance.usd + tolerance.bps * 1e-4 * known.traded_usd
-        found = _compare(known, account, foreign, slack_usd, bundle)
+        found = _compare(known, account, foreign, slack_usd)
         if not found:
             _record_agreement(journal, account, at)
             return ()
@@ -147,9 +147,9 @@ def reconcile(
         text = "; ".join(finding.text for finding in found[:_NAMED])
         if len(found) > _NAMED:
             text += f"; and {len(found) - _NAMED} more"
-        if any(report.id.startswith(order_prefix(bundle)) for report in foreign):
+        if any(find_sender(report.id) for report in foreign):
             raise DeployError(
-                f"another deployment of this bundle trades this account ({text}); stop it or give "
+                f"another deployment trades this account ({text}); stop it or give "
                 "this one the keys of another account, or, if it has ended for good, start with "
                 "--adopt"
             )
@@ -184,7 +184,7 @@ def _take_up(
         if (
             not report.is_over
             and report.id.startswith(order_prefix(bundle))
-            and _is_late(journal, bundle, report, at)
+            and _is_late(journal, report, at)
         ):
             broker.cancel(report)
     return reports, moved
@@ -203,10 +203,10 @@ def _list_standing(journal: Journal, agreed: Entry[Checkpoint] | None) -> set[st
     return standing
 
 
-def _is_foreign(journal: Journal, bundle: str, report: OrderReport) -> bool:
-    """Check that an order is unknown to the journal, and open or of the same bundle."""
+def _is_foreign(journal: Journal, report: OrderReport) -> bool:
+    """Check that an order is unknown to the journal, and open or of another deployment."""
     is_known = journal.last(OrderReport, report.id) is not None
-    return not is_known and (not report.is_over or report.id.startswith(order_prefix(bundle)))
+    return not is_known and (not report.is_over or bool(find_sender(report.id)))
 
 
 def _is_news(known: OrderReport, report: OrderReport) -> bool:
@@ -220,10 +220,10 @@ def _is_news(known: OrderReport, report: OrderReport) -> bool:
     return more > SAME_SHARES or (not is_over and is_changed)
 
 
-def _is_late(journal: Journal, bundle: str, report: OrderReport, at: int) -> bool:
+def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
     """Check that an order of ours is beyond its time, or has none (its decision is in no
     journal)."""
-    terms = journal.last(OrderTerms, format_decision_stamp(bundle, report.id))
+    terms = journal.last(OrderTerms, format_decision_stamp(report.id))
     return terms is None or at >= terms.body.until
 
 
@@ -232,7 +232,6 @@ def _compare(
     account: BrokerAccount,
     foreign: Iterable[OrderReport],
     tolerance_usd: float,
-    bundle: str,
 ) -> tuple[Finding, ...]:
     found: list[Finding] = []
     if account.blocked:
@@ -244,8 +243,9 @@ def _compare(
         return (*found, Finding("account", account.number, text))
     for report in foreign:
         text = f"order {report.id} of {report.shares:g} {report.symbol} is none of this deployment"
-        if report.id.startswith(order_prefix(bundle)):
-            text += ", but of its bundle"
+        sender = find_sender(report.id)
+        if sender:
+            text += f", but of the deployment {sender}"
         found.append(Finding("order", report.id, text))
     for symbol in sorted({*known.shares, *account.shares}):
         held = account.shares.get(symbol, 0.0)

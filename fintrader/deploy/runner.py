@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +48,7 @@ from fintrader.deploy.entries import (
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import Execution, OrderRules, order_prefix
+from fintrader.deploy.orders import Execution, OrderRules, order_prefix, read_sender
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
@@ -119,9 +120,10 @@ class Runner:
         self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
-        self.rules = OrderRules(
-            bundle.id, fee_rate=self.env.fee_rate, fractional=self.env.fractional
-        )
+        sender = read_sender(self.journal, bundle.id)
+        if self.journal.last(DeploymentStart) is None and world.broker.kind != "simulated":
+            sender += f"-{secrets.token_hex(4)}"
+        self.rules = OrderRules(sender, fee_rate=self.env.fee_rate, fractional=self.env.fractional)
         self.accounts = Accounts(
             self.broker,
             self.recorder,
@@ -320,6 +322,7 @@ class Runner:
                 broker=self.broker.kind,
                 limits=self.settings.limits,
                 initial_cash_usd=self.env.initial_cash_usd,
+                sender=self.rules.sender,
             )
             self.journal.write(start, at=now)
         else:
@@ -637,6 +640,9 @@ class Runner:
                 self._record_news("broker", f"the broker does not answer: {execution.trouble}", now)
             elif over:
                 self.execution = None
+            if execution.stranger:
+                name = execution.stranger
+                self._halt(f"order {name} is of another deployment, which trades this account", now)
         except BrokerError as error:
             self._halt(str(error), now)
         if self.flattening:
