@@ -16,7 +16,6 @@ import itertools
 import math
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -29,7 +28,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, OrderReport, State, refuse_real_money
+from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
@@ -181,17 +180,17 @@ class Runner:
                     self._tell_end(error)
                 raise
 
-    def _read_gauges(self) -> tuple[dict[str, float], Counter[State]]:
+    def _read_gauges(self) -> tuple[dict[str, float], dict[str, int]]:
         """Read the gauges through another connection, since a scrape runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
             last = journal.last(BarDecision)
-            decisions = len(journal.entries(BarDecision))
-            missed = sum(len(journal.entries(Alert, key=kind)) for kind in ("missed", "skipped"))
-            states = Counter(report.state for report in journal.orders().values())
+            decisions = sum(journal.count(BarDecision).values())
+            alerts = journal.count(Alert)
+            states = journal.count(OrderReport)
         values = {
             "halted": float(bool(self.limits.halted)),
             "decisions": decisions,
-            "missed": missed,
+            "missed": alerts.get("missed", 0) + alerts.get("skipped", 0),
             "beat_timestamp_seconds": self._beat,
         }
         if last is not None:
@@ -327,7 +326,7 @@ class Runner:
             self.journal.write(start, at=now)
         else:
             self.recorder.restore()
-        newest = max((bar for bar, _ in self.journal.read_curve()), default=begins - self.length)
+        newest = max((bar for bar, _ in self.journal.read_curve(1)), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
         for entry in self.journal.entries(BarDecision):
             decision = entry.body
