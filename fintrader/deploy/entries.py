@@ -33,6 +33,10 @@ class DeploymentStart:
     broker: str
     limits: LimitSettings
     initial_cash_usd: float
+    sender: str = ""
+    """Its name in the ids of its orders (`orders.find_sender`): `<bundle>-<random>`, so that no
+    other deployment takes them for its own; `<bundle>` or empty where the account is private to
+    the folder."""
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ from fintrader.deploy.entries import (
     OrderTerms,
 )
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.orders import SECOND, format_decision_stamp, order_prefix
+from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp, order_prefix
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 
 _LOOK_BACK = 300 * SECOND
 _DAY = 86_400 * SECOND
 _RECENT = 7 * _DAY
 """Time in which cash may be explained later; also that before the first start in which orders of
-another deployment of the bundle count."""
+another deployment count."""
 _BOOKED_LATER = 3 * _DAY
 """Most days between an activity's day and its booking."""
 _CENT = 0.01
@@ -148,10 +148,10 @@ def reconcile(
     """Journal the reports of the orders, and compare; an agreement is journalled as a `Checkpoint`.
 
     An own order that stands though its time is over is cancelled. Nothing else at the broker is
-    ever touched. Orders whose ids begin with the bundle's and that the journal does not know, open
-    or recent, were sent by another deployment of the bundle: they are a difference. A difference
-    counts once it has outlived three looks, a second (`pause`) apart, between which no order moved:
-    orders and positions are asked for one after the other.
+    ever touched. Orders with the id of a deployment (`find_sender`) that the journal does not know,
+    open or recent, were sent by another one: they are a difference. A difference counts once it has
+    outlived three looks, a second (`pause`) apart, between which no order moved: orders and
+    positions are asked for one after the other.
 
     At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
     is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. A
@@ -163,9 +163,9 @@ def reconcile(
     for _ in range(12):
         reports, moved = _take_up(journal, broker, bundle, at)
         account = broker.account()
-        foreign = [report for report in reports if _is_foreign(journal, bundle, report)]
+        foreign = [report for report in reports if _is_foreign(journal, report)]
         known = expect_holdings(journal)
-        found = _find_strangers(known, account, foreign, bundle)
+        found = _find_strangers(known, account, foreign)
         balance = _Balance(())
         if all(finding.kind == "order" for finding in found):
             balance = _explain(journal, broker, known, account, at, tolerance)
@@ -187,9 +187,9 @@ def reconcile(
         text = "; ".join(finding.text for finding in found[:_NAMED])
         if len(found) > _NAMED:
             text += f"; and {len(found) - _NAMED} more"
-        if any(report.id.startswith(order_prefix(bundle)) for report in foreign):
+        if any(find_sender(report.id) for report in foreign):
             raise DeployError(
-                f"another deployment of this bundle trades this account ({text}); stop it or give "
+                f"another deployment trades this account ({text}); stop it or give "
                 "this one the keys of another account, or, if it has ended for good, start with "
                 "--adopt"
             )
@@ -231,7 +231,7 @@ def _take_up(
         if (
             not report.is_over
             and report.id.startswith(order_prefix(bundle))
-            and _is_late(journal, bundle, report, at)
+            and _is_late(journal, report, at)
         ):
             broker.cancel(report)
     return reports, moved
@@ -250,10 +250,10 @@ def _list_standing(journal: Journal, agreed: Entry[Checkpoint] | None) -> set[st
     return standing
 
 
-def _is_foreign(journal: Journal, bundle: str, report: OrderReport) -> bool:
-    """Check that an order is unknown to the journal, and open or of the same bundle."""
+def _is_foreign(journal: Journal, report: OrderReport) -> bool:
+    """Check that an order is unknown to the journal, and open or of another deployment."""
     is_known = journal.last(OrderReport, report.id) is not None
-    return not is_known and (not report.is_over or report.id.startswith(order_prefix(bundle)))
+    return not is_known and (not report.is_over or bool(find_sender(report.id)))
 
 
 def _is_news(known: OrderReport, report: OrderReport) -> bool:
@@ -267,15 +267,15 @@ def _is_news(known: OrderReport, report: OrderReport) -> bool:
     return more > SAME_SHARES or (not is_over and is_changed)
 
 
-def _is_late(journal: Journal, bundle: str, report: OrderReport, at: int) -> bool:
+def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
     """Check that an order of ours is beyond its time, or has none (its decision is in no
     journal)."""
-    terms = journal.last(OrderTerms, format_decision_stamp(bundle, report.id))
+    terms = journal.last(OrderTerms, format_decision_stamp(report.id))
     return terms is None or at >= terms.body.until
 
 
 def _find_strangers(
-    known: Expected, account: BrokerAccount, foreign: Iterable[OrderReport], bundle: str
+    known: Expected, account: BrokerAccount, foreign: Iterable[OrderReport]
 ) -> tuple[Finding, ...]:
     """Find orders of others, and an account that is another or takes no orders."""
     found: list[Finding] = []
@@ -288,8 +288,9 @@ def _find_strangers(
         return (*found, Finding("account", account.number, text))
     for report in foreign:
         text = f"order {report.id} of {report.shares:g} {report.symbol} is none of this deployment"
-        if report.id.startswith(order_prefix(bundle)):
-            text += ", but of its bundle"
+        sender = find_sender(report.id)
+        if sender:
+            text += f", but of the deployment {sender}"
         found.append(Finding("order", report.id, text))
     return tuple(found)
 

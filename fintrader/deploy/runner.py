@@ -15,8 +15,8 @@ import contextlib
 import functools
 import itertools
 import math
+import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, OrderReport, State, refuse_real_money
+from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
@@ -49,7 +49,7 @@ from fintrader.deploy.entries import (
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import Execution, OrderRules, order_prefix
+from fintrader.deploy.orders import Execution, OrderRules, order_prefix, read_sender
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
@@ -123,9 +123,10 @@ class Runner:
         self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
-        self.rules = OrderRules(
-            bundle.id, fee_rate=self.env.fee_rate, fractional=self.env.fractional
-        )
+        sender = read_sender(self.journal, bundle.id)
+        if self.journal.last(DeploymentStart) is None and world.broker.kind != "simulated":
+            sender += f"-{secrets.token_hex(4)}"
+        self.rules = OrderRules(sender, fee_rate=self.env.fee_rate, fractional=self.env.fractional)
         self.accounts = Accounts(
             self.broker,
             self.recorder,
@@ -186,17 +187,17 @@ class Runner:
                     self._tell_end(error)
                 raise
 
-    def _read_gauges(self) -> tuple[dict[str, float], Counter[State]]:
+    def _read_gauges(self) -> tuple[dict[str, float], dict[str, int]]:
         """Read the gauges through another connection, since a scrape runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
             last = journal.last(BarDecision)
-            decisions = len(journal.entries(BarDecision))
-            missed = sum(len(journal.entries(Alert, key=kind)) for kind in ("missed", "skipped"))
-            states = Counter(report.state for report in journal.orders().values())
+            decisions = sum(journal.count(BarDecision).values())
+            alerts = journal.count(Alert)
+            states = journal.count(OrderReport)
         values = {
             "halted": float(bool(self.limits.halted)),
             "decisions": decisions,
-            "missed": missed,
+            "missed": alerts.get("missed", 0) + alerts.get("skipped", 0),
             "beat_timestamp_seconds": self._beat,
         }
         if last is not None:
@@ -329,11 +330,12 @@ class Runner:
                 broker=self.broker.kind,
                 limits=self.settings.limits,
                 initial_cash_usd=self.env.initial_cash_usd,
+                sender=self.rules.sender,
             )
             self.journal.write(start, at=now)
         else:
             self.recorder.restore()
-        newest = max((bar for bar, _ in self.journal.read_curve()), default=begins - self.length)
+        newest = max((bar for bar, _ in self.journal.read_curve(1)), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
         kinds = (BarDecision, Resumption, CapitalMove)
         past = [entry for kind in kinds for entry in self.journal.entries(kind)]
@@ -700,6 +702,9 @@ class Runner:
                 self._record_news("broker", f"the broker does not answer: {execution.trouble}", now)
             elif over:
                 self.execution = None
+            if execution.stranger:
+                name = execution.stranger
+                self._halt(f"order {name} is of another deployment, which trades this account", now)
         except BrokerError as error:
             self._halt(str(error), now)
         if self.flattening:

@@ -15,7 +15,9 @@ from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
 
 EXAMPLES = [
-    entries.DeploymentStart(1, "0a1b2c3d", "replay", "simulated", LimitSettings(weight=0.5), 1e6),
+    entries.DeploymentStart(
+        1, "0a1b2c3d", "replay", "simulated", LimitSettings(weight=0.5), 1e6, "0a1b-5e"
+    ),
     entries.BarDecision(
         bar=7,
         cash=1.5,

@@ -79,7 +79,7 @@ def test_positions_of_others_stop_the_start_and_are_left_alone(server, journal, 
 
 def test_orders_of_others_stop_the_start_and_are_left_alone(server, journal, broker):
     row = server.accept("STUCK", 5.0, "by hand", age_s=86_400.0)
-    server.accept("AAA", 5.0, "ft-ffffffff-20160315T143000Z-AAA")["status"] = "canceled"
+    server.accept("AAA", 5.0, "of an app")["status"] = "canceled"
     with pytest.raises(DeployError, match="order by hand of 5 STUCK is none of this deployment"):
         look(journal, broker, start=True)
     assert look(journal, broker, start=True, adopt=True) == ()
@@ -125,6 +125,16 @@ def test_orders_of_the_bundle_that_the_journal_does_not_know_stop_the_start(
     )  # no decision has it
 
 
+def test_recent_orders_of_another_bundle_stop_the_start(server, journal, broker):
+    name = "ft-ffffffff-5e6f7a8b-20160315T143000Z-AAA"
+    server.accept("AAA", 5.0, name)["status"] = "canceled"
+    with pytest.raises(DeployError, match=r"another deployment .*ffffffff-5e6f7a8b") as caught:
+        look(journal, broker, start=True)
+    assert "--adopt" in str(caught.value)
+    assert look(journal, broker, start=True, adopt=True) == ()
+    assert look(journal, broker) == ()
+
+
 def test_old_orders_of_the_bundle_stop_no_start(server, journal, broker):
     month = 30 * 86_400
     name = order_id(BUNDLE, OPENED, "AAA")
@@ -133,7 +143,7 @@ def test_old_orders_of_the_bundle_stop_no_start(server, journal, broker):
     assert look(journal, broker, now, start=True) == ()
     assert look(journal, broker, now + month * SECOND) == ()
     server.accept("STUCK", 5.0, f"{name}2", age_s=month)  # one that is open stops it, however old
-    with pytest.raises(DeployError, match="but of its bundle"):
+    with pytest.raises(DeployError, match=f"but of the deployment {BUNDLE}"):
         look(journal, broker, now, start=True)
 
 
