@@ -7,19 +7,28 @@ import contextlib
 import datetime as dt
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.limits import Limits
 from fintrader.bars.bars import Array
 from fintrader.bars.corporate_actions import Action
-from fintrader.deploy.broker import Broker, Order
-from fintrader.deploy.entries import Adjustment, BarDecision
+from fintrader.deploy.broker import Activity, Broker, Order
+from fintrader.deploy.entries import (
+    Adjustment,
+    Adoption,
+    BarDecision,
+    CapitalMove,
+    Checkpoint,
+    Mismatch,
+)
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
-from fintrader.deploy.reconcile import Tolerance, expect_holdings, reconcile
+from fintrader.deploy.reconcile import Tolerance, expect_holdings, format_day, reconcile
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import AccountState, SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
@@ -27,8 +36,11 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import StoreLease, find_lease, hold
 from fintrader.storage.objects import ObjectStore
 
+_DAY_NS = 86_400_000_000_000
 _PAID_AFTER_DAYS = 60
 """Latest arrival of a dividend after its ex-date."""
+_SPLIT_DAYS = 10
+"""Days after a split in which it may be booked, or the fraction of a share be paid."""
 
 
 @contextlib.contextmanager
@@ -77,31 +89,49 @@ def _read_number(broker: Broker, journal: Journal) -> str:
 
 
 class Accounts:
-    """Cash, shares and equity at a bar. Where broker and journal differ, `halt` gets the reason."""
+    """Cash, shares and equity at a bar. Where broker and journal differ, `halt` gets the reason.
+
+    Equity is the account's without the part beyond the cap: gains beyond it are set aside, and are
+    neither traded with nor counted. Deposits and withdrawals change the highest and the first
+    equity in step, so that neither is a gain or a loss.
+    """
 
     def __init__(
         self,
         broker: Broker,
         recorder: Recorder,
+        limits: Limits,
         halt: Callable[[str, int], None],
+        tell: Callable[[str, str, int], None],
         *,
         replays: bool,
-        adopt: bool,
         cap_usd: float | None,
     ) -> None:
-        """cap_usd: most that is traded with, of a larger account; replays: the later bars are known
-        already."""
+        """tell: gets the kind of news, a text and the time; cap_usd: most that is traded with, of a
+        larger account; replays: the later bars are known already."""
         self.bundle = recorder.bundle
         self.broker = broker
         self.journal = recorder.journal
         self.recorder = recorder
         self.env = self.bundle.env
+        self.limits = limits
         self._halt = halt
+        self._tell = tell
         self.replays = replays
-        self.adopt = adopt
         self.cap_usd = cap_usd
         self.simulated = broker if isinstance(broker, SimulatedBroker) else None
-        self._first_usd = self._peak_usd = 0.0
+        self.outside_usd = 0.0
+        """Part of the account that is beyond the cap."""
+        self._first_usd = self._peak_usd = self._equity_usd = 0.0
+        self._seen = 0
+        """Number of the newest entry whose changes are known here."""
+        self._split: dict[str, int] = {}
+        """Symbol -> time at which its newest split was taken in."""
+        self._announced: dict[str, int] = {}
+        self._due: list[tuple[str, int, float]] = []
+        """Symbol, time and USD of each dividend that is not paid yet."""
+        self.unbooked: frozenset[str] = frozenset()
+        """Symbols of which the broker has not booked a split yet."""
 
     def at(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
         """Build the account as it stands at a bar's close, with this market's prices."""
@@ -112,12 +142,12 @@ class Accounts:
             held = self.simulated.account().shares
         else:
             cash, held = self.agreed(now)
-            if self.cap_usd is not None:
-                cash = min(cash, max(self.cap_usd - self._value_shares(held), 0.0))
-            prices = np.nan_to_num(market.close[row].numpy().astype(np.float64))
-            equity = cash + float(_align(held, market.symbols) @ prices)
-            self._first_usd = self._first_usd or equity
-            self._peak_usd = max(self._peak_usd, equity)
+            # A symbol without bars for a session has no close; its shares keep their last price.
+            close = market.close[row].numpy().astype(np.float64)
+            last = _align(self._price(held, now), market.symbols)
+            prices = np.where(np.isfinite(close), close, last)
+            equity = self._measure(cash, float(_align(held, market.symbols) @ prices))
+            cash -= self.outside_usd
             state = AccountState(cash, equity, self._peak_usd, self._first_usd)
         return state.stand(market, self.env, row, _align(held, market.symbols))
 
@@ -126,50 +156,103 @@ class Accounts:
         if self.simulated is not None:
             return self.simulated.equity
         cash, held = self.agreed(now)
-        return cash + self._value_shares(held)
+        prices = self._price(held, now)
+        return self._measure(cash, sum(n * prices[name] for name, n in held.items()))
 
-    def agreed(self, now: int, *, start: bool = False) -> tuple[float, Mapping[str, float]]:
-        """Return the cash and shares on which broker and journal agree.
+    def agreed(
+        self, now: int, *, start: bool = False, adopt: bool | Mismatch = False
+    ) -> tuple[float, Mapping[str, float]]:
+        """Return the cash and shares on which broker and journal agree; shares of a split count
+        from its morning on, also before the broker has booked them.
 
-        Dividends reach an account weeks after they are announced, so cash may be off by as much. At
-        the `start` a difference raises DeployError.
+        `start` and `adopt`: of `reconcile`, which raises DeployError for a difference at the start.
         """
-        held = expect_holdings(self.journal).shares
-        newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
-        due = sum(
-            action.dividend_usd * held.get(action.symbol, 0.0)
-            for action in self.recorder.rows.actions
-            if (newest - action.day).days <= _PAID_AFTER_DAYS
+        self._take_in(now)
+        split, announced = (
+            frozenset(name for name, at in times.items() if now < at + _SPLIT_DAYS * _DAY_NS)
+            for times in (self._split, self._announced)
         )
+        due = sum(usd for _, _, usd in self._due) + sum(self._price(split, now).values())
         wrong = reconcile(
             self.journal,
             self.broker,
             bundle=self.bundle.id,
             at=now,
             start=start,
-            adopt=self.adopt,
-            tolerance=Tolerance(5.0 + due),
+            adopt=adopt,
+            tolerance=Tolerance(due_usd=due, split=split, announced=announced),
         )
         if wrong:
-            self._halt("; ".join(finding.text for finding in wrong), now)
+            text = "; ".join(finding.text for finding in wrong)
+            name = self.journal.path.parent.name
+            self._halt(f"{text}; mend the account, or `fintrader accept {name}`", now)
+        self._take_in(now)
         known = expect_holdings(self.journal)
+        self.unbooked = frozenset(name for name, count in known.owed.items() if count)
         return known.cash_usd or 0.0, known.shares
 
-    def split(self, action: Action, now: int) -> None:
-        """Expect the shares that a split makes of those held, once."""
-        if action.split == 1 or self.simulated is not None:
-            return
-        held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
+    def accept(self, now: int) -> None:
+        """Take over the differences that the last mismatch names, as a person asked."""
+        named = self.journal.last(Mismatch)
+        agreed = self.journal.last(Checkpoint)
+        text = "nothing was accepted: the account does not differ as the last mismatch says"
+        if named is not None and (agreed is None or agreed.seq < named.seq):
+            self.agreed(now, adopt=named.body)
+            taken = self.journal.last(Adoption)
+            if taken is not None and taken.seq > named.seq:
+                text = f"accepted: {'; '.join(taken.body.findings)}"
+        self._tell("accept", text, now)
+
+    def expect(self, action: Action, opened: int, now: int) -> float:
+        """Expect the shares of a split and the cash of a dividend, once; return the split that is
+        new to the journal, 1 without one. `opened`: the open of the day, ns."""
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
+        if action.split == 1.0:
+            reason = f"{action.symbol} pays {action.dividend_usd:g} USD a share of {action.day}"
         known = {entry.body.reason for entry in self.journal.entries(Adjustment)}
-        if held and reason not in known:
-            more = {action.symbol: held * (action.split - 1)}
-            self.journal.write(Adjustment(reason, more), at=now)
+        if self.simulated is not None or reason in known:
+            return 1.0
+        held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
+        agreed = self.journal.last(Checkpoint)
+        if agreed is not None and agreed.time >= opened:
+            # Shares that were agreed on since then may be bought later, or split already.
+            day = format_day(opened)
+            held *= day in (
+                format_day(now),
+                format_day(agreed.time),
+            ) and not agreed.body.traded_usd.get(day)
+        booked = {
+            entry.body.kind
+            for entry in self.journal.entries(Activity)
+            if entry.body.symbol == action.symbol
+            and abs((dt.date.fromisoformat(entry.body.day) - action.day).days) <= _SPLIT_DAYS
+        }
+        more = held * (action.split - 1.0) * ("split" not in booked)
+        due = held * action.dividend_usd * ("dividend" not in booked)
+        self.journal.write(
+            Adjustment(
+                reason,
+                {action.symbol: more} if more else {},
+                due_usd={action.symbol: due} if due else {},
+            ),
+            at=now,
+        )
+        return action.split
 
     def remember(self, decision: BarDecision) -> None:
         """Restore first and highest equity from an earlier decision."""
         self._first_usd = decision.first
         self._peak_usd = decision.peak
+        self._equity_usd = decision.equity
+        self.outside_usd = decision.outside_usd
+
+    def move(self, change: CapitalMove) -> None:
+        """Change highest and first equity in step with a deposit or a withdrawal."""
+        self._first_usd *= change.factor
+        self._peak_usd *= change.factor
+        self._equity_usd *= change.factor
+        self.outside_usd += change.outside_usd
+        self.limits.scale(change.factor)
 
     def restore(self, simulated: SimulatedBroker) -> None:
         """Put the embedded account to its first decision with orders whose end is not in the
@@ -196,8 +279,91 @@ class Accounts:
             for symbol, shares in decision.orders.items()
         ]
 
-    def _value_shares(self, held: Mapping[str, float]) -> float:
-        return sum(n * self.recorder.rows.history.last_close(symbol) for symbol, n in held.items())
+    def _measure(self, cash: float, shares_usd: float) -> float:
+        """Measure the equity with what is due, set aside what is beyond the cap, and note the
+        highest."""
+        equity = cash + shares_usd + sum(usd for _, _, usd in self._due)
+        if self.cap_usd is not None:
+            self.outside_usd = max(self.outside_usd, equity - self.cap_usd)
+        equity -= self.outside_usd
+        self._equity_usd = equity
+        self._first_usd = self._first_usd or equity
+        self._peak_usd = max(self._peak_usd, equity)
+        return equity
+
+    def _price(self, symbols: Iterable[str], now: int) -> dict[str, float]:
+        """Return the last prices as they stand after the splits and dividends since, USD."""
+        rows = self.recorder.rows
+        today = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
+        prices = {symbol: rows.history.last_close(symbol) for symbol in symbols}
+        for action in rows.actions:
+            price = prices.get(action.symbol, 0.0)
+            newest = rows.history.newest(action.symbol) if price else None
+            if newest is not None and action.day <= today and format_day(newest) < str(action.day):
+                prices[action.symbol] = max(price - action.dividend_usd, 0.0) / action.split
+        return prices
+
+    def _take_in(self, now: int) -> None:
+        """Take in the journal's splits, dividends, deposits and accepted differences since the last
+        look."""
+        kinds: tuple[type[Any], ...] = (Adjustment, Activity, Adoption)
+        news = [entry for kind in kinds for entry in self.journal.entries(kind, after=self._seen)]
+        for entry in sorted(news, key=lambda entry: entry.seq):
+            self._seen = entry.seq
+            body = entry.body
+            if isinstance(body, Adjustment):
+                self._split |= dict.fromkeys(body.shares, entry.time)
+                self._announced |= dict.fromkeys(body.shares, entry.time)
+                self._due += [(name, entry.time, usd) for name, usd in body.due_usd.items()]
+            elif isinstance(body, Activity) and body.kind == "split":
+                self._split[body.symbol] = entry.time
+            elif isinstance(body, Activity) and body.kind == "dividend" and body.cash_usd > 0.0:
+                paid = [due for due in self._due if due[0] == body.symbol][:1]
+                self._due = [due for due in self._due if due not in paid]
+        oldest = now - _PAID_AFTER_DAYS * _DAY_NS
+        self._due = [due for due in self._due if due[1] > oldest]
+        moved = self.journal.last(CapitalMove)
+        done = 0 if moved is None else moved.seq
+        self._move_capital([entry.body for entry in news if entry.seq > done], now)
+
+    def _move_capital(self, news: Sequence[Adjustment | Activity | Adoption], now: int) -> None:
+        """Journal and apply changes of the account that are neither gain nor loss: deposits, what a
+        person accepted, and shares that have got a symbol which is not traded."""
+        booked = [one for one in news if isinstance(one, Activity)]
+        others = [one for one in booked if one.kind in ("rename", "other") and one.symbol]
+        named = [one for one in booked if one.kind == "transfer" or one in others]
+        strange = {one.symbol for one in others if one.shares > 0.0} - set(self.bundle.symbols)
+        if not strange:
+            others = []
+        moves = [
+            *((one.cash_usd, {one.symbol: one.shares}) for one in named if one.kind == "transfer"),
+            *((one.cash_usd, {one.symbol: one.shares}) for one in others),
+            *((one.cash_usd, one.shares) for one in news if isinstance(one, Adoption)),
+        ]
+        prices = self._price({name for _, shares in moves for name in shares}, now)
+        usd = sum(cash for cash, _ in moves)
+        usd += sum(count * prices[name] for _, shares in moves for name, count in shares.items())
+        texts = [_describe_booking(one) for one in named]
+        if strange:
+            texts.append(f"{', '.join(sorted(strange))} is not traded here: sell it by hand")
+        if texts:
+            self._tell("account", "; ".join(texts), now)
+        if not moves:
+            return
+        # A deposit goes to the part beyond the cap, and a withdrawal comes from there, if there is one.
+        outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
+        before = self._equity_usd
+        factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0
+        change = CapitalMove("; ".join(texts) or "accepted", factor, outside)
+        self.journal.write(change, at=now)
+        self.move(change)
+
+
+def _describe_booking(one: Activity) -> str:
+    """Describe an activity in a few words."""
+    parts = [f"{one.shares:+.9g} {one.symbol}"] if one.shares else []
+    parts += [f"{one.cash_usd:+,.2f} USD"] if one.cash_usd else []
+    return f"{' and '.join(parts)} on {one.day} ({one.text or one.kind})"
 
 
 def _align(held: Mapping[str, float], symbols: Sequence[str]) -> Array:

@@ -65,6 +65,24 @@ class OrderReport:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """A change of the account without an order, as the broker books it."""
+
+    id: str
+    kind: Literal["transfer", "split", "dividend", "rename", "other"]
+    """`transfer`: a deposit or a withdrawal, of cash or shares; `split` also of stock dividends;
+    `other`: fees, interest, cash in lieu, mergers and the rest."""
+    day: str
+    """Day of the booking, ISO 8601."""
+    symbol: str = ""
+    """Empty where it is about cash alone."""
+    shares: float = 0.0
+    cash_usd: float = 0.0
+    text: str = ""
+    """The broker's words."""
+
+
+@dataclass(frozen=True)
 class BrokerAccount:
     """Cash and positions as the broker has them."""
 
@@ -109,6 +127,9 @@ class Broker(Protocol):
 
     def account(self) -> BrokerAccount:
         """Read cash and positions."""
+
+    def activities(self, since: int) -> Sequence[Activity]:
+        """Report the changes without an order that were booked since then (nanoseconds)."""
 
     def time(self) -> int | None:
         """Read the broker's clock, nanoseconds since 1970 UTC; None where it has none."""

@@ -1,4 +1,5 @@
-"""A deployment's files, its role, and requests to it: `fintrader halt`, `resume`, `flatten`.
+"""A deployment's files, its role, and requests to it: `fintrader halt`, `resume`, `accept`,
+`flatten`.
 
 Requests are files, so that they outlive both sides.
 """
@@ -18,7 +19,7 @@ JOURNAL = "journal.sqlite"
 HEARTBEAT = "heartbeat.json"
 REPORT = "drift.json"
 """Files of a deployment's folder; the first lies in its folder `bundle`."""
-Request = Literal["halt", "resume", "flatten"]
+Request = Literal["halt", "resume", "accept", "flatten"]
 
 
 @dataclass(frozen=True)

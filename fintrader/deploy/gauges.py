@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fintrader.deploy.broker import State
 from fintrader.errors import ConfigError, install_command
 
 HOST = "127.0.0.1"
@@ -21,7 +20,7 @@ MEANING = {
     "missed": "News of missed or skipped decisions",
     "beat_timestamp_seconds": "Last sign of life of the loop, Unix time",
 }
-Read = Callable[[], tuple[Mapping[str, float], Mapping[State, int]]]
+Read = Callable[[], tuple[Mapping[str, float], Mapping[str, int]]]
 """Name in `MEANING` -> value, and orders by state."""
 
 

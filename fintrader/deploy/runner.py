@@ -12,10 +12,11 @@ of the broker ends it before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, OrderReport, State, refuse_real_money
+from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
@@ -36,6 +37,7 @@ from fintrader.deploy.decisions import decide_row
 from fintrader.deploy.entries import (
     Alert,
     BarDecision,
+    CapitalMove,
     DeploymentEnd,
     DeploymentStart,
     FlattenEnd,
@@ -47,7 +49,7 @@ from fintrader.deploy.entries import (
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import Execution, OrderRules, order_prefix
+from fintrader.deploy.orders import Execution, OrderRules, order_prefix, read_sender
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
@@ -65,6 +67,8 @@ _ASK_SOON = 5 * SECOND_NS
 _COUNTED_LATE = 120 * SECOND_NS
 """Time after a fill in which the broker's positions may still be those before it."""
 _DAY_NS = 86_400 * SECOND_NS
+_FRESH = 120 * SECOND_NS
+"""Time for which splits and the account are known well enough to send orders."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +123,17 @@ class Runner:
         self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
-        self.rules = OrderRules(
-            bundle.id, fee_rate=self.env.fee_rate, fractional=self.env.fractional
-        )
+        sender = read_sender(self.journal, bundle.id)
+        if self.journal.last(DeploymentStart) is None and world.broker.kind != "simulated":
+            sender += f"-{secrets.token_hex(4)}"
+        self.rules = OrderRules(sender, fee_rate=self.env.fee_rate, fractional=self.env.fractional)
         self.accounts = Accounts(
             self.broker,
             self.recorder,
+            self.limits,
             self._halt,
+            functools.partial(self._record_news, is_repeated=True),
             replays=window is not None,
-            adopt=settings.adopt,
             cap_usd=cap_usd,
         )
         self.simulated = self.accounts.simulated
@@ -147,6 +153,8 @@ class Runner:
         self._again_at: dict[str, int] = {}
         """Time from which a flatten sells a symbol again of which nothing was sold."""
         self._filled_at: dict[str, int] = {}
+        self._read_at = self._retry_at = 0
+        """Time at which the account was last read before orders, and of the next try."""
         self._lease: StoreLease | None = None
         self._beat = time.time()
         """Last sign of life of the loop, Unix time of this machine."""
@@ -179,17 +187,17 @@ class Runner:
                     self._tell_end(error)
                 raise
 
-    def _read_gauges(self) -> tuple[dict[str, float], Counter[State]]:
+    def _read_gauges(self) -> tuple[dict[str, float], dict[str, int]]:
         """Read the gauges through another connection, since a scrape runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
             last = journal.last(BarDecision)
-            decisions = len(journal.entries(BarDecision))
-            missed = sum(len(journal.entries(Alert, key=kind)) for kind in ("missed", "skipped"))
-            states = Counter(report.state for report in journal.orders().values())
+            decisions = sum(journal.count(BarDecision).values())
+            alerts = journal.count(Alert)
+            states = journal.count(OrderReport)
         values = {
             "halted": float(bool(self.limits.halted)),
             "decisions": decisions,
-            "missed": missed,
+            "missed": alerts.get("missed", 0) + alerts.get("skipped", 0),
             "beat_timestamp_seconds": self._beat,
         }
         if last is not None:
@@ -260,6 +268,7 @@ class Runner:
         if self.flattening:
             self._tell_left(now, is_repeated=True)
         try:
+            self._start_session(bar, now)
             self.recorder.receive(self.feed, now)
             now = self.clock.now()  # a feed may take its time
             if self._is_due(bar):
@@ -276,10 +285,10 @@ class Runner:
             )
         except BrokerError as error:
             self._halt(str(error), now)
-        except FintraderError as error:
+        except Exception as error:
             self._outlive(error, now)
 
-    def _outlive(self, error: FintraderError, now: int) -> None:
+    def _outlive(self, error: Exception, now: int) -> None:
         """Go on after an error while a flatten is under way; otherwise raise it."""
         # Before the first agreement the account may be another person's.
         is_agreed = bool(expect_holdings(self.journal).number)
@@ -307,8 +316,9 @@ class Runner:
                 started.body.first_bar if started else now, None, now
             )
         begins = int(self.grid.minutes[self.first])
+        self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
         try:
-            self._start_session(self.first, now)
+            self._start_session(self._find_bar(now), now)
         except FintraderError as error:
             self._outlive(error, now)
         if started is None:
@@ -320,35 +330,45 @@ class Runner:
                 broker=self.broker.kind,
                 limits=self.settings.limits,
                 initial_cash_usd=self.env.initial_cash_usd,
+                sender=self.rules.sender,
             )
             self.journal.write(start, at=now)
         else:
             self.recorder.restore()
-        newest = max((bar for bar, _ in self.journal.read_curve()), default=begins - self.length)
+        newest = max((bar for bar, _ in self.journal.read_curve(1)), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
-        for entry in self.journal.entries(BarDecision):
-            decision = entry.body
-            self.limits.watch(decision.bar // _DAY_NS, decision.equity)
-            self.limits.traded_usd = decision.traded
-            self.accounts.remember(decision)
+        kinds = (BarDecision, Resumption, CapitalMove)
+        past = [entry for kind in kinds for entry in self.journal.entries(kind)]
+        for entry in sorted(past, key=lambda entry: entry.seq):
+            if isinstance(entry.body, BarDecision):
+                self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
+                self.limits.traded_usd = entry.body.traded
+                self.accounts.remember(entry.body)
+            elif isinstance(entry.body, CapitalMove):
+                self.accounts.move(entry.body)
+            else:
+                self.limits.resume()
         self._take_over(now)
+
+    def _find_bar(self, now: int) -> int:
+        """Find the newest bar that has begun, or the first of those that are decided upon."""
+        begun = int(np.searchsorted(self.grid.minutes, now, side="right")) - 1
+        return max(begun, self.first)
 
     def _take_over(self, now: int) -> None:
         """Agree with the broker before anything is ordered, and go on with the orders of before."""
         halt = self.journal.find_halt()
-        if halt is not None:
-            self.limits.halted = halt.why
+        self.limits.halted = "" if halt is None else halt.why
         if self.simulated is not None:
             self.accounts.restore(self.simulated)
         else:
             self._carry_out_requests(now)
             try:
-                self.accounts.agreed(now, start=True)
+                self.accounts.agreed(now, start=True, adopt=self.settings.adopt)
             except FintraderError as error:
                 self._outlive(error, now)
-        self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
         if self.flattening and self.simulated is None:
-            self.execution.stop(now, "flatten")
+            self._open_execution().stop(now, "flatten")
             self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
 
     # --- decisions --------------------------------------------------------------------------------
@@ -364,6 +384,7 @@ class Runner:
                 "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
             )
         account = self.accounts.at(market, row, now)
+        self._read_at = now
         action = decide_row(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if self.flattening and self.simulated is not None:
@@ -382,7 +403,10 @@ class Runner:
         names = market.symbols
         prices = {name: usd for name, usd in _by_symbol(names, account.prices).items() if usd > 0}
         wanted = _by_symbol(names, decision.orders)
-        orders = {name: count for name, count in wanted.items() if name in prices}
+        unbooked = self.accounts.unbooked & wanted.keys()
+        orders = {
+            name: count for name, count in wanted.items() if name in prices and name not in unbooked
+        }
         weights = _by_symbol(names, decision.weights)
         rest = _by_symbol(names, decision.rounded)
         peak, first = account.capital
@@ -401,6 +425,7 @@ class Runner:
             weights={name: round(weight, 6) for name, weight in weights.items()},
             rounded={name: count for name, count in rest.items() if abs(count) > SAME_SHARES},
             prices=prices,
+            outside_usd=self.accounts.outside_usd,
         )
         # The orders may stand until the close of the next bar.
         opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
@@ -419,6 +444,9 @@ class Runner:
             self._halt(decision.why, now)
         elif decision.why:
             self._record_news("held", decision.why, now)
+        elif unbooked:
+            text = f"the broker has not booked the split of {', '.join(sorted(unbooked))} yet"
+            self._record_news("held", f"{text}: nothing is ordered in it", now)
         self._pursue()
 
     def _open_execution(self) -> Execution:
@@ -427,10 +455,40 @@ class Runner:
             self.execution = Execution(self.broker, self.journal, self.rules)
         return self.execution
 
-    def _start_session(self, bar: int, now: int) -> None:
-        """Take in the splits and dividends of the day."""
-        for action in self.recorder.morning(self.feed, int(self.grid.session[bar]), now):
-            self.accounts.split(action, now)
+    def _start_session(self, bar: int, now: int, *, again: bool = False) -> None:
+        """Take in the splits and dividends of the day, once or `again`, also into orders that were
+        decided before them."""
+        session = int(self.grid.session[bar])
+        for action in self.recorder.morning(self.feed, session, now, again=again):
+            opened = self.recorder.find_open(action.day)
+            with self.journal.together():  # both or none, and once
+                split = self.accounts.expect(action, opened, now)
+                if split != 1.0 and self.execution is not None:
+                    reason = f"the split {split:g} for 1 of {action.day}"
+                    self.execution.rescale(
+                        action.symbol, split, before=opened, reason=reason, at=now
+                    )
+
+    def _may_send(self, execution: Execution, now: int) -> bool:
+        """Read splits and the account again before orders leave that were decided some time ago; a
+        flatten asks the broker by itself."""
+        if self.simulated is not None or self.flattening or not execution.is_due(now):
+            return True
+        if now - self._read_at < _FRESH:
+            return True
+        if now < self._retry_at:
+            return False
+        self._retry_at = now + _ASK_SOON
+        try:
+            self._start_session(self._find_bar(now), now, again=True)
+            self.accounts.agreed(now)
+        except (DataError, BrokerUnsureError) as error:
+            self._record_news(
+                "skipped", f"no order leaves before the account is read: {error}", now
+            )
+            return False
+        self._read_at = now
+        return True
 
     def _mark(self, bar: int, now: int) -> None:
         """Journal the account's worth at a session's last close."""
@@ -475,9 +533,10 @@ class Runner:
                 text = f"nothing is resumed before the flatten has ended: {self._describe_left()}"
                 self._record_news("flatten", text, now)
             elif request == "resume":
-                self.limits.halted = ""
-                self.limits.peak_usd = 0.0
+                self.limits.resume()
                 self.journal.write(Resumption(), at=now)
+            elif request == "accept":
+                self._accept(now)
             else:
                 self._halt(f"asked to {request}", now)
                 if request == "flatten" and not self.flattening:
@@ -487,6 +546,12 @@ class Runner:
                     self._sell_at = now
                     self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may have been
             path.unlink(missing_ok=True)
+
+    def _accept(self, now: int) -> None:
+        try:
+            self.accounts.accept(now)
+        except FintraderError as error:
+            self._record_news("accept", f"nothing was accepted: {error}; ask again", now)
 
     # --- the flatten ---------------------------------------------------------------------------
 
@@ -632,11 +697,14 @@ class Runner:
     def _step(self, execution: Execution, now: int) -> None:
         open_before = [name for name, report in execution.reports.items() if not report.is_over]
         try:
-            over = execution.step(now)
+            over = execution.step(now, sends=self._may_send(execution, now))
             if execution.trouble:  # it is asked again with the next look
                 self._record_news("broker", f"the broker does not answer: {execution.trouble}", now)
             elif over:
                 self.execution = None
+            if execution.stranger:
+                name = execution.stranger
+                self._halt(f"order {name} is of another deployment, which trades this account", now)
         except BrokerError as error:
             self._halt(str(error), now)
         if self.flattening:

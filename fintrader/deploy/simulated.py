@@ -9,7 +9,7 @@ import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.bars.bars import MINUTE_NS, Array
-from fintrader.deploy.broker import BrokerAccount, Order, OrderReport
+from fintrader.deploy.broker import Activity, BrokerAccount, Order, OrderReport
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import BrokerError
 from fintrader.market.tensors import MarketTensors
@@ -159,6 +159,9 @@ class SimulatedBroker:
             cash = float(log.equity[bar] - held @ np.nan_to_num(log.mark[bar].astype(np.float64)))
         shares = {name: float(n) for name, n in zip(self._column, held, strict=True) if n}
         return BrokerAccount("simulated", cash, shares)
+
+    def activities(self, since: int) -> Sequence[Activity]:
+        return ()
 
     def time(self) -> int | None:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +41,9 @@ from fintrader.storage.lease import is_held
 from fintrader.storage.objects import ObjectStore
 
 SHOWN_ORDERS = 100
+SHOWN_NEWS = 20
+SHOWN_BARS = 2000
+"""Newest bars of the curve; of earlier days the last bar is shown."""
 SILENT_NS = 120 * 1_000_000_000
 """A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
 _NEWS = (Alert, Halt, Resumption)
@@ -188,9 +190,8 @@ def _read_journal(status: Status, journal: Journal) -> Status:
     """Fill in the parts of a status that stand in the journal."""
     started = journal.last(DeploymentStart)
     decision = journal.last(BarDecision)
-    orders = journal.orders()
     held, cash = _value_standing(journal, started, decision)
-    news = [entry for kind in _NEWS for entry in journal.entries(kind)]
+    news = [entry for kind in _NEWS for entry in journal.read_newest(kind, SHOWN_NEWS)]
     tail = [entry for entry in journal.tail(400) if not isinstance(entry.body, OrderReport)]
     return replace(
         status,
@@ -199,12 +200,20 @@ def _read_journal(status: Status, journal: Journal) -> Status:
         decision=None if decision is None else decision.body,
         held=held,
         cash_usd=cash,
-        orders=tuple(reversed([*orders.values()][-SHOWN_ORDERS:])),
-        counts=Counter(report.state for report in orders.values()),
-        curve=tuple(journal.read_curve()),
+        orders=_list_newest_orders(journal),
+        counts=journal.count(OrderReport),
+        curve=tuple(journal.read_curve(SHOWN_BARS)),
         journal=tuple(tail[:60]),
-        news=tuple(sorted(news, key=lambda entry: -entry.seq)[:20]),
+        news=tuple(sorted(news, key=lambda entry: -entry.seq)[:SHOWN_NEWS]),
     )
+
+
+def _list_newest_orders(journal: Journal) -> tuple[OrderReport, ...]:
+    """List the orders with the newest news, those decided last first."""
+    newest: dict[str, OrderReport] = {}
+    for entry in journal.read_newest(OrderReport, 8 * SHOWN_ORDERS):
+        newest.setdefault(entry.key, entry.body)
+    return tuple(sorted(newest.values(), key=lambda report: report.id, reverse=True)[:SHOWN_ORDERS])
 
 
 def _describe_flatten(journal: Journal) -> str:

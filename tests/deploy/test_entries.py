@@ -15,7 +15,9 @@ from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
 
 EXAMPLES = [
-    entries.DeploymentStart(1, "0a1b2c3d", "replay", "simulated", LimitSettings(weight=0.5), 1e6),
+    entries.DeploymentStart(
+        1, "0a1b2c3d", "replay", "simulated", LimitSettings(weight=0.5), 1e6, "0a1b-5e"
+    ),
     entries.BarDecision(
         bar=7,
         cash=1.5,
@@ -32,7 +34,11 @@ EXAMPLES = [
     entries.OrderTerms("20160315T143000Z", 1, 2, 3, {"AAA": 10.0}),
     entries.PurchaseFit("20160315T143000Z", 0.5, 100.0),
     entries.Cancellation("ft-1"),
-    entries.Checkpoint("PA1", 100.0, {"AAA": 4.0}, ("ft-1",)),
+    entries.Checkpoint(
+        "PA1", 100.0, {"AAA": 4.0}, ("ft-1",), {"AAA": 4.0}, {}, {"2026-01-02": 1.5}
+    ),
+    entries.Activity("1", "transfer", "2026-01-02", cash_usd=5.0),
+    entries.CapitalMove("accepted", 0.5),
     entries.Adjustment("AAA split 4 for 1", {"AAA": 12.0}),
     entries.Mismatch((entries.Finding("cash", "PA1", "cash is 1, 2 expected"),)),
     entries.Adoption(("7 shares of AAA are held, 0 expected",)),
