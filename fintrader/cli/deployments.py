@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fintrader.cli.options import parse_argument, take_options
 from fintrader.config import Settings
+from fintrader.errors import ConfigError, DeployError, FintraderError
 
 if TYPE_CHECKING:
     from fintrader.deploy.control import Request
@@ -18,6 +19,13 @@ class PlaceOptions(Settings):
 
     deployments_dir: str = "deployments"
     """Folder that holds the deployments."""
+
+
+class FlattenOptions(PlaceOptions):
+    """What to flatten."""
+
+    all: bool = False
+    """Every deployment of the folder."""
 
 
 class PaperOptions(Settings):
@@ -95,9 +103,32 @@ def resume(argv: list[str]) -> None:
     _request("resume", argv)
 
 
+def accept(argv: list[str]) -> None:
+    """Ask a deployment to take over the differences of its account that it has named."""
+    _request("accept", argv)
+
+
 def flatten(argv: list[str]) -> None:
-    """Ask a deployment to sell everything."""
-    _request("flatten", argv)
+    """Ask a deployment, or all of them, to sell everything."""
+    from fintrader.deploy import status
+
+    options, words = take_options(FlattenOptions(), argv, "flatten")
+    if not options.all:
+        _request("flatten", argv)
+        return
+    if words:
+        raise ConfigError(f"`fintrader flatten --all` takes no name, got {words[0]!r}")
+    names = status.list_names(Path(options.deployments_dir))
+    if not names:
+        raise DeployError(f"{options.deployments_dir} holds no deployment; see --deployments-dir")
+    refused = []
+    for name in names:  # one that is damaged keeps no other from being flattened
+        try:
+            _request("flatten", [name, "--deployments-dir", options.deployments_dir])
+        except (FintraderError, OSError) as error:
+            refused.append(f"{name}: {error}")
+    if refused:
+        raise DeployError("; ".join(refused))
 
 
 def _request(kind: Request, argv: list[str]) -> None:

@@ -186,11 +186,17 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "let a halted deployment go on; a flatten ends first",
             _PLACE,
         ),
+        "accept": Command(
+            "deployments:accept",
+            "NAME",
+            "take over the differences of the account that a halt names; then resume",
+            _PLACE,
+        ),
         "flatten": Command(
             "deployments:flatten",
-            "NAME",
+            "NAME|--all",
             "halt, cancel the orders, sell everything; again and again until nothing is held",
-            _PLACE,
+            ("fintrader.cli.deployments:FlattenOptions",),
         ),
     },
 }

@@ -54,7 +54,15 @@ from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.status import format_moment
-from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError, StorageError
+from fintrader.errors import (
+    BrokerError,
+    BrokerUnsureError,
+    DataError,
+    DeployError,
+    FintraderError,
+    RunError,
+    StorageError,
+)
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import to_json
@@ -67,6 +75,8 @@ _ASK_SOON = 5 * SECOND_NS
 _COUNTED_LATE = 120 * SECOND_NS
 """Time after a fill in which the broker's positions may still be those before it."""
 _DAY_NS = 86_400 * SECOND_NS
+_LAST_DAYS = 5
+"""Days before the end of a consent in which people hear of it after each session."""
 _FRESH = 120 * SECOND_NS
 """Time for which splits and the account are known well enough to send orders."""
 
@@ -150,6 +160,7 @@ class Runner:
         name."""
         self._sell_at = 0
         """Time of a flatten's next question to the broker."""
+        self._told_at = 0
         self._again_at: dict[str, int] = {}
         """Time from which a flatten sells a symbol again of which nothing was sold."""
         self._filled_at: dict[str, int] = {}
@@ -265,8 +276,6 @@ class Runner:
             self._following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
             self._show_beat()
         self._pursue()
-        if self.flattening:
-            self._tell_left(now, is_repeated=True)
         try:
             self._start_session(bar, now)
             self.recorder.receive(self.feed, now)
@@ -292,11 +301,16 @@ class Runner:
         """Go on after an error while a flatten is under way; otherwise raise it."""
         # Before the first agreement the account may be another person's.
         is_agreed = bool(expect_holdings(self.journal).number)
-        if not self.flattening or not is_agreed:
+        if isinstance(error, RunError) or not self.flattening or not is_agreed:
             raise error
         self._record_news("skipped", f"the flatten goes on after an error: {error}", now)
 
     def _report(self, now: int) -> None:
+        if self.accounts.cap_usd is not None and self.until is not None:
+            days = (self.until - now) // _DAY_NS
+            if days < _LAST_DAYS:
+                text = f"the consent lapses on {format_moment(self.until)}"
+                self._record_news("consent", f"{text}; what is held then stays", now)
         try:
             self._daily()
         except FintraderError as error:  # a report is worth no decision
@@ -525,6 +539,8 @@ class Runner:
         self._carry_out_requests(now)
         if self.clock.live and (self.execution is not None or self.flattening):
             self._pursue()
+        if self.flattening and now - self._told_at >= _SELL_AGAIN:
+            self._tell_left(now, is_repeated=True)
         return self.stopped
 
     def _carry_out_requests(self, now: int) -> None:
@@ -537,15 +553,25 @@ class Runner:
                 self.journal.write(Resumption(), at=now)
             elif request == "accept":
                 self._accept(now)
+            elif request == "halt":
+                self._halt("asked to halt", now)
             else:
-                self._halt(f"asked to {request}", now)
-                if request == "flatten" and not self.flattening:
-                    # Everything is to be sold; the halt has stopped open orders.
-                    self.journal.write(Flattening(), at=now)
+                try:
+                    self._begin_flatten(now)
+                except DeployError as error:  # a full disk: the request stays
                     self.flattening = True
-                    self._sell_at = now
-                    self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may have been
+                    self._obstacles[""] = str(error)
+                    continue
             path.unlink(missing_ok=True)
+
+    def _begin_flatten(self, now: int) -> None:
+        """Halt, which stops open orders; everything is sold from now on."""
+        self._halt("asked to flatten", now)
+        if not self.journal.is_flattening():
+            self.journal.write(Flattening(), at=now)
+            self._sell_at = now
+            self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
+        self.flattening = True
 
     def _accept(self, now: int) -> None:
         try:
@@ -628,6 +654,9 @@ class Runner:
         without_price = orders.keys() - sent.keys()
         self._obstacles.update(dict.fromkeys(without_price, "it has no price to buy it back at"))
         bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right"))
+        session = int(self.grid.session[min(bar, self.grid.num_bars - 1)])
+        if now >= self.grid.end[session]:  # a session's last bar may be shorter
+            bar = int(self.grid.first_bar[session + 1])
         opens = max(int(self.grid.minutes[min(bar, self.grid.num_bars - 1)]), now)
         self._again_at |= dict.fromkeys(orders, now + _SELL_AGAIN)
         self._open_execution().begin(
@@ -678,6 +707,7 @@ class Runner:
 
     def _tell_left(self, now: int, *, is_repeated: bool = False) -> None:
         """Tell people that a flatten has not ended."""
+        self._told_at = now if is_repeated else self._told_at
         self._record_news(
             "flatten", f"not flat yet: {self._describe_left()}", now, is_repeated=is_repeated
         )
@@ -689,10 +719,14 @@ class Runner:
             with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
                 self._lease.check()
         now = self.clock.now()
-        if self.execution is not None:
-            self._step(self.execution, now)
-        if self.flattening and self.simulated is None:
-            self._sell_left(now)
+        try:
+            if self.execution is not None:
+                self._step(self.execution, now)
+            if self.flattening and self.simulated is None:
+                self._sell_left(now)
+        except FintraderError as error:
+            self._obstacles[""] = str(error)
+            self._outlive(error, now)
 
     def _step(self, execution: Execution, now: int) -> None:
         open_before = [name for name, report in execution.reports.items() if not report.is_over]
@@ -718,9 +752,8 @@ class Runner:
             self.execution.stop(now, "halted")
         if self.journal.find_halt() is None:
             self.journal.write(Halt(why), at=now)
-            self._record_news(
-                "halt", f"halted: {why}. `fintrader resume {self.bundle.name}` goes on", now
-            )
+            text = f"halted: {why}. `fintrader resume {self.bundle.name}` goes on"
+            self._record_news("halt", text, now, is_repeated=True)
 
     def _record_news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
         """Journal each new text once; send it to people once a minute, old ones if
@@ -728,10 +761,11 @@ class Runner:
         alert = Alert(kind, text)
         last = self.journal.last(Alert, kind)
         is_new = last is None or last.body != alert
-        if is_new:
-            self.journal.write(alert, at=now)
         if is_new or is_repeated:
-            self.alerts.send(alert)
+            self.alerts.send(alert)  # first: the journal may lie on a full disk
+        if is_new:
+            with contextlib.suppress(*(DeployError,) if self.flattening else ()):
+                self.journal.write(alert, at=now)
 
     def _tell_end(self, error: BaseException) -> None:
         """Tell people that the process ends, with its open positions, also on a full disk."""

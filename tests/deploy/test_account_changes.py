@@ -78,6 +78,7 @@ class Desk:
         """Time -> what happens then, once."""
         self.events = {}
         self.announced = True
+        self.dropped = set()
 
     def live(self, bars, **chosen):
         """One life up to a bar of the window."""
@@ -86,6 +87,7 @@ class Desk:
             self.runner = runner
             runner.policy = ConstantPolicy(runner.policy, 1.0)
             runner.feed = SplitFeed(runner.feed.inner, self.opened, self.events, self.announced)
+            runner.feed.dropped = self.dropped
             runner.clock.at_minute = minute
 
         def minute(now):
@@ -150,12 +152,21 @@ def desk(tmp_path, monkeypatch):
         yield one
 
 
-@pytest.mark.parametrize("announced", [True, False])
-@pytest.mark.parametrize("listed", [True, False])
-@pytest.mark.parametrize(("ratio", "fraction"), [(2.0, True), (1.5, False), (0.1, False)])
+SPLITS = [
+    (ratio, fraction, announced, listed)
+    for ratio, fraction in ((2.0, True), (1.5, False), (0.1, False))
+    for announced, listed in ((True, True), (True, False), (False, True))
+]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "fraction", "announced", "listed"),
+    [
+        pytest.param(*how, marks=() if number in (1, 8) else pytest.mark.slow)
+        for number, how in enumerate(SPLITS)
+    ],
+)
 def test_a_split_overnight_is_no_difference_and_no_loss(desk, ratio, fraction, announced, listed):
-    if not (announced or listed):
-        pytest.skip("nobody says so")
     desk.events = {"S000": (ratio, 0.0)}
     desk.announced = announced
     desk.overnight(lambda: desk.server.split("S000", ratio, fraction=fraction, listed=listed))
@@ -227,7 +238,9 @@ def test_an_order_of_less_than_a_new_share_is_dropped_with_its_reason(desk):
     assert "S000" not in desk.server.positions
 
 
-@pytest.mark.parametrize("killed_at", [-200, 0, 1, 2])
+@pytest.mark.parametrize(
+    "killed_at", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in (-200, 1, 2))]
+)
 def test_a_kill_does_not_rescale_an_order_twice(desk, killed_at):
     buy_in_the_evening(desk)
     desk.events = {"S000": (2.0, 0.0)}
@@ -264,6 +277,15 @@ def test_no_order_of_the_evening_leaves_while_splits_cannot_be_read(desk):
     assert "no order leaves before the account is read: no answer" in desk.news("skipped")
     assert desk.server.positions
     desk.check()
+
+
+def test_a_stock_without_bars_keeps_its_last_price(desk):
+    desk.server.positions = {"S001": 10_000.0, "S002": 2_000.0}
+    minutes = desk.market.minutes.numpy()[OPEN : OPEN + 8]
+    desk.dropped = {("S001", int(minute)) for minute in minutes}
+    desk.live(OPEN + 12, limits=HOLDS)
+    desk.check()
+    assert desk.largest_step() < 0.02
 
 
 @pytest.mark.parametrize("how", ["listed", "not listed"])
