@@ -12,24 +12,7 @@ from tests.engines import market_life_events as events
 from tests.engines.market_life import YEAR
 from tests.engines.market_life_run import Life, freeze_life
 
-BROKEN = {
-    "halt_of_days": "halt-of-a-session-values-at-0",
-    "missing_bars": "halt-of-a-session-values-at-0",
-    "late_bars": "halt-of-a-session-values-at-0",
-    "late_action": "resume-undone-by-restart",
-    "split": "split-before-the-morning's-first-look",
-    "reverse_split": "reverse-split-cash-in-lieu",
-    "fee": "fees",
-    "interest": "fees",
-    "deposit": "transfers",
-    "withdrawal": "transfers",
-    "symbol_change": "symbol-change",
-    "crash": "resume-undone-by-restart",
-    "restart": "resume-undone-by-restart",
-    "restart_in_a_call": "resume-undone-by-restart",
-}
-"""Kind of event -> the fault for which a deployment does not live through it yet."""
-KINDS = [kind for kind in events.KINDS if kind not in BROKEN]
+KINDS = [*events.KINDS]
 SESSIONS = int(os.environ.get("FINTRADER_LIFE_SESSIONS", "3000"))
 """Sessions of the long run; 40,000 before a release."""
 

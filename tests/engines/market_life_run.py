@@ -12,6 +12,7 @@ import datetime as dt
 import functools
 import os
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -29,7 +30,7 @@ from fintrader.deploy import accounts, alerts, control
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.entries import Alert, Checkpoint, FlattenEnd, Halt
-from fintrader.deploy.journal import Journal
+from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.reconcile import expect_holdings, reconcile
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
@@ -199,6 +200,9 @@ class Life:
         self.lives = 0
         self.kill_at = 1 << 62
         self.kill_call = ""
+        self.is_patient = True
+        """True where a halt need not be told of that was told of in the same words, or that comes
+        within a minute of another."""
         self.is_adopting = False
         self.is_alive = False
         self.downtime = MINUTE
@@ -287,6 +291,8 @@ class Life:
                 self._note(f"died of {error!r}, and nobody was told")
             if not self.causes and not self.troubles.broker:  # told, and begun again later
                 self._note(f"died of {type(error).__name__}: {error}")
+            for cause in self.causes:
+                cause.must = False
             self.is_adopting = True  # a person looks, and begins it again
             self.downtime = HOUR
         finally:
@@ -452,7 +458,7 @@ class Life:
         if known.shares == self._held() and cents == self.world.ledger.cents:
             self.ask("resume")
             # A request may still be unread, and an order of a person's hand under way.
-            self.causes = [cause for cause in self.causes if cause.time > self.world.now - DAY]
+            self.causes = [cause for cause in self.causes if cause.time > self.world.now - 3 * DAY]
             for cause in self.causes:
                 cause.must = False
             return
@@ -511,7 +517,7 @@ class Life:
             if not any(cause.time <= entry.time for cause in self.causes):
                 self._note(f"false halt: {entry.body.why}")
             if not any(
-                alert.kind == "halt" and entry.time <= at <= entry.time + MINUTE
+                alert.kind == "halt" and self._answers(at, alert, entry)
                 for at, alert in self.heard
             ) and not self.is_cut(entry.time, entry.time + MINUTE):
                 self._note(f"nobody heard of the halt: {entry.body.why}")
@@ -520,6 +526,12 @@ class Life:
             if is_old and journal.find_halt() is None and self.is_alive:
                 self._note(f"unnoticed: {cause.name}")
                 cause.must = False
+
+    def _answers(self, at: int, alert: Alert, halt: Entry[Halt]) -> bool:
+        """Check whether an alert tells of a halt."""
+        if self.is_patient and at <= halt.time:
+            return halt.body.why in alert.text or at >= halt.time - MINUTE
+        return halt.time <= at <= halt.time + MINUTE
 
     def is_cut(self, begin: int, end: int) -> bool:
         """Check whether the process was dead, or the broker away, in a time."""
@@ -556,7 +568,7 @@ class Life:
         if world.session_at(world.now) is None and not self.flatten_asked:
             self._note(f"{name} is sent while the exchange is closed")
         if self.flatten_asked:
-            if -ticket.shares > max(world.ledger.shares.get(ticket.symbol, 0), 0):
+            if ticket.state != "rejected" and -ticket.shares > max(world.ledger.shares.get(ticket.symbol, 0), 0):
                 self._note(f"{name} sells more than is held")
             return
         consult = self._find_consult(ticket)
@@ -578,7 +590,10 @@ class Life:
 
     def _find_consult(self, ticket: Ticket) -> Consult | None:
         """The question to the policy that an order's id names by its bar."""
-        stamp = dt.datetime.strptime(ticket.id.split("-")[2] + "+0000", "%Y%m%dT%H%M%SZ%z")
+        found = re.search(r"\d{8}T\d{6}Z", ticket.id)
+        if found is None:
+            return None
+        stamp = dt.datetime.strptime(found[0] + "+0000", "%Y%m%dT%H%M%SZ%z")
         closed = int(stamp.timestamp()) * SECOND
         length = self.bundle.data.bar_minutes * MINUTE
         for consult in reversed(self.consults[-8:]):
@@ -597,7 +612,7 @@ class Life:
             for symbol, shares in consult.orders.items():
                 is_odd = symbol in self.odd | consult.odd or symbol in consult.ratios
                 refused = any(
-                    t.symbol == symbol and t.sent > consult.time for t in self.world.refused[-9:]
+                    t.symbol == symbol and t.sent >= consult.time for t in self.world.refused[-9:]
                 )
                 if is_odd or refused:
                     continue
