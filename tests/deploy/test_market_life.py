@@ -84,6 +84,18 @@ def unjournalled(runner):
     runner.journal.write = forgetful
 
 
+def in_old_shares(runner):
+    """Orders of the evening leave in the shares of before a split."""
+    begin = runner._open_execution
+
+    def begin_unscaled():
+        execution = begin()
+        execution.rescale = lambda *args, **named: None
+        return execution
+
+    runner._open_execution = begin_unscaled
+
+
 def unlimited(runner):
     """No limit holds."""
     runner.limits.clip = lambda want, *rest: type("Clipped", (), {"shares": want, "by": ()})()
@@ -99,11 +111,16 @@ def deaf(runner):
     [
         (doubled, [], "are explained"),
         (unjournalled, [], "false halt"),
+        (in_old_shares, ["reverse_split"], "are explained"),
+        (in_old_shares, ["split"], "are due"),
         (unlimited, [], "are explained"),
         (deaf, ["operator_halt"], "nobody heard of the halt"),
     ],
 )
 def test_a_planted_fault_is_found(bundle, tmp_path, plant, kinds, problem):
     drawn = events.draw_events(3, kinds, 0.5)
-    life = Life(3, tmp_path, bundle, sessions=8, events=drawn, change=plant).run()
+    # The unwritten fills of more sessions cost minutes.
+    sessions = 3 if plant is unjournalled else 12
+    terms = {"sessions": sessions, "begin_minutes": 180, "enough": 1}
+    life = Life(3, tmp_path, bundle, events=drawn, change=plant, **terms).run()
     assert any(problem in line for line in life.problems), life.problems

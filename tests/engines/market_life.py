@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import heapq
 import itertools
+import math
 import random
 from bisect import bisect_right
 from collections import Counter
@@ -250,6 +251,7 @@ class World:
         first = self.random.randrange(warm_up, len(whole) - max(sessions, YEAR) - 1)
         self.sessions = whole[first - warm_up : first + sessions]
         self.warm_up = warm_up
+        self.bars_a_day = max(len(session.bars) for session in self.sessions)
         self.symbols = tuple(symbols)
         self.stocks = {}
         for symbol in symbols:
@@ -310,9 +312,10 @@ class World:
 
     def _trade_bar(self, begin: int, end: int) -> None:
         """Draw the bar that begins now; it is known once it has closed."""
+        share = (end - begin) / (130 * MINUTE)
         for stock in self.stocks.values():
-            draw = self.random.gauss(0.0, 12.0)
-            draw += 40.0 * (stock.base - stock.cents) / stock.base + self.drift
+            draw = self.random.gauss(0.0, 12.0 * math.sqrt(share))
+            draw += share * (40.0 * (stock.base - stock.cents) / stock.base + self.drift)
             opened = stock.cents
             closed = max(opened + round(opened * draw / 10_000), 20)
             if stock.gone is None and not stock.is_halted(begin):
@@ -421,6 +424,8 @@ class World:
     def _end_day(self) -> None:
         for ticket in list(self.open_tickets()):
             self.end(ticket, "expired")
+        for quotes in self.quotes.values():
+            del quotes[: -12 * self.bars_a_day]
 
     # --- splits and dividends ---
 
@@ -564,6 +569,14 @@ class MarketBroker:
         self.cross("before submit")
         if self.troubles.broker in ("outage", "limit"):
             raise BrokerUnsureError("the broker gives no answer")
+        ticket = self.take(order)
+        self.cross("after submit")
+        if self.troubles.broker == "after":
+            raise BrokerUnsureError("the broker gives no answer")
+        return report(ticket)
+
+    def take(self, order: Order) -> Ticket:
+        """Let an order arrive."""
         nano = round(order.shares * NANO)
         ticket = Ticket(order.id, order.symbol, nano, self.world.now, True)
         if self.refusals:
@@ -572,10 +585,7 @@ class MarketBroker:
             ticket.cut = self.cuts.pop()
         self.world.submit(ticket)
         self.arrive(ticket)
-        self.cross("after submit")
-        if self.troubles.broker == "after":
-            raise BrokerUnsureError("the broker gives no answer")
-        return report(ticket)
+        return ticket
 
     def cancel(self, known: OrderReport) -> None:
         self._ask("cancel")

@@ -13,6 +13,7 @@ import functools
 import os
 import random
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,7 +28,7 @@ from torch import Tensor
 from fintrader.agents.policy import PolicyModule
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.deploy import accounts, alerts, control
-from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.broker import Broker, OrderReport
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.entries import Alert, Checkpoint, FlattenEnd, Halt
 from fintrader.deploy.journal import Entry, Journal
@@ -57,8 +58,6 @@ SYMBOLS = 8
 MOST = 1024
 """Shares of an action of 1, so that whole shares are exact in 32 bits."""
 LIMITS = LimitSettings()
-ENOUGH = 20
-"""Problems after which a life is not worth going on with."""
 LOOKS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 60, 120, 300)
 """Seconds after a bar's open at which the loop looks up."""
 
@@ -164,9 +163,12 @@ class Life:
         events: Sequence[tuple[int, str, Callable[[Life, Session], object]]] = (),
         change: Callable[[Runner], object] = lambda runner: None,
         begin_minutes: int | None = None,
+        enough: int = 20,
     ) -> None:
         """events: number of the session, name, what happens before its open. change: gets each
-        runner before it begins. begin_minutes: of `World`."""
+        runner before it begins. begin_minutes: of `World`. enough: problems after which the life
+        ends."""
+        self.enough = enough
         self.seed = seed
         self.home = home
         self.bundle = bundle
@@ -183,6 +185,8 @@ class Life:
         self.troubles = Troubles()
         self.broker = MarketBroker(self.world, self.troubles, self.cross)
         self.broker.arrive = self._explain
+        self.connection: Broker = self.broker
+        """The broker that the runner gets."""
         self.feed = MarketFeed(self.world, self.troubles)
         self.problems: list[str] = []
         self.first_problem = 0
@@ -241,7 +245,7 @@ class Life:
     def run(self) -> Life:
         """Live to the end, through all deaths."""
         with self._in_virtual_time():
-            while self.world.now < self.end and len(self.problems) < ENOUGH:
+            while self.world.now < self.end and len(self.problems) < self.enough:
                 self._live()
         self.world.advance(self.end + DAY)
         self.world.ledger.check()
@@ -273,7 +277,7 @@ class Life:
             runner = Runner(
                 self.bundle,
                 PaperSettings(adopt=self.is_adopting, limits=LIMITS),
-                Connections(LifeClock(self), self.feed, self.broker, journal),
+                Connections(LifeClock(self), self.feed, self.connection, journal),
                 window=None,
                 until=self.end,
             )
@@ -327,27 +331,28 @@ class Life:
 
     def pass_until(self, moment: int) -> None:
         """Let the world go on, and die on the way if that is planned."""
+        if len(self.problems) >= self.enough:
+            self._die()
         if self.kill_at <= moment:
             self.world.advance(max(self.kill_at, self.world.now))
             self._die()
         self.world.advance(moment)
 
     def next_look(self) -> int:
-        """The next moment at which the loop looks up."""
+        """The next moment at which the loop looks up: often while orders are under way."""
         now = self.world.now
         session = self.world.session_at(now)
         if session is None:
             return self.world.next_open(now)
         if self.flatten_asked:
-            return now + MINUTE if now % MINUTE else now + 5 * SECOND
-        for begin, end in session.bars:
-            if begin <= now < end:
-                looks = (begin + after * SECOND for after in LOOKS)
-                following = next((look for look in looks if look > now), end)
-                if following == end and any(True for _ in self.world.open_tickets()):
-                    following = min(now + 10 * MINUTE, end)
-                return min(max(following, now + SECOND), end)
-        return now + MINUTE
+            return now + (MINUTE if now % MINUTE else 5 * SECOND)
+        at = bisect_right(session.bars, (now, 1 << 62)) - 1
+        begin, end = session.bars[at]
+        looks = [begin + after * SECOND for after in LOOKS]
+        is_busy = self.consults and self.consults[-1].time >= begin - DAY / 2
+        is_busy = is_busy or any(True for _ in self.world.open_tickets())
+        later = (look for look in looks if look > now) if is_busy else iter(())
+        return min(next(later, now + 10 * MINUTE), end if now < end else now + MINUTE)
 
     # --- the policy and its limits ---
 
@@ -610,7 +615,7 @@ class Life:
             if self.is_disturbed(consult.time - DAY, session.close):
                 continue
             for symbol, shares in consult.orders.items():
-                is_odd = symbol in self.odd | consult.odd or symbol in consult.ratios
+                is_odd = symbol in self.odd | consult.odd
                 refused = any(
                     t.symbol == symbol and t.sent >= consult.time for t in self.world.refused[-9:]
                 )
@@ -618,8 +623,10 @@ class Life:
                     continue
                 if shares > 0 and consult.factor is None and consult.cents < consult.cost * 2:
                     continue  # no cash was left for it, perhaps
-                due = shares // NANO if shares < 0 else int(shares * (consult.factor or 1)) // NANO
-                sent = consult.sent.get(symbol, 0) // NANO
+                ratio = consult.ratios.get(symbol, Fraction(1))
+                factor = ratio * (1 if shares < 0 else consult.factor or 1)
+                due = int(shares * factor / NANO)
+                sent = int(Fraction(consult.sent.get(symbol, 0), NANO))
                 if abs(due - sent) > 1 + abs(due) // 100:
                     self._note(f"{sent} {symbol} were ordered, {due} are due")
 
