@@ -173,8 +173,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "live": Command(
             "deployments:live",
             "NAME",
-            "real money, which is refused; closed until a market-life simulator has passed on this"
-            " code",
+            "real money, after twenty sessions on paper and a person's consent; closed until a"
+            " market-life simulator has passed on this code",
             ("fintrader.deploy.settings:LiveSettings",),
         ),
         "halt": Command(

@@ -432,6 +432,7 @@ def test_a_capped_account_halts_at_a_loss_of_its_own(desk, monkeypatch):
     desk.live(OPEN + 4, adopt=False, cap_usd=10_000.0, limits=limits)
     (why,) = desk.halts()
     assert "since its peak; the limit is 10.0%" in why
+    assert desk.news("consent")[0].startswith("the consent lapses on 2019-03-06")  # days before
 
 
 def test_a_withdrawal_from_beyond_the_cap_changes_nothing_inside(desk, monkeypatch):
