@@ -192,6 +192,7 @@ class Runner:
             states = journal.count(OrderReport)
         values = {
             "halted": float(bool(self.limits.halted)),
+            "flattening": float(self.flattening),
             "decisions": decisions,
             "missed": alerts.get("missed", 0) + alerts.get("skipped", 0),
             "beat_timestamp_seconds": self._beat,
