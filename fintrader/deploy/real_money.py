@@ -23,12 +23,13 @@ from pathlib import Path
 import numpy as np
 
 from fintrader.backtesting.limits import LimitSettings
+from fintrader.deploy.alerts import tell_supervisor
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import WallClock
 from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT
-from fintrader.deploy.deployment import find_deployment, report_drift
+from fintrader.deploy.deployment import describe_alarm, find_deployment, report_drift
 from fintrader.deploy.drift_report import DriftReport, read_report
 from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import open_live_feed
@@ -94,17 +95,21 @@ def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     place = find_real_deployment(home, bundle)
     chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
     with hold(ObjectStore(place)), Journal(place / JOURNAL) as journal:
+        tell_supervisor({"home": str(place.resolve())})
         feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
-        Runner(
+        runner = Runner(
             bundle,
             chosen,
             Connections(WallClock(), feed, broker, journal),
             window=None,
             until=int(consent.end.timestamp() * 1e9),
             cap_usd=consent.cap_usd,
-            daily=lambda: report_drift(place, feed),
-        ).run()
-    print(f"the consent of {consent.given} has lapsed; `fintrader live {name}` asks for a new one")
+            daily=lambda: describe_alarm(report_drift(place, feed)),
+        )
+        runner.run()
+        lapse = f"the consent of {consent.given} has lapsed"
+        runner.tell_end(f"{lapse}, and `fintrader live {name}` asks for a new one")
+        runner.alerts.finish()
     return place
 
 

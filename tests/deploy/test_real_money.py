@@ -13,6 +13,7 @@ from fintrader.cli import main
 from fintrader.deploy import broker, control, real_money, status
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.control import JOURNAL, REPORT
+from fintrader.deploy.deployment import describe_alarm
 from fintrader.deploy.drift_report import (
     Band,
     DailyDrift,
@@ -21,6 +22,7 @@ from fintrader.deploy.drift_report import (
     LimitCuts,
     Shortfall,
     Surprise,
+    read_report,
 )
 from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import ReplayFeed
@@ -100,6 +102,14 @@ def test_what_has_not_proved_itself_is_refused(home, bundle, changes, match):
     report(home, bundle, **changes)
     with pytest.raises(DeployError, match=match):
         real_money.require_proof(home, bundle)
+
+
+def test_a_drift_alarm_is_worth_an_alert(home, bundle):
+    assert describe_alarm(read_report(home / REPORT)) is None
+    report(home, bundle, surprise=None)
+    assert describe_alarm(read_report(home / REPORT)) is None
+    report(home, bundle, surprise=Surprise((1.0, 30.0, 2.0)))
+    assert "after 25 sessions the account earns less" in describe_alarm(read_report(home / REPORT))
 
 
 def test_a_replay_proves_nothing(tmp_path, bundle):
