@@ -39,7 +39,9 @@ from fintrader.storage.objects import ObjectStore
 _DAY_NS = 86_400_000_000_000
 _PAID_AFTER_DAYS = 60
 """Latest arrival of a dividend after its ex-date."""
+_MERGED = ("rename", "other")
 _SPLIT_DAYS = 10
+_SPLIT_NS = _SPLIT_DAYS * _DAY_NS
 """Days after a split in which it may be booked, or the fraction of a share be paid."""
 
 
@@ -127,7 +129,6 @@ class Accounts:
         """Number of the newest entry whose changes are known here."""
         self._split: dict[str, int] = {}
         """Symbol -> time at which its newest split was taken in."""
-        self._announced: dict[str, int] = {}
         self._due: list[tuple[str, int, float]] = []
         """Symbol, time and USD of each dividend that is not paid yet."""
         self.unbooked: frozenset[str] = frozenset()
@@ -168,10 +169,7 @@ class Accounts:
         `start` and `adopt`: of `reconcile`, which raises DeployError for a difference at the start.
         """
         self._take_in(now)
-        split, announced = (
-            frozenset(name for name, at in times.items() if now < at + _SPLIT_DAYS * _DAY_NS)
-            for times in (self._split, self._announced)
-        )
+        split = frozenset(name for name, at in self._split.items() if now < at + _SPLIT_NS)
         due = sum(usd for _, _, usd in self._due) + sum(self._price(split, now).values())
         wrong = reconcile(
             self.journal,
@@ -180,7 +178,7 @@ class Accounts:
             at=now,
             start=start,
             adopt=adopt,
-            tolerance=Tolerance(due_usd=due, split=split, announced=announced),
+            tolerance=Tolerance(due_usd=due, split=split),
         )
         if wrong:
             text = "; ".join(finding.text for finding in wrong)
@@ -217,10 +215,8 @@ class Accounts:
         if agreed is not None and agreed.time >= opened:
             # Shares that were agreed on since then may be bought later, or split already.
             day = format_day(opened)
-            held *= day in (
-                format_day(now),
-                format_day(agreed.time),
-            ) and not agreed.body.traded_usd.get(day)
+            if format_day(agreed.time) != day or agreed.body.traded_usd.get(day):
+                held = 0.0
         booked = {
             entry.body.kind
             for entry in self.journal.entries(Activity)
@@ -308,16 +304,24 @@ class Accounts:
         look."""
         kinds: tuple[type[Any], ...] = (Adjustment, Activity, Adoption)
         news = [entry for kind in kinds for entry in self.journal.entries(kind, after=self._seen)]
+        strange = {
+            entry.time
+            for entry in news
+            if isinstance(entry.body, Activity) and self._is_strange(entry.body)
+        }
         for entry in sorted(news, key=lambda entry: entry.seq):
             self._seen = entry.seq
             body = entry.body
             if isinstance(body, Adjustment):
                 self._split |= dict.fromkeys(body.shares, entry.time)
-                self._announced |= dict.fromkeys(body.shares, entry.time)
                 self._due += [(name, entry.time, usd) for name, usd in body.due_usd.items()]
             elif isinstance(body, Activity) and body.kind == "split":
                 self._split[body.symbol] = entry.time
-            elif isinstance(body, Activity) and body.kind == "dividend" and body.cash_usd > 0.0:
+            elif isinstance(body, Activity) and body.kind == "other" and body.shares < 0.0:
+                # The cash of a merger may come later.
+                worth = -body.shares * self._price([body.symbol], now)[body.symbol]
+                self._due += [(body.symbol, entry.time, worth)] * (entry.time not in strange)
+            elif isinstance(body, Activity) and body.symbol and body.cash_usd > 0.0:
                 paid = [due for due in self._due if due[0] == body.symbol][:1]
                 self._due = [due for due in self._due if due not in paid]
         oldest = now - _PAID_AFTER_DAYS * _DAY_NS
@@ -326,30 +330,33 @@ class Accounts:
         done = 0 if moved is None else moved.seq
         self._move_capital([entry.body for entry in news if entry.seq > done], now)
 
+    def _is_strange(self, one: Activity) -> bool:
+        """Check for shares in a symbol that is not traded, which came for some that were held."""
+        return one.kind in _MERGED and one.shares > 0.0 and one.symbol not in self.bundle.symbols
+
     def _move_capital(self, news: Sequence[Adjustment | Activity | Adoption], now: int) -> None:
         """Journal and apply changes of the account that are neither gain nor loss: deposits, what a
         person accepted, and shares that have got a symbol which is not traded."""
         booked = [one for one in news if isinstance(one, Activity)]
-        others = [one for one in booked if one.kind in ("rename", "other") and one.symbol]
-        named = [one for one in booked if one.kind == "transfer" or one in others]
-        strange = {one.symbol for one in others if one.shares > 0.0} - set(self.bundle.symbols)
-        if not strange:
-            others = []
-        moves = [
-            *((one.cash_usd, {one.symbol: one.shares}) for one in named if one.kind == "transfer"),
-            *((one.cash_usd, {one.symbol: one.shares}) for one in others),
-            *((one.cash_usd, one.shares) for one in news if isinstance(one, Adoption)),
+        strange = sorted({one.symbol for one in booked if self._is_strange(one)})
+        told = [
+            one for one in booked if one.kind == "transfer" or (one.shares and one.kind in _MERGED)
         ]
+        texts = [_describe_booking(one) for one in told]
+        texts += [f"{name} is not traded here: sell it by hand" for name in strange]
+        moves = [(one.cash_usd, one.shares) for one in news if isinstance(one, Adoption)]
+        moves += [
+            (one.cash_usd, {one.symbol: one.shares})
+            for one in booked
+            if one.kind == "transfer" or (strange and one.symbol and one.kind in _MERGED)
+        ]
+        if not texts and not moves:
+            return
         prices = self._price({name for _, shares in moves for name in shares}, now)
         usd = sum(cash for cash, _ in moves)
         usd += sum(count * prices[name] for _, shares in moves for name, count in shares.items())
-        texts = [_describe_booking(one) for one in named]
-        if strange:
-            texts.append(f"{', '.join(sorted(strange))} is not traded here: sell it by hand")
         if texts:
             self._tell("account", "; ".join(texts), now)
-        if not moves:
-            return
         # A deposit goes to the part beyond the cap, and a withdrawal comes from there, if there is one.
         outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
         before = self._equity_usd

@@ -71,8 +71,6 @@ class Tolerance(NamedTuple):
     """Cash that may have come on top, without a word: dividends, fractions of shares."""
     split: frozenset[str] = frozenset()
     """Symbols that were split within the last days."""
-    announced: frozenset[str] = frozenset()
-    """Those among them whose split was announced, and is counted as it was."""
 
 
 @dataclass(frozen=True)
@@ -371,17 +369,13 @@ def _match_shares(
     due = known.shares.get(symbol, 0.0)
     owed = known.owed.get(symbol, 0.0)
     is_split = symbol in tolerance.split
-    # A split that was announced counts once, as announced or as booked.
-    is_known = symbol in tolerance.announced
-    others = [one for one in rows if not (is_known and one.kind == "split")]
-    bases = ((due, others), (due - owed, rows)) if owed else ((due, others),)
-    for base, bookings in bases:
+    for base in (due, due - owed) if owed else (due,):  # as announced, or not booked yet
         if abs(held - base) <= SAME_SHARES:
             return _Balance((), owed={symbol: owed} if base != due else {})
         # The fraction of a share that a split leaves is paid in cash.
         if is_split and base == due and abs(held - math.trunc(due)) <= SAME_SHARES:
             return _Balance(())
-        taken = _pick(bookings, [one.shares for one in bookings], held - base)
+        taken = _pick(rows, [one.shares for one in rows], held - base)
         if taken and abs(held - base - sum(one.shares for one in taken)) <= SAME_SHARES:
             is_booked = base == due or any(one.kind == "split" for one in taken)
             return _Balance((), tuple(taken), {} if is_booked else {symbol: owed})
@@ -391,7 +385,7 @@ def _match_shares(
 def _pick(rows: Sequence[Activity], amounts: Sequence[float], target: float) -> list[Activity]:
     """Pick the rows whose amounts together come closest to a target: as a rule all or none.
 
-    From all and from none on, one or two rows at a time are taken in or left out as long as that comes closer.
+    From all and from none on, one or two rows are taken in or left out as long as that comes closer.
     """
     flips = [{one, other} for one in range(len(rows)) for other in range(one, len(rows))]
     best: set[int] = set()
@@ -439,9 +433,11 @@ def _record_agreement(
     )
     if known.traded_usd:
         traded[today] = traded.get(today, 0.0) + known.traded_usd
-    left[today] = left.get(today, 0.0) + balance.left_usd - sum(left.values())
+    more = balance.left_usd - sum(left.values())
     if abs(balance.left_usd) < _CENT:
         left = {}
+    elif more:
+        left[today] = left.get(today, 0.0) + more
     now = Checkpoint(
         account.number,
         account.cash_usd,

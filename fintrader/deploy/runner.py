@@ -491,22 +491,22 @@ class Runner:
 
     def _may_send(self, execution: Execution, now: int) -> bool:
         """Read splits and the account again before orders leave that were decided some time ago; a
-        flatten asks the broker by itself."""
-        if self.simulated is not None or self.flattening or not execution.is_due(now):
-            return True
-        if now - self._read_at < _FRESH:
+        flatten's leave all the same."""
+        is_fresh = now - self._read_at < _FRESH
+        if self.simulated is not None or is_fresh or not execution.is_due(now):
             return True
         if now < self._retry_at:
-            return False
+            return self.flattening
+        caught = (Exception,) if self.flattening else (DataError, BrokerUnsureError)
         self._retry_at = now + _ASK_SOON
         try:
             self._start_session(self._find_bar(now), now, again=True)
             self.accounts.agreed(now)
-        except (DataError, BrokerUnsureError) as error:
-            self._record_news(
-                "skipped", f"no order leaves before the account is read: {error}", now
-            )
-            return False
+        except caught as error:
+            if not self.flattening:
+                text = f"no order leaves before the account is read: {error}"
+                self._record_news("skipped", text, now)
+            return self.flattening
         self._read_at = now
         return True
 
