@@ -86,6 +86,11 @@ class Activity:
     text: str = ""
     """The broker's words."""
 
+    @property
+    def is_exchange(self) -> bool:
+        """True where shares came or went by a merger, a new name or the like."""
+        return self.kind in ("rename", "other") and self.shares != 0.0
+
 
 @dataclass(frozen=True)
 class BrokerAccount:

@@ -40,6 +40,8 @@ another deployment count."""
 _BOOKED_LATER = 3 * _DAY
 """Most days between an activity's day and its booking."""
 _CENT = 0.01
+_FEW = 60
+"""Most activities of which more than all or none are tried."""
 _NAMED = 5
 """Most findings that a refusal names; the journal has them all."""
 SAME_SHARES = 1e-6
@@ -349,7 +351,7 @@ def _compare(
     slack = tolerance.usd + tolerance.bps * 1e-4 * (traded + known.traded_usd)
     left = was_open + account.cash_usd - known.cash_usd - sum(one.cash_usd for one in counted)
     bookings = [one for one in pending if not one.shares]
-    paid = _pick(bookings, [one.cash_usd for one in bookings], left)
+    paid = _pick(bookings, "cash_usd", left)
     left -= sum(one.cash_usd for one in paid)
     if not -slack <= left <= slack + tolerance.due_usd:
         text = f"cash is {account.cash_usd:,.2f} USD, {account.cash_usd - left:,.2f} expected"
@@ -375,38 +377,33 @@ def _match_shares(
         # The fraction of a share that a split leaves is paid in cash.
         if is_split and base == due and abs(held - math.trunc(due)) <= SAME_SHARES:
             return _Balance(())
-        taken = _pick(rows, [one.shares for one in rows], held - base)
+        taken = _pick(rows, "shares", held - base)
         if taken and abs(held - base - sum(one.shares for one in taken)) <= SAME_SHARES:
             is_booked = base == due or any(one.kind == "split" for one in taken)
             return _Balance((), tuple(taken), {} if is_booked else {symbol: owed})
     return None
 
 
-def _pick(rows: Sequence[Activity], amounts: Sequence[float], target: float) -> list[Activity]:
-    """Pick the rows whose amounts together come closest to a target: as a rule all or none.
+def _pick(rows: Sequence[Activity], name: str, target: float) -> Sequence[Activity]:
+    """Pick the rows whose amounts together come closest to a target: none, all, or, of few rows,
+    what is left of these when one after the other changes sides."""
 
-    From all and from none on, one or two rows are taken in or left out as long as that comes closer.
-    """
-    flips = [{one, other} for one in range(len(rows)) for other in range(one, len(rows))]
-    best: set[int] = set()
-    least = target
-    for begun in (set(range(len(rows))), set[int]()):
-        if abs(least) <= SAME_SHARES:
+    def measure(some: Sequence[Activity]) -> float:
+        total: float = sum(getattr(one, name) for one in some)
+        return round(abs(target - total), 6)
+
+    picks: list[Sequence[Activity]] = [(), rows]
+    while len(rows) <= _FEW and min(map(measure, picks)) > 0.0:
+        flips = [
+            [one for one in rows if (one in some) != (one is flip)]
+            for some in picks
+            for flip in rows
+        ]
+        closer = min(flips, key=measure, default=())
+        if measure(closer) >= min(map(measure, picks)):
             break
-        chosen = begun
-        off = target - sum(amounts[row] for row in chosen)
-        while flips and abs(off) > SAME_SHARES:
-            step = [amount if row in chosen else -amount for row, amount in enumerate(amounts)]
-            closest = min(flips, key=lambda flip: abs(off + sum(step[row] for row in flip)))
-            then = off + sum(step[row] for row in closest)
-            if abs(then) > abs(off) - SAME_SHARES:
-                break
-            off = then
-            chosen = chosen ^ closest
-        if abs(off) < abs(least) - SAME_SHARES:
-            best = chosen
-            least = off
-    return [rows[row] for row in sorted(best)]
+        picks.append(closer)
+    return min(picks, key=measure)
 
 
 def _list_days(at: int) -> set[str]:
