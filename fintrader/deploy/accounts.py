@@ -7,9 +7,8 @@ import contextlib
 import datetime as dt
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from fintrader.deploy.entries import (
     Checkpoint,
     Mismatch,
 )
-from fintrader.deploy.journal import Journal
+from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.orders import order_id
 from fintrader.deploy.reconcile import Tolerance, expect_holdings, format_day, reconcile
 from fintrader.deploy.recorder import Recorder
@@ -40,6 +39,7 @@ _DAY_NS = 86_400_000_000_000
 _PAID_AFTER_DAYS = 60
 """Latest arrival of a dividend after its ex-date."""
 _SPLIT_DAYS = 10
+_SPLIT_NS = _SPLIT_DAYS * _DAY_NS
 """Days after a split in which it may be booked, or the fraction of a share be paid."""
 
 
@@ -127,7 +127,6 @@ class Accounts:
         """Number of the newest entry whose changes are known here."""
         self._split: dict[str, int] = {}
         """Symbol -> time at which its newest split was taken in."""
-        self._announced: dict[str, int] = {}
         self._due: list[tuple[str, int, float]] = []
         """Symbol, time and USD of each dividend that is not paid yet."""
         self.unbooked: frozenset[str] = frozenset()
@@ -168,10 +167,7 @@ class Accounts:
         `start` and `adopt`: of `reconcile`, which raises DeployError for a difference at the start.
         """
         self._take_in(now)
-        split, announced = (
-            frozenset(name for name, at in times.items() if now < at + _SPLIT_DAYS * _DAY_NS)
-            for times in (self._split, self._announced)
-        )
+        split = frozenset(name for name, at in self._split.items() if now < at + _SPLIT_NS)
         due = sum(usd for _, _, usd in self._due) + sum(self._price(split, now).values())
         wrong = reconcile(
             self.journal,
@@ -180,7 +176,7 @@ class Accounts:
             at=now,
             start=start,
             adopt=adopt,
-            tolerance=Tolerance(due_usd=due, split=split, announced=announced),
+            tolerance=Tolerance(due_usd=due, split=split),
         )
         if wrong:
             text = "; ".join(finding.text for finding in wrong)
@@ -217,26 +213,22 @@ class Accounts:
         if agreed is not None and agreed.time >= opened:
             # Shares that were agreed on since then may be bought later, or split already.
             day = format_day(opened)
-            held *= day in (
-                format_day(now),
-                format_day(agreed.time),
-            ) and not agreed.body.traded_usd.get(day)
+            if format_day(agreed.time) != day or agreed.body.traded_usd.get(day):
+                held = 0.0
         booked = {
             entry.body.kind
             for entry in self.journal.entries(Activity)
             if entry.body.symbol == action.symbol
             and abs((dt.date.fromisoformat(entry.body.day) - action.day).days) <= _SPLIT_DAYS
         }
-        more = held * (action.split - 1.0) * ("split" not in booked)
-        due = held * action.dividend_usd * ("dividend" not in booked)
-        self.journal.write(
-            Adjustment(
-                reason,
-                {action.symbol: more} if more else {},
-                due_usd={action.symbol: due} if due else {},
-            ),
-            at=now,
+        shares = {action.symbol: held * (action.split - 1.0)}
+        due = {action.symbol: held * action.dividend_usd}
+        record = Adjustment(
+            reason,
+            shares if shares[action.symbol] and "split" not in booked else {},
+            due_usd=due if due[action.symbol] and "dividend" not in booked else {},
         )
+        self.journal.write(record, at=now)
         return action.split
 
     def remember(self, decision: BarDecision) -> None:
@@ -306,51 +298,70 @@ class Accounts:
     def _take_in(self, now: int) -> None:
         """Take in the journal's splits, dividends, deposits and accepted differences since the last
         look."""
-        kinds: tuple[type[Any], ...] = (Adjustment, Activity, Adoption)
-        news = [entry for kind in kinds for entry in self.journal.entries(kind, after=self._seen)]
-        for entry in sorted(news, key=lambda entry: entry.seq):
-            self._seen = entry.seq
-            body = entry.body
-            if isinstance(body, Adjustment):
-                self._split |= dict.fromkeys(body.shares, entry.time)
-                self._announced |= dict.fromkeys(body.shares, entry.time)
-                self._due += [(name, entry.time, usd) for name, usd in body.due_usd.items()]
-            elif isinstance(body, Activity) and body.kind == "split":
-                self._split[body.symbol] = entry.time
-            elif isinstance(body, Activity) and body.kind == "dividend" and body.cash_usd > 0.0:
-                paid = [due for due in self._due if due[0] == body.symbol][:1]
-                self._due = [due for due in self._due if due not in paid]
+        news = self.journal.entries(Adjustment, after=self._seen)
+        booked = self.journal.entries(Activity, after=self._seen)
+        accepted = self.journal.entries(Adoption, after=self._seen)
+        self._seen = max([self._seen, *(entry.seq for entry in (*news, *booked, *accepted))])
+        for one in news:
+            self._split |= dict.fromkeys(one.body.shares, one.time)
+            self._due += [(name, one.time, usd) for name, usd in one.body.due_usd.items()]
+        # Shares in a symbol that is not traded came for some that were held.
+        strange = [
+            (entry.time, entry.body.symbol)
+            for entry in booked
+            if entry.body.is_exchange
+            and entry.body.shares > 0.0
+            and entry.body.symbol not in self.bundle.symbols
+        ]
+        for entry in booked:
+            self._note_booking(entry, {at for at, _ in strange}, now)
         oldest = now - _PAID_AFTER_DAYS * _DAY_NS
         self._due = [due for due in self._due if due[1] > oldest]
         moved = self.journal.last(CapitalMove)
         done = 0 if moved is None else moved.seq
-        self._move_capital([entry.body for entry in news if entry.seq > done], now)
+        bookings = [entry.body for entry in booked if entry.seq > done]
+        adoptions = [entry.body for entry in accepted if entry.seq > done]
+        self._move_capital(bookings, adoptions, [name for _, name in strange], now)
 
-    def _move_capital(self, news: Sequence[Adjustment | Activity | Adoption], now: int) -> None:
+    def _note_booking(self, entry: Entry[Activity], strange: Container[int], now: int) -> None:
+        """Note a split, or what is due and paid: the cash of a merger may come later, too."""
+        body = entry.body
+        if body.kind == "split":
+            self._split[body.symbol] = entry.time
+        elif body.kind == "other" and body.shares < 0.0 and entry.time not in strange:
+            price = self._price([body.symbol], now)[body.symbol]
+            self._due.append((body.symbol, entry.time, -body.shares * price))
+        elif body.symbol and body.cash_usd > 0.0:
+            paid = [due for due in self._due if due[0] == body.symbol][:1]
+            self._due = [due for due in self._due if due not in paid]
+
+    def _move_capital(
+        self,
+        booked: Sequence[Activity],
+        accepted: Sequence[Adoption],
+        strange: Sequence[str],
+        now: int,
+    ) -> None:
         """Journal and apply changes of the account that are neither gain nor loss: deposits, what a
-        person accepted, and shares that have got a symbol which is not traded."""
-        booked = [one for one in news if isinstance(one, Activity)]
-        others = [one for one in booked if one.kind in ("rename", "other") and one.symbol]
-        named = [one for one in booked if one.kind == "transfer" or one in others]
-        strange = {one.symbol for one in others if one.shares > 0.0} - set(self.bundle.symbols)
-        if not strange:
-            others = []
-        moves = [
-            *((one.cash_usd, {one.symbol: one.shares}) for one in named if one.kind == "transfer"),
-            *((one.cash_usd, {one.symbol: one.shares}) for one in others),
-            *((one.cash_usd, one.shares) for one in news if isinstance(one, Adoption)),
+        person accepted, and shares that have got a `strange` symbol, which is not traded."""
+        told = [one for one in booked if one.kind == "transfer" or one.is_exchange]
+        if not told and not accepted:
+            return
+        moves = [(one.cash_usd, one.shares) for one in accepted]
+        moves += [
+            (one.cash_usd, {one.symbol: one.shares})
+            for one in told
+            if strange or one.kind == "transfer"
         ]
         prices = self._price({name for _, shares in moves for name in shares}, now)
         usd = sum(cash for cash, _ in moves)
         usd += sum(count * prices[name] for _, shares in moves for name, count in shares.items())
-        texts = [_describe_booking(one) for one in named]
-        if strange:
-            texts.append(f"{', '.join(sorted(strange))} is not traded here: sell it by hand")
+        texts = [_describe_booking(one) for one in told]
+        texts += [f"{name} is not traded here: sell it by hand" for name in strange if told]
         if texts:
             self._tell("account", "; ".join(texts), now)
-        if not moves:
-            return
-        # A deposit goes to the part beyond the cap, and a withdrawal comes from there, if there is one.
+        # A deposit goes to the part beyond the cap, and a withdrawal comes from there, if it is
+        # there.
         outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
         before = self._equity_usd
         factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0

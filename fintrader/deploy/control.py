@@ -19,6 +19,8 @@ JOURNAL = "journal.sqlite"
 HEARTBEAT = "heartbeat.json"
 REPORT = "drift.json"
 """Files of a deployment's folder; the first lies in its folder `bundle`."""
+SILENT_SECONDS = 120.0
+"""A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
 Request = Literal["halt", "resume", "accept", "flatten"]
 
 

@@ -274,11 +274,11 @@ def decode(kind: str, key: str, text: str) -> Any:
     fields = json.loads(text)
     if kind in KEYS:
         fields[KEYS[kind]] = key
-    return from_json(KINDS[kind], _read_defaults(KINDS[kind]) | fields)
+    return from_json(KINDS[kind], {**_read_defaults(KINDS[kind]), **fields})
 
 
 @functools.cache
-def _read_defaults(kind: type) -> dict[str, Any]:
+def _read_defaults(kind: type) -> Mapping[str, Any]:
     """Read the fields of a kind that have defaults, as they are stored."""
     if not dataclasses.is_dataclass(kind):
         return {}

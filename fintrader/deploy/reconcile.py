@@ -40,6 +40,8 @@ another deployment count."""
 _BOOKED_LATER = 3 * _DAY
 """Most days between an activity's day and its booking."""
 _CENT = 0.01
+_FEW = 60
+"""Most activities of which more than all or none are tried."""
 _NAMED = 5
 """Most findings that a refusal names; the journal has them all."""
 SAME_SHARES = 1e-6
@@ -71,8 +73,6 @@ class Tolerance(NamedTuple):
     """Cash that may have come on top, without a word: dividends, fractions of shares."""
     split: frozenset[str] = frozenset()
     """Symbols that were split within the last days."""
-    announced: frozenset[str] = frozenset()
-    """Those among them whose split was announced, and is counted as it was."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ def _compare(
     slack = tolerance.usd + tolerance.bps * 1e-4 * (traded + known.traded_usd)
     left = was_open + account.cash_usd - known.cash_usd - sum(one.cash_usd for one in counted)
     bookings = [one for one in pending if not one.shares]
-    paid = _pick(bookings, [one.cash_usd for one in bookings], left)
+    paid = _pick(bookings, "cash_usd", left)
     left -= sum(one.cash_usd for one in paid)
     if not -slack <= left <= slack + tolerance.due_usd:
         text = f"cash is {account.cash_usd:,.2f} USD, {account.cash_usd - left:,.2f} expected"
@@ -371,48 +371,39 @@ def _match_shares(
     due = known.shares.get(symbol, 0.0)
     owed = known.owed.get(symbol, 0.0)
     is_split = symbol in tolerance.split
-    # A split that was announced counts once, as announced or as booked.
-    is_known = symbol in tolerance.announced
-    others = [one for one in rows if not (is_known and one.kind == "split")]
-    bases = ((due, others), (due - owed, rows)) if owed else ((due, others),)
-    for base, bookings in bases:
+    for base in (due, due - owed) if owed else (due,):  # as announced, or not booked yet
         if abs(held - base) <= SAME_SHARES:
             return _Balance((), owed={symbol: owed} if base != due else {})
         # The fraction of a share that a split leaves is paid in cash.
         if is_split and base == due and abs(held - math.trunc(due)) <= SAME_SHARES:
             return _Balance(())
-        taken = _pick(bookings, [one.shares for one in bookings], held - base)
+        taken = _pick(rows, "shares", held - base)
         if taken and abs(held - base - sum(one.shares for one in taken)) <= SAME_SHARES:
             is_booked = base == due or any(one.kind == "split" for one in taken)
             return _Balance((), tuple(taken), {} if is_booked else {symbol: owed})
     return None
 
 
-def _pick(rows: Sequence[Activity], amounts: Sequence[float], target: float) -> list[Activity]:
-    """Pick the rows whose amounts together come closest to a target: as a rule all or none.
+def _pick(rows: Sequence[Activity], name: str, target: float) -> Sequence[Activity]:
+    """Pick the rows whose amounts together come closest to a target: none, all, or, of few rows,
+    what is left of these when one after the other changes sides."""
 
-    From all and from none on, one or two rows at a time are taken in or left out as long as that comes closer.
-    """
-    flips = [{one, other} for one in range(len(rows)) for other in range(one, len(rows))]
-    best: set[int] = set()
-    least = target
-    for begun in (set(range(len(rows))), set[int]()):
-        if abs(least) <= SAME_SHARES:
+    def measure(some: Sequence[Activity]) -> float:
+        total: float = sum(getattr(one, name) for one in some)
+        return round(abs(target - total), 6)
+
+    picks: list[Sequence[Activity]] = [(), rows]
+    while len(rows) <= _FEW and min(map(measure, picks)) > 0.0:
+        flips = [
+            [one for one in rows if (one in some) != (one is flip)]
+            for some in picks
+            for flip in rows
+        ]
+        closer = min(flips, key=measure, default=())
+        if measure(closer) >= min(map(measure, picks)):
             break
-        chosen = begun
-        off = target - sum(amounts[row] for row in chosen)
-        while flips and abs(off) > SAME_SHARES:
-            step = [amount if row in chosen else -amount for row, amount in enumerate(amounts)]
-            closest = min(flips, key=lambda flip: abs(off + sum(step[row] for row in flip)))
-            then = off + sum(step[row] for row in closest)
-            if abs(then) > abs(off) - SAME_SHARES:
-                break
-            off = then
-            chosen = chosen ^ closest
-        if abs(off) < abs(least) - SAME_SHARES:
-            best = chosen
-            least = off
-    return [rows[row] for row in sorted(best)]
+        picks.append(closer)
+    return min(picks, key=measure)
 
 
 def _list_days(at: int) -> set[str]:
@@ -439,9 +430,11 @@ def _record_agreement(
     )
     if known.traded_usd:
         traded[today] = traded.get(today, 0.0) + known.traded_usd
-    left[today] = left.get(today, 0.0) + balance.left_usd - sum(left.values())
+    more = balance.left_usd - sum(left.values())
     if abs(balance.left_usd) < _CENT:
         left = {}
+    elif more:
+        left[today] = left.get(today, 0.0) + more
     now = Checkpoint(
         account.number,
         account.cash_usd,

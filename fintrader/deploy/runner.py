@@ -54,6 +54,7 @@ from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.status import format_moment
+from fintrader.deploy.supervisor import describe_rest, format_shares
 from fintrader.errors import (
     BrokerError,
     BrokerUnsureError,
@@ -103,11 +104,12 @@ class Runner:
         window: tuple[int, int] | None,
         until: int | None = None,
         cap_usd: float | None = None,
-        daily: Callable[[], object] = lambda: None,
+        daily: Callable[[], str | None] = lambda: None,
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
         without end, or to the last bar that closes by `until`. cap_usd: most that is traded with,
-        of a larger account. daily: called after each session that is traded live.
+        of a larger account. daily: called after each session that is traded live; people get
+        the text it returns.
 
         Raises DeployError for real money; a cap means real money, too.
         """
@@ -195,7 +197,8 @@ class Runner:
             # A person who stops the loop knows that, but perhaps not of a flatten.
             except BaseException as error:
                 if isinstance(error, Exception) or self.flattening:
-                    self._tell_end(error)
+                    is_known = isinstance(error, FintraderError)
+                    self.tell_end(str(error) if is_known else f"{type(error).__name__} {error}")
                 raise
 
     def _read_gauges(self) -> tuple[dict[str, float], dict[str, int]]:
@@ -207,6 +210,7 @@ class Runner:
             states = journal.count(OrderReport)
         values = {
             "halted": float(bool(self.limits.halted)),
+            "flattening": float(self.flattening),
             "decisions": decisions,
             "missed": alerts.get("missed", 0) + alerts.get("skipped", 0),
             "beat_timestamp_seconds": self._beat,
@@ -312,7 +316,9 @@ class Runner:
                 text = f"the consent lapses on {format_moment(self.until)}"
                 self._record_news("consent", f"{text}; what is held then stays", now)
         try:
-            self._daily()
+            alarm = self._daily()
+            if alarm:
+                self._record_news("drift", alarm, now)
         except FintraderError as error:  # a report is worth no decision
             self._record_news("report", f"the drift report could not be written: {error}", now)
 
@@ -485,22 +491,22 @@ class Runner:
 
     def _may_send(self, execution: Execution, now: int) -> bool:
         """Read splits and the account again before orders leave that were decided some time ago; a
-        flatten asks the broker by itself."""
-        if self.simulated is not None or self.flattening or not execution.is_due(now):
-            return True
-        if now - self._read_at < _FRESH:
+        flatten's leave all the same."""
+        is_fresh = now - self._read_at < _FRESH
+        if self.simulated is not None or is_fresh or not execution.is_due(now):
             return True
         if now < self._retry_at:
-            return False
+            return self.flattening
+        caught = (Exception,) if self.flattening else (DataError, BrokerUnsureError)
         self._retry_at = now + _ASK_SOON
         try:
             self._start_session(self._find_bar(now), now, again=True)
             self.accounts.agreed(now)
-        except (DataError, BrokerUnsureError) as error:
-            self._record_news(
-                "skipped", f"no order leaves before the account is read: {error}", now
-            )
-            return False
+        except caught as error:
+            if not self.flattening:
+                text = f"no order leaves before the account is read: {error}"
+                self._record_news("skipped", text, now)
+            return self.flattening
         self._read_at = now
         return True
 
@@ -534,6 +540,7 @@ class Runner:
         """Carry requests out and pursue orders, while the loop waits."""
         now = self.clock.now()
         self._beat = time.time()
+        self.alerts.check_supervisor()
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
             self._show_beat()
         self._carry_out_requests(now)
@@ -694,14 +701,14 @@ class Runner:
         self.flattening = False
         text = "flat: nothing is held of its symbols, and none of its orders is open"
         if others:
-            text += f"; {_format_shares(others)} are not of its symbols and stay"
+            text += f"; {format_shares(others)} are not of its symbols and stay"
         self._record_news("flat", text, now, is_repeated=True)
 
     def _describe_left(self) -> str:
         """Describe the rest of a flatten, and its obstacles."""
         left = "the shares left are not known yet"
         if self._left is not None:
-            left = f"{_format_shares(self._left) or 'nothing'} left to sell"
+            left = f"{format_shares(self._left) or 'nothing'} left to sell"
         whys = [f"{name}: {why}" if name else why for name, why in self._obstacles.items()]
         return "; ".join([left, *whys])
 
@@ -767,18 +774,10 @@ class Runner:
             with contextlib.suppress(*(DeployError,) if self.flattening else ()):
                 self.journal.write(alert, at=now)
 
-    def _tell_end(self, error: BaseException) -> None:
+    def tell_end(self, why: str) -> None:
         """Tell people that the process ends, with its open positions, also on a full disk."""
-        why = str(error)
-        if not isinstance(error, FintraderError):
-            why = f"{type(error).__name__} {why}".strip()
-        left = ""
-        with contextlib.suppress(FintraderError):
-            held = {} if self.simulated is not None else expect_holdings(self.journal).shares
-            left = f"; these positions stay without a loop: {_format_shares(held)}" if held else ""
-        if self.flattening:
-            left += "; a flatten has not ended"
-        text = f"ended: {why}{left}. Once that is mended, the same command goes on"
+        rest = describe_rest(self.folder)
+        text = f"ended: {why.strip()}{rest}. Once that is mended, the same command goes on"
         alert = Alert("ended", text)
         self.alerts.send(alert)
         with contextlib.suppress(FintraderError):
@@ -801,8 +800,3 @@ def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, floa
     """Map symbols to their values `[N]`, zeros left out; empty without any."""
     found = () if values is None else zip(symbols, values.tolist(), strict=True)
     return {symbol: value for symbol, value in found if value}
-
-
-def _format_shares(shares: Mapping[str, float]) -> str:
-    """Format shares by symbol."""
-    return ", ".join(f"{count:.9g} {symbol}" for symbol, count in sorted(shares.items()))

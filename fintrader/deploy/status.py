@@ -18,6 +18,7 @@ from fintrader.deploy.control import (
     HEARTBEAT,
     JOURNAL,
     REPORT,
+    SILENT_SECONDS,
     Heartbeat,
     list_aliases,
     list_requests,
@@ -44,8 +45,6 @@ SHOWN_ORDERS = 100
 SHOWN_NEWS = 20
 SHOWN_BARS = 2000
 """Newest bars of the curve; of earlier days the last bar is shown."""
-SILENT_NS = 120 * 1_000_000_000
-"""A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
 _NEWS = (Alert, Halt, Resumption)
 _DAY_NS = 86_400_000_000_000
 
@@ -160,7 +159,7 @@ def read_status(home: Path) -> Status:
     is_running = is_held(ObjectStore(home))
     if status.flattening and not is_running:
         flatten += "; nothing runs it: start it again to go on"
-    is_silent = beat is not None and time.time_ns() - beat.time > SILENT_NS
+    is_silent = beat is not None and time.time() - beat.time / 1e9 > SILENT_SECONDS
     if has_ended:
         state = "finished"
     elif halt is not None:

@@ -339,18 +339,23 @@ def test_a_new_name_and_a_merger_are_one_sentence_each_and_no_loss(desk):
         count = desk.server.positions["S003"]
         usd = count * desk.server.prices["S003"]
         desk.server.book("MA", 0.0, "S003", -count, description="cash merger")
-        desk.server.book("MA", usd, "S003", description="cash merger")
+        desk.at[int(desk.market.minutes[6])] = lambda: desk.server.book("MA", usd, "S003")
 
     desk.server.positions = {"S002": 2000.0, "S003": 1500.0}
     desk.at[int(desk.market.minutes[2]) - MINUTE] = rename
     desk.at[int(desk.market.minutes[4]) - MINUTE] = merge
-    desk.live(6, limits=HOLDS)
+    desk.live(5, limits=HOLDS)
+    desk.live(8, limits=HOLDS)
     assert desk.halts() == []
     renamed, merged = desk.news("account")
     assert "NEW is not traded here: sell it by hand" in renamed
     assert "S002" in renamed
     assert "S003" in merged
     assert "cash merger" in merged
+    with desk.journal() as journal:
+        last = journal.last(BarDecision).body
+    assert last.equity == pytest.approx(last.peak, rel=0.02)
+    assert last.equity == pytest.approx(desk.server.cash, rel=0.001)
 
 
 def test_accepted_differences_are_agreed_and_resumed(desk):
@@ -432,6 +437,7 @@ def test_a_capped_account_halts_at_a_loss_of_its_own(desk, monkeypatch):
     desk.live(OPEN + 4, adopt=False, cap_usd=10_000.0, limits=limits)
     (why,) = desk.halts()
     assert "since its peak; the limit is 10.0%" in why
+    assert desk.news("consent")[0].startswith("the consent lapses on 2019-03-06")  # days before
 
 
 def test_a_withdrawal_from_beyond_the_cap_changes_nothing_inside(desk, monkeypatch):

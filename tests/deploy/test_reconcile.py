@@ -277,7 +277,7 @@ def test_an_announced_split_counts_once_before_and_after_it_is_booked(
     traded(journal, broker, {"AAA": 37.0}, OPENED)
     look(journal, broker)
     journal.write(Adjustment("AAA split 1.5 for 1", {"AAA": 18.5}), at=OPENED)
-    split = {"tolerance": Tolerance(split=frozenset({"AAA"}), announced=frozenset({"AAA"}))}
+    split = {"tolerance": Tolerance(split=frozenset({"AAA"}))}
     for _ in range(2):
         assert look(journal, broker, **split) == ()
         assert expect_holdings(journal).shares == {"AAA": 55.5}
