@@ -132,6 +132,12 @@ class Accounts:
         self.unbooked: frozenset[str] = frozenset()
         """Symbols of which the broker has not booked a split yet."""
 
+    @property
+    def since(self) -> int:
+        """Start of the bar at which an embedded account stands that goes on with newer markets; 0
+        of any other."""
+        return 0 if self.simulated is None or self.replays else self.simulated.since
+
     def at(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
         """Build the account as it stands at a bar's close, with this market's prices."""
         if self.simulated is not None:
@@ -259,7 +265,7 @@ class Accounts:
         begin = made[0][0]
         if not self.replays:
             newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].bar))
-            simulated.market = self.recorder.rows.at(self.recorder.grid, newest)[0]
+            simulated.market = self.recorder.rows.at(self.recorder.grid, newest, begin.bar)[0]
         state = AccountState(begin.cash, begin.equity, begin.peak, begin.first)
         later = [order for _, own in made for order in own]
         simulated.restore(begin.bar, state, _align(begin.shares, self.bundle.symbols), later)

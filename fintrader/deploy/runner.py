@@ -395,14 +395,7 @@ class Runner:
 
     def _decide(self, bar: int, now: int) -> None:
         self._start_session(bar, now)
-        market, row = self.recorder.rows.at(self.grid, bar)
-        today = str(self.grid.dates[self.grid.session[bar]])
-        faults = [fault for fault in market.provenance.waived if fault.day == today]
-        if faults:
-            odd = [f"{fault.kind} of {fault.symbol}" for fault in faults]
-            self._record_news(
-                "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
-            )
+        market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
         account = self.accounts.at(market, row, now)
         self._read_at = now
         action = decide_row(self.policy, account) if not self.limits.halted else None
@@ -411,6 +404,12 @@ class Runner:
             decision = self._sell_simulated(account, now)
         if not self.clock.live or not self._is_clock_off(now):
             self._order(bar, now, market, account, decision)
+        faults = self.recorder.rows.find_faults(self.grid, bar)
+        if faults:
+            odd = [f"{fault.kind} of {fault.symbol}" for fault in faults]
+            self._record_news(
+                "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
+            )
 
     def _order(
         self,
@@ -513,7 +512,7 @@ class Runner:
     def _mark(self, bar: int, now: int) -> None:
         """Journal the account's worth at a session's last close."""
         if self.window is None:
-            market, row = self.recorder.rows.at(self.grid, bar)
+            market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
             equity = self.accounts.at(market, row, now).equity
         else:
             equity = self.accounts.between(now)

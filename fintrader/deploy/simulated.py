@@ -173,6 +173,11 @@ class SimulatedBroker:
         return AccountState(self._account.cash, self._account.equity, *self._account.capital)
 
     @property
+    def since(self) -> int:
+        """Start of the bar at which the account stands, ns; 0 before it has begun."""
+        return int(self._minutes[self._account.bar]) if self._begun else 0
+
+    @property
     def equity(self) -> float:
         """USD at the newest bar that has closed."""
         self._advance()
