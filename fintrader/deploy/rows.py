@@ -94,6 +94,11 @@ class History:
         extras = dict.fromkeys(self.extras, np.ones(1))
         self.add(wrap_columns(symbol, np.array([ts]), columns, "last close", extras=extras))
 
+    def newest(self, symbol: str) -> int | None:
+        """Return the start of a symbol's newest bar, ns; None without one."""
+        rows = self._rows.get(symbol)
+        return rows.newest if rows is not None and rows.size else None
+
     def last_close(self, symbol: str) -> float:
         """Return a symbol's last close, USD; 0 without one, also for an unknown symbol."""
         rows = self._rows.get(symbol)

@@ -202,6 +202,8 @@ class Life:
         self.cut: list[tuple[int, int]] = []
         """Times without a process or without a broker."""
         self.lives = 0
+        self.deaths = 0
+        """Lives in a row that an error ended."""
         self.kill_at = 1 << 62
         self.kill_call = ""
         self.is_patient = True
@@ -288,12 +290,15 @@ class Life:
             runner.run()
         except Killed:
             self.is_alive = False
+            self.deaths = 0
         except Exception as error:
             self.is_alive = False
             told = [alert for at, alert in self.heard if at >= self.world.now - MINUTE]
             if not any(alert.kind == "ended" for alert in told):
                 self._note(f"died of {error!r}, and nobody was told")
-            if not self.causes and not self.troubles.broker:  # told, and begun again later
+            self.deaths += 1
+            is_due = self.causes or self.troubles.broker  # told, and begun again later
+            if not is_due or self.deaths > 2:
                 self._note(f"died of {type(error).__name__}: {error}")
             for cause in self.causes:
                 cause.must = False
