@@ -307,7 +307,8 @@ class Accounts:
         news = self.journal.entries(Adjustment, after=self._seen)
         booked = self.journal.entries(Activity, after=self._seen)
         accepted = self.journal.entries(Adoption, after=self._seen)
-        self._seen = max([self._seen, *(entry.seq for entry in (*news, *booked, *accepted))])
+        seqs = [part[-1].seq for part in (news, booked, accepted) if part]
+        self._seen = max([self._seen, *seqs])
         for one in news:
             self._split |= dict.fromkeys(one.body.shares, one.time)
             self._due += [(name, one.time, usd) for name, usd in one.body.due_usd.items()]

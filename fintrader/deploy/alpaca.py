@@ -57,13 +57,8 @@ _STATES: Mapping[str, State] = {
 """Last statuses of an order. All others stand: new, accepted, pending_new,
 accepted_for_bidding, pending_review, held, stopped, suspended, calculated, done_for_day,
 pending_cancel, pending_replace, partially_filled, and any that Alpaca adds."""
-_KINDS: Mapping[str, Literal["transfer", "split", "dividend", "rename"]] = {
-    **dict.fromkeys(
-        ("CSD", "CSW", "CSR", "JNL", "JNLC", "JNLS", "ACATC", "ACATS", "FOPT"), "transfer"
-    ),
-    **dict.fromkeys(("SPLIT", "SSP"), "split"),
-    **dict.fromkeys(("NC", "SC"), "rename"),
-}
+_TRANSFERS = {"CSD", "CSW", "CSR", "JNL", "JNLC", "JNLS", "ACATC", "ACATS", "FOPT"}
+_KINDS: Mapping[str, Literal["split", "rename"]] = {"SPLIT": "split", "NC": "rename"}
 """Types of activities; those that begin with DIV are dividends, all others fees and the like."""
 _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
 T = TypeVar("T")
@@ -416,15 +411,18 @@ def _parse_activities(rows: Any) -> dict[str, Activity]:
         name = str(row["activity_type"])
         cash_usd = _parse_number(row.get("net_amount") or 0.0)
         shares = _parse_number(row.get("qty") or 0.0)
-        is_dividend = name.startswith("DIV")
-        if (is_dividend and cash_usd) or not row.get("symbol"):
+        kind: Literal["transfer", "split", "dividend", "rename", "other"]
+        kind = "transfer" if name in _TRANSFERS else _KINDS.get(name, "other")
+        if name.startswith("DIV"):
+            kind = "dividend" if cash_usd else "split"
+        if kind == "dividend" or not row.get("symbol"):
             shares = 0.0
         if row.get("status") == "canceled":
             shares = cash_usd = 0.0
         words = (name, row.get("activity_sub_type"), row.get("description"))
         found[str(row["id"])] = Activity(
             id=str(row["id"]),
-            kind=_KINDS.get(name, ("split" if shares else "dividend") if is_dividend else "other"),
+            kind=kind,
             day=dt.date.fromisoformat(str(row["date"])[:10]).isoformat(),
             symbol=str(row.get("symbol") or ""),
             shares=shares,

@@ -38,9 +38,14 @@ def ask(folder: Path, request: Request) -> None:
     if not (folder / "bundle" / BUNDLE).is_file():
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
     home = folder / "requests"
-    home.mkdir(parents=True, exist_ok=True)
-    while not publish(home / f"{time.time_ns():020d}-{request}", b""):
-        pass  # another request has the name of this nanosecond
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        while not publish(home / f"{time.time_ns():020d}-{request}", b""):
+            pass  # another request has the name of this nanosecond
+    except OSError as error:
+        raise DeployError(
+            f"{home} cannot be written ({error}); free space or rights there"
+        ) from None
 
 
 ALIASES = "aliases.json"

@@ -30,7 +30,7 @@ from fintrader.deploy.drift_report import (
     Shortfall,
     Surprise,
 )
-from fintrader.deploy.entries import Alert, BarDecision, Halt, LateBars
+from fintrader.deploy.entries import Alert, BarDecision, CapitalMove, Halt, LateBars, Mark
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id, read_sender
 from fintrader.errors import DeployError
@@ -58,6 +58,10 @@ def measure(
     curve = journal.read_curve()
     bars = np.array([bar for bar, _ in curve], dtype=np.int64)
     equity = np.array([usd for _, usd in curve])
+    for move in journal.entries(CapitalMove):  # deposits are no gain
+        kinds: tuple[type[BarDecision | Mark], ...] = (BarDecision, Mark)
+        later = [one.body.bar for kind in kinds for one in journal.entries(kind, after=move.seq)]
+        equity[bars >= min(later, default=1 << 62)] /= move.body.factor or 1.0
     minutes = market.minutes.numpy()
     inside = np.isin(bars, minutes)
     bars = bars[inside]

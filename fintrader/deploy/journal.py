@@ -9,6 +9,7 @@ every entry, so that a look costs the same after a year as after a day.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,9 +101,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._durable = durable
         try:
             if reading:
-                self._base = sqlite3.connect(
-                    f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=20.0
-                )
+                self._base = sqlite3.connect(self._address_to_read(), uri=True, timeout=20.0)
             else:
                 self._base = sqlite3.connect(self.path, timeout=20.0, isolation_level=None)
                 self._prepare()
@@ -234,6 +233,16 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self._select_rows(
             "SELECT * FROM bars WHERE ts >= ? AND ts < ? ORDER BY symbol, ts", [since, end]
         )
+
+    def _address_to_read(self) -> str:
+        """Return the address of a connection that only reads.
+
+        SQLite writes a file next to a journal that it reads. Where it may not, and no writer has
+        left a log, nothing can change meanwhile.
+        """
+        path = self.path.resolve()
+        is_still = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
+        return f"{path.as_uri()}?mode=ro{'&immutable=1' if is_still else ''}"
 
     def _prepare(self) -> None:
         self._base.execute("PRAGMA journal_mode = WAL")

@@ -13,7 +13,6 @@ stays open for the days of `_RECENT`, in which their sum must be as small as fee
 from __future__ import annotations
 
 import datetime as dt
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -373,9 +372,10 @@ def _match_shares(
     is_split = symbol in tolerance.split
     for base in (due, due - owed) if owed else (due,):  # as announced, or not booked yet
         if abs(held - base) <= SAME_SHARES:
-            return _Balance((), owed={symbol: owed} if base != due else {})
-        # The fraction of a share that a split leaves is paid in cash.
-        if is_split and base == due and abs(held - math.trunc(due)) <= SAME_SHARES:
+            return _Balance((), owed={symbol: owed} if base != due and is_split else {})
+        # The fraction of a share that a split leaves is paid in cash, or made a whole one.
+        is_whole = abs(held - round(held)) <= SAME_SHARES
+        if is_split and base == due and is_whole and abs(held - due) < 1.0:
             return _Balance(())
         taken = _pick(rows, "shares", held - base)
         if taken and abs(held - base - sum(one.shares for one in taken)) <= SAME_SHARES:

@@ -96,6 +96,11 @@ class Status:
         return self.curve[-1][1] if self.curve else None
 
     @property
+    def is_beating(self) -> bool:
+        """True where its loop showed a sign of life lately, also while it is halted."""
+        return self.beat is not None and time.time() - self.beat / 1e9 <= SILENT_SECONDS
+
+    @property
     def timezone(self) -> str:
         """The market's own time zone, an IANA name; UTC where the bundle names no calendar that is
         known."""

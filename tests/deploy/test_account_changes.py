@@ -14,6 +14,7 @@ from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy import accounts, control, reconcile, runner, status
 from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.deployment import report_drift
 from fintrader.deploy.entries import Adoption, Alert, BarDecision, Halt, Resumption
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
@@ -327,6 +328,8 @@ def test_a_deposit_and_a_withdrawal_are_no_gain_and_no_loss(desk, usd):
     assert desk.runner.limits.peak_usd == pytest.approx(last.equity, rel=0.02)
     (told,) = desk.news("account")
     assert f"{usd:+,.2f} USD" in told
+    drift = report_drift(desk.home)
+    assert drift.equity.account_return == pytest.approx(0.0, abs=0.02)
 
 
 def test_a_new_name_and_a_merger_are_one_sentence_each_and_no_loss(desk):
@@ -381,6 +384,24 @@ def test_accepted_differences_are_agreed_and_resumed(desk):
         assert len(journal.entries(Adoption)) == 2  # of the first start, and this one
         assert journal.last(Adoption).seq < journal.last(Resumption).seq
     assert status.read_status(desk.home).state == "stopped"
+
+
+def test_a_running_deployment_accepts_and_goes_on(desk):
+    minutes = desk.market.minutes.numpy()
+    desk.at = {
+        int(minutes[4]) + MINUTE: lambda: desk.server.positions.pop("S000"),
+        int(minutes[6]) + MINUTE: lambda: control.ask(desk.home, "accept"),
+        int(minutes[6]) + 3 * MINUTE: lambda: control.ask(desk.home, "resume"),
+        int(minutes[8]) + MINUTE: lambda: control.ask(desk.home, "accept"),
+    }
+    desk.live(10)
+    assert len(desk.halts()) == 1
+    assert desk.news("accept")[0].startswith("accepted: 0 shares of S000 are held")
+    assert "nothing was accepted" in desk.news("accept")[1]
+    with desk.journal() as journal:
+        assert journal.find_halt() is None
+        last = journal.last(BarDecision).body
+    assert last.equity == pytest.approx(last.peak, rel=0.02)  # what was accepted is no loss
 
 
 def test_what_was_not_named_is_not_accepted(desk):

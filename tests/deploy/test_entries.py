@@ -13,6 +13,7 @@ from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
+from fintrader.records import RecordError
 
 EXAMPLES = [
     entries.DeploymentStart(
@@ -86,3 +87,18 @@ def test_an_entry_of_another_version_is_refused_with_a_remedy(tmp_path, kind, bo
         pytest.raises(DeployError, match=rf"entry 2 \({kind}\).*{problem}.*move the file away"),
     ):
         journal.tail(2)
+
+
+def test_entries_of_before_have_the_defaults_of_what_came_later(tmp_path):
+    """Fields of a journal that an earlier version wrote."""
+    old = {
+        "checkpoint": ("", {"account": "PA1", "cash_usd": 1.5, "shares": {}, "standing": []}),
+        "adjust": ("", {"reason": "AAA split 4 for 1", "shares": {"AAA": 12.0}, "cash_usd": 0.0}),
+        "adopted": ("", {"findings": ["7 shares"]}),
+    }
+    for kind, (key, fields) in old.items():
+        body = entries.decode(kind, key, json.dumps(fields))
+        assert entries.decode(*entries.encode(body)) == body
+    assert entries.decode("adopted", "", '{"findings": []}') == entries.Adoption(())
+    with pytest.raises(RecordError, match="findings"):
+        entries.decode("adopted", "", "{}")

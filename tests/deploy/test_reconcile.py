@@ -291,6 +291,31 @@ def test_an_announced_split_counts_once_before_and_after_it_is_booked(
     assert [one.kind for one in look(journal, broker, **split)] == ["position"]
 
 
+def test_a_split_that_is_never_booked_is_forgotten(server, journal, broker):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 37.0}, OPENED)
+    look(journal, broker)
+    journal.write(Adjustment("AAA split 1.5 for 1", {"AAA": 18.5}), at=OPENED)
+    look(journal, broker, tolerance=Tolerance(split=frozenset({"AAA"})))
+    assert expect_holdings(journal).shares == {"AAA": 55.5}
+    assert look(journal, broker) == ()  # it is older than ten days
+    assert expect_holdings(journal).shares == {"AAA": 37.0}
+
+
+@pytest.mark.parametrize("held", [55.0, 56.0])
+def test_a_fraction_is_paid_in_cash_or_rounded_up(server, journal, broker, held):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 37.0}, OPENED)
+    look(journal, broker)
+    journal.write(Adjustment("AAA split 1.5 for 1", {"AAA": 18.5}), at=OPENED)
+    server.positions["AAA"] = held
+    server.cash += 3.3
+    lately = Tolerance(due_usd=6.67, split=frozenset({"AAA"}))
+    assert look(journal, broker, tolerance=lately) == ()
+    server.positions["AAA"] = held - 2.0
+    assert [one.kind for one in look(journal, broker, tolerance=lately)] == ["position"]
+
+
 def test_a_merger_and_a_new_name_are_explained(server, journal, broker):
     look(journal, broker, start=True)
     traded(journal, broker, {"AAA": 30.0, "BBB": 10.0}, OPENED)
