@@ -513,8 +513,8 @@ class MarketFeed:
     def _bars(self, first: int, stop: int, now: int) -> Bars:
         rows = []
         troubles = self.troubles
-        for quotes in self.world.quotes.values():
-            for quote in reversed(quotes):
+        for symbol in self.world.symbols:  # nobody asks for a new name
+            for quote in reversed(self.world.quotes[symbol]):
                 if quote.begin < first:
                     break
                 key = quote.symbol, quote.begin
