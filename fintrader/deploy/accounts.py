@@ -335,12 +335,14 @@ class Accounts:
         body = entry.body
         if body.kind == "split":
             self._split[body.symbol] = entry.time
-        elif body.kind == "other" and body.shares < 0.0 and entry.time not in strange:
-            price = self._price([body.symbol], now)[body.symbol]
-            self._due.append((body.symbol, entry.time, -body.shares * price))
+        elif body.kind == "other" and body.shares:
+            if body.shares < 0.0 and not body.cash_usd and entry.time not in strange:
+                price = self._price([body.symbol], now)[body.symbol]
+                self._due.append((body.symbol, entry.time, -body.shares * price))
         elif body.symbol and body.cash_usd > 0.0:
-            paid = [due for due in self._due if due[0] == body.symbol][:1]
-            self._due = [due for due in self._due if due not in paid]
+            mine = [due for due in self._due if due[0] == body.symbol]
+            if mine:
+                self._due.remove(min(mine, key=lambda due: abs(due[2] - body.cash_usd)))
 
     def _move_capital(
         self,
