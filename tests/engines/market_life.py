@@ -147,7 +147,9 @@ class Activity:
 
 KINDS_OF_LINES = {
     **dict.fromkeys(("deposit", "withdrawal"), "transfer"),
-    **{"split": "split", "dividend": "dividend", "rename": "rename"},
+    "split": "split",
+    "dividend": "dividend",
+    "rename": "rename",
 }
 """Kind of a line -> kind of an activity; all others are `other`."""
 

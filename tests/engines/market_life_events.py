@@ -85,7 +85,10 @@ def dividend(life: Life, session: Session) -> object:
     stock.cents -= cents
     stock.split_at = world.now
     wait = life.random.randrange(40) * DAY
-    world.at(session.open - HOUR + wait, lambda: world.ledger.book(world.now, "dividend", symbol, 0, paid))
+    world.at(
+        session.open - HOUR + wait,
+        lambda: world.ledger.book(world.now, "dividend", symbol, 0, paid),
+    )
     return None
 
 
@@ -118,9 +121,7 @@ def delisting(life: Life, session: Session) -> object:
     stock.gone = world.now
     shares = world.ledger.shares.get(symbol, 0)
     if shares:
-        world.ledger.book(
-            world.now, "delisting", symbol, -shares, world.value(symbol, shares)
-        )
+        world.ledger.book(world.now, "delisting", symbol, -shares, world.value(symbol, shares))
     return None
 
 

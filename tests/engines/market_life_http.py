@@ -14,8 +14,15 @@ from tests.engines.market_life import NANO, SECOND, Ticket
 from tests.engines.market_life_run import Life
 
 TYPES = {
-    **{"fee": "FEE", "interest": "INT", "dividend": "DIV", "split": "SPLIT", "lieu": "CIL"},
-    **{"rename": "NC", "delisting": "MA", "deposit": "CSD", "withdrawal": "CSW"},
+    "fee": "FEE",
+    "interest": "INT",
+    "dividend": "DIV",
+    "split": "SPLIT",
+    "lieu": "CIL",
+    "rename": "NC",
+    "delisting": "MA",
+    "deposit": "CSD",
+    "withdrawal": "CSW",
 }
 """Kind of a line of the statement -> Alpaca's type of activity."""
 FAULTS = {"": "", "outage": "503", "limit": "429", "after": "504_after"}

@@ -8,6 +8,7 @@ held against the world's ledger; each difference is a line of `problems`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as dt
 import functools
 import os
@@ -171,7 +172,8 @@ class Life:
         self.enough = enough
         self.seed = seed
         self.home = home
-        self.bundle = bundle
+        self.bundle = copy.copy(bundle)
+        self.bundle.__dict__["policy"] = ScriptedPolicy(bundle.policy, self)
         self.change = change
         self.world = World(
             seed,
@@ -284,7 +286,6 @@ class Life:
                 until=self.end,
             )
             self.is_adopting = False
-            runner.policy = ScriptedPolicy(runner.policy, self)
             self._listen(runner)
             self.change(runner)
             runner.run()
@@ -495,7 +496,9 @@ class Life:
     # --- checks ---
 
     def _note(self, problem: str) -> None:
-        day = next((s.day for s in reversed(self.traded) if s.open - 6 * HOUR <= self.world.now), "")
+        day = next(
+            (s.day for s in reversed(self.traded) if s.open - 6 * HOUR <= self.world.now), ""
+        )
         recent = [name for number, name in self.happened[-6:]]
         if not self.problems:
             self.first_problem = sum(session.open <= self.world.now for session in self.traded)
@@ -527,8 +530,7 @@ class Life:
             if not any(cause.time <= entry.time for cause in self.causes):
                 self._note(f"false halt: {entry.body.why}")
             if not any(
-                alert.kind == "halt" and self._answers(at, alert, entry)
-                for at, alert in self.heard
+                alert.kind == "halt" and self._answers(at, alert, entry) for at, alert in self.heard
             ) and not self.is_cut(entry.time, entry.time + MINUTE):
                 self._note(f"nobody heard of the halt: {entry.body.why}")
         for cause in self.causes:
@@ -565,10 +567,11 @@ class Life:
             report = None if entry is None else entry.body
             if report is None:
                 self._note(f"{ticket.id} stands at the broker and in no journal")
-            elif not self._is_unsettled() and not ticket.is_open:
-                if abs(report.filled - ticket.filled / NANO) > 1e-6:
-                    counts = f"{ticket.filled / NANO:g}, {report.filled:g} by the journal"
-                    self._note(f"{ticket.id} has filled {counts}")
+                continue
+            is_settled = not self._is_unsettled() and not ticket.is_open
+            if is_settled and abs(report.filled - ticket.filled / NANO) > 1e-6:
+                counts = f"{ticket.filled / NANO:g}, {report.filled:g} by the journal"
+                self._note(f"{ticket.id} has filled {counts}")
 
     def _explain(self, ticket: Ticket) -> None:
         """Check an order that has just arrived: the policy and the limits explain it."""
@@ -578,7 +581,9 @@ class Life:
         if world.session_at(world.now) is None and not self.flatten_asked:
             self._note(f"{name} is sent while the exchange is closed")
         if self.flatten_asked:
-            if ticket.state != "rejected" and -ticket.shares > max(world.ledger.shares.get(ticket.symbol, 0), 0):
+            if ticket.state != "rejected" and -ticket.shares > max(
+                world.ledger.shares.get(ticket.symbol, 0), 0
+            ):
                 self._note(f"{name} sells more than is held")
             return
         consult = self._find_consult(ticket)
