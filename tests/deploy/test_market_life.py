@@ -51,7 +51,7 @@ def test_a_seed_lives_the_same_year_again(bundle, tmp_path):
     lives = []
     for place in ("one", "other"):
         life = events.live_year(1, tmp_path / place, bundle, KINDS, 25)
-        tickets = [(t.id, t.sent, t.filled, t.paid) for t in life.world.tickets.values()]
+        tickets = [(t.symbol, t.sent, t.filled, t.paid) for t in life.world.tickets.values()]
         lives.append((life.happened, tickets, life.heard, life.world.ledger))
     assert lives[0] == lives[1]
 
@@ -130,14 +130,14 @@ def test_a_planted_fault_is_found(bundle, tmp_path, plant, kinds, problem):
     assert any(problem in line for line in life.problems), life.problems
 
 
-# --- faults that stand ----------------------------------------------------------------------------
+# --- one fault each -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", sorted(BROKEN))
 def test_a_kind_that_a_deployment_does_not_live_through(bundle, tmp_path, kind, request):
     request.applymarker(pytest.mark.xfail(strict=True, reason=BROKEN[kind]))
-    drawn = events.draw_events(9, [kind], 1.0)
-    life = Life(9, tmp_path, bundle, sessions=30, events=drawn, enough=1).run()
+    drawn = events.draw_events(1, [kind], 1.0)
+    life = Life(1, tmp_path, bundle, sessions=30, events=drawn, enough=1).run()
     assert life.problems == []
 
 
@@ -152,23 +152,18 @@ def ask_in_turn(*requests):
     return event
 
 
-@pytest.mark.xfail(strict=True, reason="same-halt-again-is-silent")
 def test_a_halt_in_the_words_of_the_last_one_is_told_again(bundle, tmp_path):
     asked = [(day, "operator_halt", ask_in_turn("halt")) for day in (1, 4)]
     life = Life(5, tmp_path, bundle, sessions=7, events=asked)
-    life.is_patient = False
     assert life.run().problems == []
 
 
-@pytest.mark.xfail(strict=True, reason="throttled-halt-is-never-told")
 def test_a_halt_within_a_minute_of_another_is_told(bundle, tmp_path):
     asked = [(2, "two_operators", ask_in_turn("halt", "resume", "flatten"))]
     life = Life(5, tmp_path, bundle, sessions=6, events=asked)
-    life.is_patient = False
     assert life.run().problems == []
 
 
-@pytest.mark.xfail(strict=True, reason="flatten-silent-between-bars")
 def test_a_flatten_that_cannot_end_says_so_every_minute(bundle, tmp_path):
     def halt_trading(life, session):
         for stock in life.world.stocks.values():

@@ -32,7 +32,7 @@ from fintrader.deploy import accounts, alerts, control
 from fintrader.deploy.broker import Broker, OrderReport
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.entries import Alert, Checkpoint, FlattenEnd, Halt
-from fintrader.deploy.journal import Entry, Journal
+from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings, reconcile
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
@@ -208,9 +208,6 @@ class Life:
         """Lives in a row that an error ended."""
         self.kill_at = 1 << 62
         self.kill_call = ""
-        self.is_patient = True
-        """True where a halt need not be told of that was told of in the same words, or that comes
-        within a minute of another."""
         self.is_adopting = False
         self.is_alive = False
         self.downtime = MINUTE
@@ -530,20 +527,17 @@ class Life:
             if not any(cause.time <= entry.time for cause in self.causes):
                 self._note(f"false halt: {entry.body.why}")
             if not any(
-                alert.kind == "halt" and self._answers(at, alert, entry) for at, alert in self.heard
+                alert.kind == "halt" and entry.time <= at <= entry.time + MINUTE
+                for at, alert in self.heard
             ) and not self.is_cut(entry.time, entry.time + MINUTE):
                 self._note(f"nobody heard of the halt: {entry.body.why}")
+            for cause in self.causes:
+                cause.must &= cause.time > entry.time
         for cause in self.causes:
             is_old = cause.must and cause.time < self.world.now - DAY
             if is_old and journal.find_halt() is None and self.is_alive:
                 self._note(f"unnoticed: {cause.name}")
                 cause.must = False
-
-    def _answers(self, at: int, alert: Alert, halt: Entry[Halt]) -> bool:
-        """Check whether an alert tells of a halt."""
-        if self.is_patient and at <= halt.time:
-            return halt.body.why in alert.text or at >= halt.time - MINUTE
-        return halt.time <= at <= halt.time + MINUTE
 
     def is_cut(self, begin: int, end: int) -> bool:
         """Check whether the process was dead, or the broker away, in a time."""
