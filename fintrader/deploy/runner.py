@@ -582,6 +582,7 @@ class Runner:
 
     def _accept(self, now: int) -> None:
         try:
+            self._start_session(self._find_bar(now), now)
             self.accounts.accept(now)
         except FintraderError as error:
             self._record_news("accept", f"nothing was accepted: {error}; ask again", now)
