@@ -540,7 +540,7 @@ class Runner:
         """Carry requests out and pursue orders, while the loop waits."""
         now = self.clock.now()
         self._beat = time.time()
-        self.alerts.check_supervisor()
+        self.alerts.look()
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
             self._show_beat()
         self._carry_out_requests(now)
