@@ -60,6 +60,7 @@ from fintrader.errors import (
     BrokerUnsureError,
     DataError,
     DeployError,
+    EnvError,
     FintraderError,
     RunError,
     StorageError,
@@ -292,7 +293,7 @@ class Runner:
                 self._mark(bar, now)
             if self.clock.live and self._ends_session(bar):
                 self._report(now)
-        except (DataError, BrokerUnsureError) as error:
+        except (DataError, EnvError, BrokerUnsureError) as error:  # EnvError: no bar has volume
             self._record_news(
                 "skipped", f"nothing was decided at {format_moment(closed)}: {error}", now
             )
