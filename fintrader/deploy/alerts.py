@@ -43,13 +43,17 @@ class Alerts:
         for number, url in enumerate(self.urls, 1):
             check_address(url, f"address {number} of alerts.urls and {VARIABLE}")
         self._sent: dict[str, float] = {}
+        self._waiting: dict[str, Alert] = {}
         self._under_way: list[threading.Thread] = []
 
     def send(self, alert: Alert) -> bool:
-        """Send an alert unless one of its kind was sent within a minute; True if it was sent."""
+        """Send an alert; True if it was sent. Within a minute of another one of its kind it waits,
+        and a newer one takes its place."""
         now = time.monotonic()
         if now - self._sent.get(alert.kind, -PAUSE_SECONDS) < PAUSE_SECONDS:
+            self._waiting[alert.kind] = alert
             return False
+        self._waiting.pop(alert.kind, None)
         self._sent[alert.kind] = now
         log.warning("%s: %s", self.deployment, alert.text)
         news = {"deployment": self.deployment, **to_json(alert)}
@@ -65,13 +69,19 @@ class Alerts:
             thread.start()
             self._under_way = [one for one in self._under_way if one.is_alive()] + [thread]
 
-    def check_supervisor(self) -> None:
-        """Raise RunError where the supervisor has died: the end of this process would be silent."""
+    def look(self) -> None:
+        """Send the alerts that have waited. Raise RunError where the supervisor has died: the end
+        of this process would be silent."""
+        for alert in list(self._waiting.values()):
+            self.send(alert)
         if self._has_supervisor and not is_supervised():
             raise RunError("the process that supervised it was killed")
 
     def finish(self) -> None:
-        """Wait for the alerts under way, which the end of the process would cut short."""
+        """Send the alerts that wait, and wait for those under way: the process ends."""
+        self._sent.clear()
+        for alert in list(self._waiting.values()):
+            self.send(alert)
         for thread in self._under_way:
             thread.join(3 * PATIENCE_SECONDS)
 

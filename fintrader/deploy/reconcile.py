@@ -174,7 +174,7 @@ def reconcile(
             return ()
         unmoved = 0 if moved else unmoved + 1
         if (start and adopt is True) or (unmoved >= 3 and _names(adopt, found)):
-            _record_adoption(journal, account, foreign, found, at)
+            _record_adoption(journal, account, foreign, replace(balance, found=found), at)
             return ()
         if unmoved >= 3:
             break
@@ -332,7 +332,7 @@ def _compare(
     counted: list[Activity] = []
     owed: dict[str, float] = {}
     for symbol in sorted({*known.shares, *account.shares, *known.owed}):
-        rows = [one for one in pending if one.symbol == symbol and one.shares]
+        rows = [one for one in reversed(pending) if one.symbol == symbol and one.shares]
         taken = _match_shares(symbol, known, account, rows, tolerance)
         if taken is None:
             held = account.shares.get(symbol, 0.0)
@@ -456,21 +456,20 @@ def _record_adoption(
     journal: Journal,
     account: BrokerAccount,
     foreign: Iterable[OrderReport],
-    found: Iterable[Finding],
+    balance: _Balance,
     at: int,
 ) -> None:
+    """Journal the account as it is; what explains a part of its differences counts, too."""
     if account.blocked:
         raise DeployError(f"the account takes no orders ({account.blocked}); ask the broker why")
     known = expect_holdings(journal)
-    more = {
-        symbol: account.shares.get(symbol, 0.0) - known.shares.get(symbol, 0.0)
-        for symbol in sorted({*known.shares, *account.shares})
-    }
+    kinds = {finding.kind for finding in balance.found}
+    symbols = [finding.name for finding in balance.found if finding.kind == "position"]
     adoption = Adoption(
-        tuple(finding.text for finding in found),
-        0.0 if known.cash_usd is None else account.cash_usd - known.cash_usd,
-        {symbol: count for symbol, count in more.items() if abs(count) > SAME_SHARES},
+        tuple(finding.text for finding in balance.found),
+        balance.left_usd if "cash" in kinds else 0.0,
+        {name: account.shares.get(name, 0.0) - known.shares.get(name, 0.0) for name in symbols},
     )
     with journal.together():
         journal.write(adoption, *foreign, at=at)
-        _record_agreement(journal, account, at, known, _Balance(()))
+        _record_agreement(journal, account, at, known, replace(balance, left_usd=0.0))

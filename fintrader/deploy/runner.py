@@ -60,6 +60,7 @@ from fintrader.errors import (
     BrokerUnsureError,
     DataError,
     DeployError,
+    EnvError,
     FintraderError,
     RunError,
     StorageError,
@@ -292,7 +293,7 @@ class Runner:
                 self._mark(bar, now)
             if self.clock.live and self._ends_session(bar):
                 self._report(now)
-        except (DataError, BrokerUnsureError) as error:
+        except (DataError, EnvError, BrokerUnsureError) as error:  # EnvError: no bar has volume
             self._record_news(
                 "skipped", f"nothing was decided at {format_moment(closed)}: {error}", now
             )
@@ -539,7 +540,7 @@ class Runner:
         """Carry requests out and pursue orders, while the loop waits."""
         now = self.clock.now()
         self._beat = time.time()
-        self.alerts.check_supervisor()
+        self.alerts.look()
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
             self._show_beat()
         self._carry_out_requests(now)
@@ -581,6 +582,7 @@ class Runner:
 
     def _accept(self, now: int) -> None:
         try:
+            self._start_session(self._find_bar(now), now)
             self.accounts.accept(now)
         except FintraderError as error:
             self._record_news("accept", f"nothing was accepted: {error}; ask again", now)

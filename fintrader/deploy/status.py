@@ -274,7 +274,8 @@ def describe(status: Status) -> str:
     lines[:0] = filter(None, [status.bundle.notice])
     decision = status.decision
     if status.started is not None:
-        lines.append(f"  {status.started.feed} bars, {status.started.broker} broker")
+        ids = f"; its orders are ft-{status.started.sender}-…" if status.started.sender else ""
+        lines.append(f"  {status.started.feed} bars, {status.started.broker} broker{ids}")
     cash = f"cash {status.cash_usd:,.2f} USD"
     if decision is not None:
         lines.append(f"  decided {format_moment(decision.bar)} with {decision.equity:,.2f} USD")

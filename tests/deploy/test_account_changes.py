@@ -18,7 +18,7 @@ from fintrader.deploy.deployment import report_drift
 from fintrader.deploy.entries import Adoption, Alert, BarDecision, Halt, Resumption
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
-from fintrader.errors import DataError, DeployError
+from fintrader.errors import DataError, DeployError, EnvError
 from tests.engines.alpaca_paper import ConstantPolicy, Killed, account, trade
 from tests.engines.deployments import MINUTE, OddFeed, frozen
 
@@ -287,6 +287,29 @@ def test_a_stock_without_bars_keeps_its_last_price(desk):
     desk.live(OPEN + 12, limits=HOLDS)
     desk.check()
     assert desk.largest_step() < 0.02
+
+
+def test_bars_without_volume_are_decided_upon_later(desk):
+    def refuse(*_):
+        raise EnvError("the bars hold no volume, of which an order may take a share")
+
+    rows = {}
+
+    def break_rows():
+        rows["at"] = desk.runner.recorder.rows.at
+        desk.runner.recorder.rows.at = refuse
+
+    def mend_rows():
+        desk.runner.recorder.rows.at = rows["at"]
+
+    desk.at = {
+        int(desk.market.minutes[3]) + MINUTE: break_rows,
+        int(desk.market.minutes[5]) + MINUTE: mend_rows,
+    }
+    desk.live(8)
+    desk.check()
+    assert "hold no volume" in desk.news("skipped")[0]
+    assert len(desk.equity()) == 7
 
 
 @pytest.mark.parametrize("how", ["listed", "not listed"])

@@ -360,6 +360,13 @@ def test_a_person_accepts_the_differences_that_were_named_and_no_others(server, 
     assert look(journal, broker) == look(journal, broker, start=True) == ()
     adopted = journal.last(Adoption).body
     assert (adopted.cash_usd, adopted.shares) == (pytest.approx(-90.0), {"AAA": -1.0})
+    server.split("AAA", 2.0)  # is explained, and counts, as a part of an adoption
+    server.cash -= 70.0
+    assert [one.kind for one in look(journal, broker)] == ["cash"]
+    assert look(journal, broker, adopt=journal.last(Mismatch).body) == ()
+    adopted = journal.last(Adoption).body
+    assert (adopted.cash_usd, adopted.shares) == (pytest.approx(-70.0), {})
+    assert {one.body.kind for one in journal.entries(Activity)} == {"split"}
     server.number = "PA2"
     look(journal, broker)
     assert look(journal, broker, adopt=journal.last(Mismatch).body) != ()

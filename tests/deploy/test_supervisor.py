@@ -191,7 +191,7 @@ def test_the_switch_is_called_while_the_loop_lives_and_silence_is_told(home, web
 
 
 def test_a_loop_whose_supervisor_was_killed_ends(home, web):
-    what = "\nwhile True:\n  alerts.check_supervisor()\n  time.sleep(0.1)"
+    what = "\nwhile True:\n  alerts.look()\n  time.sleep(0.1)"
     with watched(home, web, what) as (process, loop):
         process.kill()
         process.wait()
@@ -202,23 +202,41 @@ def test_an_alert_goes_by_itself_once_the_supervisor_is_gone(web, monkeypatch):
     read, write = os.pipe()
     monkeypatch.setenv(SUPERVISOR, f"{write}:{os.getppid()}")
     alerts = Alerts(AlertSettings(urls=(f"http://{web.at}/news",)), "mine")
-    alerts.check_supervisor()
+    alerts.look()
     assert alerts.send(Alert("halt", "halted"))
     assert json.loads(os.read(read, 1000)) == {
         "deployment": "mine",
         "kind": "halt",
         "text": "halted",
     }
-    assert not alerts.send(Alert("halt", "again"))  # once a minute
+    for text in ("again", "once more"):
+        assert not alerts.send(Alert("halt", text))  # once a minute
+    alerts.look()
     os.close(read)
     alerts.send(Alert("ended", "ended"))
     monkeypatch.setenv(SUPERVISOR, f"{write}:1")
     assert not is_supervised()
     with pytest.raises(RunError, match="the process that supervised it was killed"):
-        alerts.check_supervisor()
+        alerts.look()
     alerts.finish()
     os.close(write)
-    assert [one["text"] for one in news(web)] == ["ended"]
+    # The newest of those that waited is told, late.
+    assert sorted(one["text"] for one in news(web)) == ["ended", "once more"]
+
+
+def test_an_alert_that_waited_goes_once_its_minute_is_over(web, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("fintrader.deploy.alerts.time.monotonic", lambda: clock[0])
+    alerts = Alerts(AlertSettings(urls=(f"http://{web.at}/news",)), "mine")
+    for text in ("halted: a", "halted: b", "halted: c"):
+        alerts.send(Alert("halt", text))
+    for moment in (1059.0, 1060.0, 1061.0, 1200.0):
+        clock[0] = moment
+        alerts.look()
+        for thread in alerts._under_way:
+            thread.join()
+        texts = [one["text"] for one in news(web)]
+        assert texts == ["halted: a", "halted: c"][: 1 + (moment >= 1060)]
 
 
 class Mailbox(socketserver.StreamRequestHandler):
