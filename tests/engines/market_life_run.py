@@ -295,8 +295,9 @@ class Life:
             if not any(alert.kind == "ended" for alert in told):
                 self._note(f"died of {error!r}, and nobody was told")
             self.deaths += 1
-            is_due = self.causes or self.troubles.broker  # told, and begun again later
-            if not is_due or self.deaths > 2:
+            # It may refuse a start for a reason, which is told; it is begun again later.
+            is_due = self.troubles.broker or (self.causes and self.deaths <= 2)
+            if not is_due:
                 self._note(f"died of {type(error).__name__}: {error}")
             for cause in self.causes:
                 cause.must = False
