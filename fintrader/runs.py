@@ -251,10 +251,14 @@ class Manifest:
         return cls(path, values)
 
     def update(self, **changes: Any) -> None:
-        """Set values and write."""
-        self.values.update(changes)
-        write_json(self.path, self.values)
-        self.saved()
+        """Set values and write, unless they stand there already."""
+        is_news = any(
+            name not in self.values or self.values[name] != changes[name] for name in changes
+        )
+        if is_news or not changes:
+            self.values.update(changes)
+            write_json(self.path, self.values)
+            self.saved()
 
     def done(self, stage: str) -> bool:
         """Check that a stage is finished."""

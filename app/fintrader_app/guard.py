@@ -33,6 +33,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
+GUARD_VARIABLE = "FINTRADER_APP_GUARD"
+"""Set for the pages of a server that asks for a token: only there may they steer deployments."""
 TOKEN_VARIABLE = "FINTRADER_APP_TOKEN"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -18,6 +18,7 @@ from starlette.middleware import Middleware
 
 from fintrader.errors import ConfigError, FintraderError
 from fintrader_app.guard import (
+    GUARD_VARIABLE,
     Application,
     Guard,
     Message,
@@ -74,6 +75,7 @@ try:
     ADMISSION = read_admission(BOUND, sys.argv[1:], os.environ)
 except ConfigError as error:
     sys.exit(f"fintrader: {error}")
+os.environ[GUARD_VARIABLE] = "" if ADMISSION.token is None else "token"
 
 app = st.App(
     Path(__file__).with_name("streamlit_app.py"),

@@ -74,6 +74,17 @@ class Limits:
     counts: dict[str, int] = field(default_factory=dict)
     """Number of times that each limit bound."""
 
+    def resume(self) -> None:
+        """End a halt; losses count from the present equity on."""
+        self.halted = ""
+        self.peak_usd = self.opening_usd = self.last_usd
+
+    def scale(self, factor: float) -> None:
+        """Change all amounts in step with a deposit or a withdrawal."""
+        self.peak_usd *= factor
+        self.opening_usd *= factor
+        self.last_usd *= factor
+
     def watch(self, session: int, equity: float) -> str:
         """Record the equity, and return the reason for a halt; empty without one."""
         if session != self.session:

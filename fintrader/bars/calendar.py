@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from zoneinfo import ZoneInfo
@@ -76,6 +76,29 @@ class SessionGrid:
     def first_bar(self) -> Array:
         """`[S + 1]` int64: the first bar of each session, and T at the end."""
         return np.searchsorted(self.session, np.arange(self.num_sessions + 1))
+
+    @cached_property
+    def times(self) -> pd.DatetimeIndex:
+        """`[T]`: start of each bar, in the exchange's time zone."""
+        import pandas as pd
+
+        return pd.DatetimeIndex(self.minutes, tz="UTC").tz_convert(timezone_of(self.calendar))
+
+    def cut(self, first: int, last: int) -> SessionGrid:
+        """Cut the grid of the sessions `first` to `last`, both included."""
+        bars = slice(*self.first_bar[[first, last + 1]])
+        minutes = slice(*np.searchsorted(self.bar_of_minute, [bars.start, bars.stop]))
+        days = slice(first, last + 1)
+        return replace(
+            self,
+            dates=self.dates[days],
+            minutes=self.minutes[bars],
+            session=self.session[bars] - first,
+            exchange_minutes=self.exchange_minutes[minutes],
+            bar_of_minute=self.bar_of_minute[minutes] - bars.start,
+            open=self.open[days],
+            close=self.close[days],
+        )
 
     @property
     def session_minutes(self) -> Array:

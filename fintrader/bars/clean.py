@@ -14,12 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars
-from fintrader.bars.calendar import SessionGrid, timezone_of
+from fintrader.bars.calendar import SessionGrid
 from fintrader.errors import BarError
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ REPAIRS = {
 @dataclass(frozen=True, eq=False)
 class SymbolBars:
     """One symbol on the grid, from its first bar to its last (or to the end of the grid if it goes
-    on), `L` bars.
+    on), `L` bars. Of several symbols with the same bars the arrays are `[N, L]`, `session` and
+    `time` still `[L]`.
 
     Bars without a trade carry the last past close in all four prices, volume 0 and `tradable`
     False.
@@ -67,6 +69,22 @@ class SymbolBars:
     """`[L]` float64 each, the last value known at each bar."""
     time: pd.DatetimeIndex
     """`[L]`: start of each bar, in the exchange's time zone."""
+    skipped: int = 0
+    """Number of its bars before the first of these (`since`)."""
+
+    @cached_property
+    def steps(self) -> Array:
+        """`[L]`: the logarithm of close / close before; 0 at the first bar."""
+        return np.diff(np.log(self.close), prepend=np.log(self.close[..., :1]))
+
+    def since(self, row: int) -> SymbolBars:
+        """The bars from `row` on, as views."""
+        names = [*COLUMNS, "tradable", "session", "time"]
+        part = {name: getattr(self, name)[..., row:] for name in names}
+        extras = {name: values[..., row:] for name, values in self.extras.items()}
+        cut = replace(self, **part, extras=extras, skipped=self.skipped + row)
+        vars(cut)["steps"] = self.steps[..., row:]
+        return cut
 
     def to_pandas(self) -> pd.DataFrame:
         """Return prices (adjusted forward), volume and extra columns as a table; index: `time`."""
@@ -77,12 +95,13 @@ class SymbolBars:
 
     def until(self, row: int) -> SymbolBars:
         """Copy the bars before `row`, as if the symbol went on."""
-        cut = {name: own[:row].copy() for name, own in vars(self).items() if hasattr(own, "dtype")}
+        names = [*COLUMNS, "tradable", "session", "time"]
+        cut = {name: getattr(self, name)[:row].copy() for name in names}
         extras = {name: values[:row].copy() for name, values in self.extras.items()}
         return replace(self, **cut, extras=extras, ended=False)
 
     def __len__(self) -> int:
-        return len(self.close)
+        return int(self.close.shape[-1])
 
     @property
     def stop(self) -> int:
@@ -175,8 +194,6 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
     data reaches through: a session that is still running proves
     nothing.
     """
-    import pandas as pd
-
     from fintrader.bars import kernels
 
     at = merged.ts
@@ -197,9 +214,7 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
         ended=ended,
         tradable=tradable,
         session=grid.session[first:stop],
-        time=pd.DatetimeIndex(grid.minutes[first:stop], tz="UTC").tz_convert(
-            timezone_of(grid.calendar)
-        ),
+        time=grid.times[first:stop],
         extras=extras,
         open=open_,
         high=high,

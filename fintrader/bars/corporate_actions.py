@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 from pydantic import Field
 
-from fintrader.bars.bars import PRICES, Bars
+from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.clean import SymbolBars
 from fintrader.config import Settings, Ticker, strip_folders
@@ -209,6 +209,14 @@ def refuse_event(
     )
 
 
+def growth_of(events: Sequence[tuple[int, float, float]], close: Array) -> tuple[Array, Array]:
+    """Growth of one share of the first bar: the bars `[E]` at which it changes, and its values
+    `[E + 1]`, of which the first is 1."""
+    bars = np.array([bar for bar, _, _ in events], dtype=np.int64)
+    steps = [split / (1.0 - dividend / float(close[bar - 1])) for bar, split, dividend in events]
+    return bars, np.cumprod([1.0, *steps])
+
+
 def hold_through(
     bars: SymbolBars, happened: Events, grid: SessionGrid
 ) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
@@ -223,7 +231,6 @@ def hold_through(
     if not inside:
         return bars, bars, []
     columns = {name: getattr(bars, name).copy() for name in PRICES}
-    price = np.ones(len(bars))
     shares = np.ones(len(bars))
     traded = np.append(np.flatnonzero(bars.tradable), len(bars))
     for row, (split, dividend) in inside.items():
@@ -236,9 +243,11 @@ def hold_through(
         silent = slice(row, int(traded[np.searchsorted(traded, row)]))
         for values in columns.values():
             values[silent] = (close - dividend) / split
-        price[row:] *= split / (1.0 - dividend / close)
         shares[row:] *= split
     as_held = replace(bars, **columns)
+    changes = [(row, *event) for row, event in inside.items()]
+    at, growth = growth_of(changes, columns["close"])
+    price = growth[np.searchsorted(at, np.arange(len(bars)), side="right")]
     adjusted = {name: values * price for name, values in columns.items()}
     events = [(bars.first + row, *event) for row, event in inside.items()]
     return as_held, replace(bars, **adjusted, volume=bars.volume / shares), events

@@ -20,8 +20,11 @@ _njit = njit(error_model="numpy", cache=True, no_cfunc_wrapper=True)
 # A window is the head of one block and the tail of the block before, and both sums are known:
 # constant work a bar, and rounding errors do not accumulate.
 @_njit
-def moving_sum(values: Any, window: int) -> Any:
+def moving_sum(values: Any, window: int, skipped: int) -> Any:
     """Sum over the last `window` values, `[L]` float64; NaN for the first window - 1.
+
+    `values` may be the end of a series of which `skipped` values lie before: a sum within them has
+    the bits that it has in the whole series.
 
     Van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a
     running total from the block's start and one from the end of the block before.
@@ -30,16 +33,16 @@ def moving_sum(values: Any, window: int) -> Any:
     result = np.empty(length)
     behind = np.full(window + 1, np.nan)  # nothing lies behind the first block
     behind[window] = 0.0  # the window is exactly one block
-    for start in range(0, length, window):
+    for start in range(-(skipped % window), length, window):
         stop = min(start + window, length)
-        ahead = 0.0
-        for t in range(start, stop):
+        ahead = 0.0 if start >= 0 else np.nan  # of a block that was cut the end is known
+        for t in range(max(start, 0), stop):
             ahead = ahead + values[t]
             result[t] = behind[t - start + 1] + ahead
         if stop - start < window:
             break
         total = 0.0
-        for t in range(stop - 1, start, -1):
+        for t in range(stop - 1, max(start, -1), -1):
             total = total + values[t]
             behind[t - start] = total
     return result

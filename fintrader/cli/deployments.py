@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fintrader.cli.options import parse_argument, take_options
 from fintrader.config import Settings
+from fintrader.errors import ConfigError, DeployError, FintraderError
 
 if TYPE_CHECKING:
     from fintrader.deploy.control import Request
+    from fintrader.deploy.settings import PaperSettings
 
 
 class PlaceOptions(Settings):
@@ -20,7 +23,21 @@ class PlaceOptions(Settings):
     """Folder that holds the deployments."""
 
 
-class PaperOptions(Settings):
+class FlattenOptions(PlaceOptions):
+    """What to flatten."""
+
+    all: bool = False
+    """Every deployment of the folder."""
+
+
+class ServiceOptions(Settings):
+    """Another way to start a deployment."""
+
+    install: bool = False
+    """Write a systemd unit and a Kubernetes manifest of this command, and trade nothing yet."""
+
+
+class PaperOptions(ServiceOptions):
     """The parts of trading a run on that can be asked for alone."""
 
     freeze: bool = False
@@ -29,11 +46,18 @@ class PaperOptions(Settings):
 
 def paper(argv: list[str]) -> None:
     """Trade a run on, or freeze its policy."""
-    from fintrader.deploy import deployment
     from fintrader.deploy.settings import PaperSettings
 
     options, words = take_options(PaperOptions(), argv, "paper")
     run, settings = parse_argument("paper", PaperSettings(), words)
+    if options.install:
+        name = settings.name or f"{Path(run).name}{settings.suffix}"
+        _install(name, run, ["paper", *words], settings)
+        return
+    if not options.freeze:
+        _watch("paper", argv, run, settings)
+    from fintrader.deploy import deployment
+
     if not options.freeze:
         deployment.run_paper(run, settings)
         return
@@ -47,11 +71,40 @@ def paper(argv: list[str]) -> None:
 
 def live(argv: list[str]) -> None:
     """Refuse real money."""
-    from fintrader.deploy import real_money
+    from fintrader.deploy.broker import refuse_real_money
     from fintrader.deploy.settings import LiveSettings
 
-    name, settings = parse_argument("live", LiveSettings(), argv, "NAME")
+    options, words = take_options(ServiceOptions(), argv, "live")
+    name, settings = parse_argument("live", LiveSettings(), words, "NAME")
+    if options.install:
+        refuse_real_money(True)
+        _install(f"{name}-live", name, ["live", *words], settings)
+        return
+    _watch("live", argv, name, settings)
+    from fintrader.deploy import real_money
+
     real_money.run_live(name, settings)
+
+
+def _install(name: str, run: str, words: list[str], settings: PaperSettings) -> None:
+    """Write the files of a service, and print the steps that are left."""
+    if settings.feed == "replay" and words[0] == "paper":
+        raise ConfigError("a replay is no service; add --feed alpaca")
+    from fintrader.deploy.service import write_service
+
+    print(write_service(name, run, words, settings))
+
+
+def _watch(command: str, argv: list[str], name: str, settings: PaperSettings) -> None:
+    """Become the supervisor of this very command, and exit with its status; return in the
+    supervised process, and where nothing is traded live."""
+    from fintrader.deploy.alerts import is_supervised
+    from fintrader.deploy.supervisor import supervise
+
+    is_live = command == "live" or settings.feed != "replay"
+    if is_live and not is_supervised() and sys.argv[1:] == [command, *argv]:
+        status = supervise([sys.executable, *sys.orig_argv[1:]], settings.alerts, name)
+        sys.exit(status if status >= 0 else 128 - status)
 
 
 def show_deployment(name: str, deployments_dir: str, *, as_json: bool) -> bool:
@@ -95,9 +148,32 @@ def resume(argv: list[str]) -> None:
     _request("resume", argv)
 
 
+def accept(argv: list[str]) -> None:
+    """Ask a deployment to take over the differences of its account that it has named."""
+    _request("accept", argv)
+
+
 def flatten(argv: list[str]) -> None:
-    """Ask a deployment to sell everything."""
-    _request("flatten", argv)
+    """Ask a deployment, or all of them, to sell everything."""
+    from fintrader.deploy import status
+
+    options, words = take_options(FlattenOptions(), argv, "flatten")
+    if not options.all:
+        _request("flatten", argv)
+        return
+    if words:
+        raise ConfigError(f"`fintrader flatten --all` takes no name, got {words[0]!r}")
+    names = status.list_names(Path(options.deployments_dir))
+    if not names:
+        raise DeployError(f"{options.deployments_dir} holds no deployment; see --deployments-dir")
+    refused = []
+    for name in names:  # one that is damaged keeps no other from being flattened
+        try:
+            _request("flatten", [name, "--deployments-dir", options.deployments_dir])
+        except (FintraderError, OSError) as error:
+            refused.append(f"{name}: {error}")
+    if refused:
+        raise DeployError("; ".join(refused))
 
 
 def _request(kind: Request, argv: list[str]) -> None:

@@ -165,7 +165,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "trade": {
         "paper": Command(
             "deployments:paper",
-            "RUN [--freeze] [--feed F] [--broker B] [--speed S]",
+            "RUN [--freeze | --install] [--feed F] [--broker B] [--speed S]",
             "trade a run on, as a replay or on a paper account; its drift from the backtest is"
             " reported at the end; a replay needs no keys",
             ("fintrader.cli.deployments:PaperOptions", "fintrader.deploy.settings:PaperSettings"),
@@ -173,9 +173,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "live": Command(
             "deployments:live",
             "NAME",
-            "real money, which is refused; closed until a market-life simulator has passed on this"
-            " code",
-            ("fintrader.deploy.settings:LiveSettings",),
+            "real money, after twenty sessions on paper and a person's consent; closed until a"
+            " market-life simulator has passed on this code",
+            ("fintrader.cli.deployments:ServiceOptions", "fintrader.deploy.settings:LiveSettings"),
         ),
         "halt": Command(
             "deployments:halt", "NAME", "order nothing more, at once; shares stay", _PLACE
@@ -186,11 +186,17 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "let a halted deployment go on; a flatten ends first",
             _PLACE,
         ),
+        "accept": Command(
+            "deployments:accept",
+            "NAME",
+            "take over the differences of the account that a halt names; then resume",
+            _PLACE,
+        ),
         "flatten": Command(
             "deployments:flatten",
-            "NAME",
+            "NAME|--all",
             "halt, cancel the orders, sell everything; again and again until nothing is held",
-            _PLACE,
+            ("fintrader.cli.deployments:FlattenOptions",),
         ),
     },
 }

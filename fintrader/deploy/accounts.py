@@ -7,19 +7,27 @@ import contextlib
 import datetime as dt
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.limits import Limits
 from fintrader.bars.bars import Array
 from fintrader.bars.corporate_actions import Action
-from fintrader.deploy.broker import Broker, Order
-from fintrader.deploy.entries import Adjustment, BarDecision
-from fintrader.deploy.journal import Journal
+from fintrader.deploy.broker import Activity, Broker, Order
+from fintrader.deploy.entries import (
+    Adjustment,
+    Adoption,
+    BarDecision,
+    CapitalMove,
+    Checkpoint,
+    Mismatch,
+)
+from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.orders import order_id
-from fintrader.deploy.reconcile import Tolerance, expect_holdings, reconcile
+from fintrader.deploy.reconcile import Tolerance, expect_holdings, format_day, reconcile
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import AccountState, SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
@@ -27,8 +35,12 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import StoreLease, find_lease, hold
 from fintrader.storage.objects import ObjectStore
 
+_DAY_NS = 86_400_000_000_000
 _PAID_AFTER_DAYS = 60
 """Latest arrival of a dividend after its ex-date."""
+_SPLIT_DAYS = 10
+_SPLIT_NS = _SPLIT_DAYS * _DAY_NS
+"""Days after a split in which it may be booked, or the fraction of a share be paid."""
 
 
 @contextlib.contextmanager
@@ -77,31 +89,54 @@ def _read_number(broker: Broker, journal: Journal) -> str:
 
 
 class Accounts:
-    """Cash, shares and equity at a bar. Where broker and journal differ, `halt` gets the reason."""
+    """Cash, shares and equity at a bar. Where broker and journal differ, `halt` gets the reason.
+
+    Equity is the account's without the part beyond the cap: gains beyond it are set aside, and are
+    neither traded with nor counted. Deposits and withdrawals change the highest and the first
+    equity in step, so that neither is a gain or a loss.
+    """
 
     def __init__(
         self,
         broker: Broker,
         recorder: Recorder,
+        limits: Limits,
         halt: Callable[[str, int], None],
+        tell: Callable[[str, str, int], None],
         *,
         replays: bool,
-        adopt: bool,
         cap_usd: float | None,
     ) -> None:
-        """cap_usd: most that is traded with, of a larger account; replays: the later bars are known
-        already."""
+        """tell: gets the kind of news, a text and the time; cap_usd: most that is traded with, of a
+        larger account; replays: the later bars are known already."""
         self.bundle = recorder.bundle
         self.broker = broker
         self.journal = recorder.journal
         self.recorder = recorder
         self.env = self.bundle.env
+        self.limits = limits
         self._halt = halt
+        self._tell = tell
         self.replays = replays
-        self.adopt = adopt
         self.cap_usd = cap_usd
         self.simulated = broker if isinstance(broker, SimulatedBroker) else None
-        self._first_usd = self._peak_usd = 0.0
+        self.outside_usd = 0.0
+        """Part of the account that is beyond the cap."""
+        self._first_usd = self._peak_usd = self._equity_usd = 0.0
+        self._seen = 0
+        """Number of the newest entry whose changes are known here."""
+        self._split: dict[str, int] = {}
+        """Symbol -> time at which its newest split was taken in."""
+        self._due: list[tuple[str, int, float]] = []
+        """Symbol, time and USD of each dividend that is not paid yet."""
+        self.unbooked: frozenset[str] = frozenset()
+        """Symbols of which the broker has not booked a split yet."""
+
+    @property
+    def since(self) -> int:
+        """Start of the bar at which an embedded account stands that goes on with newer markets; 0
+        of any other."""
+        return 0 if self.simulated is None or self.replays else self.simulated.since
 
     def at(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
         """Build the account as it stands at a bar's close, with this market's prices."""
@@ -112,12 +147,12 @@ class Accounts:
             held = self.simulated.account().shares
         else:
             cash, held = self.agreed(now)
-            if self.cap_usd is not None:
-                cash = min(cash, max(self.cap_usd - self._value_shares(held), 0.0))
-            prices = np.nan_to_num(market.close[row].numpy().astype(np.float64))
-            equity = cash + float(_align(held, market.symbols) @ prices)
-            self._first_usd = self._first_usd or equity
-            self._peak_usd = max(self._peak_usd, equity)
+            # A symbol without bars for a session has no close; its shares keep their last price.
+            close = market.close[row].numpy().astype(np.float64)
+            last = _align(self._price(held, now), market.symbols)
+            prices = np.where(np.isfinite(close), close, last)
+            equity = self._measure(cash, float(_align(held, market.symbols) @ prices))
+            cash -= self.outside_usd
             state = AccountState(cash, equity, self._peak_usd, self._first_usd)
         return state.stand(market, self.env, row, _align(held, market.symbols))
 
@@ -126,50 +161,96 @@ class Accounts:
         if self.simulated is not None:
             return self.simulated.equity
         cash, held = self.agreed(now)
-        return cash + self._value_shares(held)
+        prices = self._price(held, now)
+        return self._measure(cash, sum(n * prices[name] for name, n in held.items()))
 
-    def agreed(self, now: int, *, start: bool = False) -> tuple[float, Mapping[str, float]]:
-        """Return the cash and shares on which broker and journal agree.
+    def agreed(
+        self, now: int, *, start: bool = False, adopt: bool | Mismatch = False
+    ) -> tuple[float, Mapping[str, float]]:
+        """Return the cash and shares on which broker and journal agree; shares of a split count
+        from its morning on, also before the broker has booked them.
 
-        Dividends reach an account weeks after they are announced, so cash may be off by as much. At
-        the `start` a difference raises DeployError.
+        `start` and `adopt`: of `reconcile`, which raises DeployError for a difference at the start.
         """
-        held = expect_holdings(self.journal).shares
-        newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
-        due = sum(
-            action.dividend_usd * held.get(action.symbol, 0.0)
-            for action in self.recorder.rows.actions
-            if (newest - action.day).days <= _PAID_AFTER_DAYS
-        )
+        self._take_in(now)
+        split = frozenset(name for name, at in self._split.items() if now < at + _SPLIT_NS)
+        due = sum(usd for _, _, usd in self._due) + sum(self._price(split, now).values())
         wrong = reconcile(
             self.journal,
             self.broker,
             bundle=self.bundle.id,
             at=now,
             start=start,
-            adopt=self.adopt,
-            tolerance=Tolerance(5.0 + due),
+            adopt=adopt,
+            tolerance=Tolerance(due_usd=due, split=split),
         )
         if wrong:
-            self._halt("; ".join(finding.text for finding in wrong), now)
+            text = "; ".join(finding.text for finding in wrong)
+            name = self.journal.path.parent.name
+            self._halt(f"{text}; mend the account, or `fintrader accept {name}`", now)
+        self._take_in(now)
         known = expect_holdings(self.journal)
+        self.unbooked = frozenset(name for name, count in known.owed.items() if count)
         return known.cash_usd or 0.0, known.shares
 
-    def split(self, action: Action, now: int) -> None:
-        """Expect the shares that a split makes of those held, once."""
-        if action.split == 1 or self.simulated is not None:
-            return
-        held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
+    def accept(self, now: int) -> None:
+        """Take over the differences that the last mismatch names, as a person asked."""
+        named = self.journal.last(Mismatch)
+        agreed = self.journal.last(Checkpoint)
+        text = "nothing was accepted: the account does not differ as the last mismatch says"
+        if named is not None and (agreed is None or agreed.seq < named.seq):
+            self.agreed(now, adopt=named.body)
+            taken = self.journal.last(Adoption)
+            if taken is not None and taken.seq > named.seq:
+                text = f"accepted: {'; '.join(taken.body.findings)}"
+        self._tell("accept", text, now)
+
+    def expect(self, action: Action, opened: int, now: int) -> float:
+        """Expect the shares of a split and the cash of a dividend, once; return the split that is
+        new to the journal, 1 without one. `opened`: the open of the day, ns."""
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
+        if action.split == 1.0:
+            reason = f"{action.symbol} pays {action.dividend_usd:g} USD a share of {action.day}"
         known = {entry.body.reason for entry in self.journal.entries(Adjustment)}
-        if held and reason not in known:
-            more = {action.symbol: held * (action.split - 1)}
-            self.journal.write(Adjustment(reason, more), at=now)
+        if self.simulated is not None or reason in known:
+            return 1.0
+        held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
+        agreed = self.journal.last(Checkpoint)
+        if agreed is not None and agreed.time >= opened:
+            # Shares that were agreed on since then may be bought later, or split already.
+            day = format_day(opened)
+            if format_day(agreed.time) != day or agreed.body.traded_usd.get(day):
+                held = 0.0
+        booked = {
+            entry.body.kind
+            for entry in self.journal.entries(Activity)
+            if entry.body.symbol == action.symbol
+            and abs((dt.date.fromisoformat(entry.body.day) - action.day).days) <= _SPLIT_DAYS
+        }
+        shares = {action.symbol: held * (action.split - 1.0)}
+        due = {action.symbol: held * action.dividend_usd}
+        record = Adjustment(
+            reason,
+            shares if shares[action.symbol] and "split" not in booked else {},
+            due_usd=due if due[action.symbol] and "dividend" not in booked else {},
+        )
+        self.journal.write(record, at=now)
+        return action.split
 
     def remember(self, decision: BarDecision) -> None:
         """Restore first and highest equity from an earlier decision."""
         self._first_usd = decision.first
         self._peak_usd = decision.peak
+        self._equity_usd = decision.equity
+        self.outside_usd = decision.outside_usd
+
+    def move(self, change: CapitalMove) -> None:
+        """Change highest and first equity in step with a deposit or a withdrawal."""
+        self._first_usd *= change.factor
+        self._peak_usd *= change.factor
+        self._equity_usd *= change.factor
+        self.outside_usd += change.outside_usd
+        self.limits.scale(change.factor)
 
     def restore(self, simulated: SimulatedBroker) -> None:
         """Put the embedded account to its first decision with orders whose end is not in the
@@ -184,7 +265,7 @@ class Accounts:
         begin = made[0][0]
         if not self.replays:
             newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].bar))
-            simulated.market = self.recorder.rows.at(self.recorder.grid, newest)[0]
+            simulated.market = self.recorder.rows.at(self.recorder.grid, newest, begin.bar)[0]
         state = AccountState(begin.cash, begin.equity, begin.peak, begin.first)
         later = [order for _, own in made for order in own]
         simulated.restore(begin.bar, state, _align(begin.shares, self.bundle.symbols), later)
@@ -196,8 +277,113 @@ class Accounts:
             for symbol, shares in decision.orders.items()
         ]
 
-    def _value_shares(self, held: Mapping[str, float]) -> float:
-        return sum(n * self.recorder.rows.history.last_close(symbol) for symbol, n in held.items())
+    def _measure(self, cash: float, shares_usd: float) -> float:
+        """Measure the equity with what is due, set aside what is beyond the cap, and note the
+        highest."""
+        equity = cash + shares_usd + sum(usd for _, _, usd in self._due)
+        if self.cap_usd is not None:
+            self.outside_usd = max(self.outside_usd, equity - self.cap_usd)
+        equity -= self.outside_usd
+        self._equity_usd = equity
+        self._first_usd = self._first_usd or equity
+        self._peak_usd = max(self._peak_usd, equity)
+        return equity
+
+    def _price(self, symbols: Iterable[str], now: int) -> dict[str, float]:
+        """Return the last prices as they stand after the splits and dividends since, USD."""
+        rows = self.recorder.rows
+        today = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
+        prices = {symbol: rows.history.last_close(symbol) for symbol in symbols}
+        for action in rows.actions:
+            price = prices.get(action.symbol, 0.0)
+            newest = rows.history.newest(action.symbol) if price else None
+            if newest is not None and action.day <= today and format_day(newest) < str(action.day):
+                prices[action.symbol] = max(price - action.dividend_usd, 0.0) / action.split
+        return prices
+
+    def _take_in(self, now: int) -> None:
+        """Take in the journal's splits, dividends, deposits and accepted differences since the last
+        look."""
+        news = self.journal.entries(Adjustment, after=self._seen)
+        booked = self.journal.entries(Activity, after=self._seen)
+        accepted = self.journal.entries(Adoption, after=self._seen)
+        seqs = [part[-1].seq for part in (news, booked, accepted) if part]
+        self._seen = max([self._seen, *seqs])
+        for one in news:
+            self._split |= dict.fromkeys(one.body.shares, one.time)
+            self._due += [(name, one.time, usd) for name, usd in one.body.due_usd.items()]
+        # Shares in a symbol that is not traded came for some that were held.
+        strange = [
+            (entry.time, entry.body.symbol)
+            for entry in booked
+            if entry.body.is_exchange
+            and entry.body.shares > 0.0
+            and entry.body.symbol not in self.bundle.symbols
+        ]
+        for entry in booked:
+            self._note_booking(entry, {at for at, _ in strange}, now)
+        oldest = now - _PAID_AFTER_DAYS * _DAY_NS
+        self._due = [due for due in self._due if due[1] > oldest]
+        moved = self.journal.last(CapitalMove)
+        done = 0 if moved is None else moved.seq
+        bookings = [entry.body for entry in booked if entry.seq > done]
+        adoptions = [entry.body for entry in accepted if entry.seq > done]
+        self._move_capital(bookings, adoptions, [name for _, name in strange], now)
+
+    def _note_booking(self, entry: Entry[Activity], strange: Container[int], now: int) -> None:
+        """Note a split, or what is due and paid: the cash of a merger may come later, too."""
+        body = entry.body
+        if body.kind == "split":
+            self._split[body.symbol] = entry.time
+        elif body.kind == "other" and body.shares:
+            if body.shares < 0.0 and not body.cash_usd and entry.time not in strange:
+                price = self._price([body.symbol], now)[body.symbol]
+                self._due.append((body.symbol, entry.time, -body.shares * price))
+        elif body.symbol and body.cash_usd > 0.0:
+            mine = [due for due in self._due if due[0] == body.symbol]
+            if mine:
+                self._due.remove(min(mine, key=lambda due: abs(due[2] - body.cash_usd)))
+
+    def _move_capital(
+        self,
+        booked: Sequence[Activity],
+        accepted: Sequence[Adoption],
+        strange: Sequence[str],
+        now: int,
+    ) -> None:
+        """Journal and apply changes of the account that are neither gain nor loss: deposits, what a
+        person accepted, and shares that have got a `strange` symbol, which is not traded."""
+        told = [one for one in booked if one.kind == "transfer" or one.is_exchange]
+        if not told and not accepted:
+            return
+        moves = [(one.cash_usd, one.shares) for one in accepted]
+        moves += [
+            (one.cash_usd, {one.symbol: one.shares})
+            for one in told
+            if strange or one.kind == "transfer"
+        ]
+        prices = self._price({name for _, shares in moves for name in shares}, now)
+        usd = sum(cash for cash, _ in moves)
+        usd += sum(count * prices[name] for _, shares in moves for name, count in shares.items())
+        texts = [_describe_booking(one) for one in told]
+        texts += [f"{name} is not traded here: sell it by hand" for name in strange if told]
+        if texts:
+            self._tell("account", "; ".join(texts), now)
+        # A deposit goes to the part beyond the cap, and a withdrawal comes from there, if it is
+        # there.
+        outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
+        before = self._equity_usd
+        factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0
+        change = CapitalMove("; ".join(texts) or "accepted", factor, outside)
+        self.journal.write(change, at=now)
+        self.move(change)
+
+
+def _describe_booking(one: Activity) -> str:
+    """Describe an activity in a few words."""
+    parts = [f"{one.shares:+.9g} {one.symbol}"] if one.shares else []
+    parts += [f"{one.cash_usd:+,.2f} USD"] if one.cash_usd else []
+    return f"{' and '.join(parts)} on {one.day} ({one.text or one.kind})"
 
 
 def _align(held: Mapping[str, float], symbols: Sequence[str]) -> Array:

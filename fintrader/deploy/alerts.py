@@ -1,5 +1,9 @@
-"""Alerts: news that need a person, sent to the log and to a webhook or a program, at most once a
-minute for each kind."""
+"""Alerts: news that need a person, sent to the log, to addresses and to a program, at most once a
+minute for each kind.
+
+A loop that has a supervisor (`deploy.supervisor`) hands its alerts to that process, which outlives
+it; otherwise they are sent from here.
+"""
 
 from __future__ import annotations
 
@@ -11,59 +15,133 @@ import threading
 import time
 import urllib.request
 from collections.abc import Sequence
+from typing import Any
 
 from fintrader.deploy.entries import Alert
 from fintrader.deploy.settings import AlertSettings
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, RunError, install_command
 from fintrader.records import to_json
 
 log = logging.getLogger("fintrader.deploy")
-VARIABLE = "FINTRADER_ALERT_WEBHOOK"
+VARIABLE = "FINTRADER_ALERT_URLS"
+SUPERVISOR = "FINTRADER_SUPERVISOR"
+"""Variable of a supervised process: descriptor of the pipe to its supervisor, and the latter's
+number."""
 PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 _LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
 class Alerts:
-    """The ways to a person. Raises ConfigError for a webhook neither https nor on this machine."""
+    """The ways to a person. Raises ConfigError for an address that cannot be used."""
 
     def __init__(self, settings: AlertSettings, deployment: str) -> None:
         self.deployment = deployment
+        self._has_supervisor = is_supervised()
         self.command = list(settings.command)
-        self.webhook = settings.webhook or os.environ.get(VARIABLE)
-        if self.webhook and not self.webhook.startswith(("https://", *_LOOPBACK)):
-            raise ConfigError(f"alerts.webhook (or {VARIABLE}) must begin with https://")
+        self.urls = [*settings.urls, *os.environ.get(VARIABLE, "").split()]
+        for number, url in enumerate(self.urls, 1):
+            check_address(url, f"address {number} of alerts.urls and {VARIABLE}")
         self._sent: dict[str, float] = {}
+        self._waiting: dict[str, Alert] = {}
         self._under_way: list[threading.Thread] = []
 
     def send(self, alert: Alert) -> bool:
-        """Send an alert unless one of its kind was sent within a minute; True if it was sent."""
+        """Send an alert; True if it was sent. Within a minute of another one of its kind it waits,
+        and a newer one takes its place."""
         now = time.monotonic()
         if now - self._sent.get(alert.kind, -PAUSE_SECONDS) < PAUSE_SECONDS:
+            self._waiting[alert.kind] = alert
             return False
+        self._waiting.pop(alert.kind, None)
         self._sent[alert.kind] = now
         log.warning("%s: %s", self.deployment, alert.text)
-        body = json.dumps({"deployment": self.deployment, **to_json(alert)}).encode()
-        if self.webhook or self.command:  # in a thread: a slow listener must not hold up an order
-            news = (self.webhook, self.command, body)
-            thread = threading.Thread(target=_deliver, args=news, daemon=True)
-            thread.start()
-            self._under_way = [one for one in self._under_way if one.is_alive()] + [thread]
+        news = {"deployment": self.deployment, **to_json(alert)}
+        if not tell_supervisor(news):
+            self.deliver(news)
         return True
 
+    def deliver(self, news: dict[str, Any]) -> None:
+        """Deliver news from a thread: a slow listener must not hold up an order."""
+        if self.urls or self.command:
+            parts = (self.urls, self.command, news)
+            thread = threading.Thread(target=_deliver, args=parts, daemon=True)
+            thread.start()
+            self._under_way = [one for one in self._under_way if one.is_alive()] + [thread]
+
+    def look(self) -> None:
+        """Send the alerts that have waited. Raise RunError where the supervisor has died: the end
+        of this process would be silent."""
+        for alert in list(self._waiting.values()):
+            self.send(alert)
+        if self._has_supervisor and not is_supervised():
+            raise RunError("the process that supervised it was killed")
+
     def finish(self) -> None:
-        """Wait for the alerts under way, which the end of the process would cut short."""
+        """Send the alerts that wait, and wait for those under way: the process ends."""
+        self._sent.clear()
+        for alert in list(self._waiting.values()):
+            self.send(alert)
         for thread in self._under_way:
             thread.join(3 * PATIENCE_SECONDS)
 
 
-def _deliver(webhook: str | None, command: Sequence[str], body: bytes) -> None:
-    if webhook:
+def is_supervised() -> bool:
+    """Check whether the process that started this one is its supervisor, and lives."""
+    return os.environ.get(SUPERVISOR, "").endswith(f":{os.getppid()}")
+
+
+def tell_supervisor(news: dict[str, Any]) -> bool:
+    """Write one line of JSON to the supervisor; False where there is none."""
+    if not is_supervised():
+        return False
+    try:
+        os.write(int(os.environ[SUPERVISOR].split(":")[0]), json.dumps(news).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def check_address(url: str, what: str) -> None:
+    """Raise ConfigError for an address that is neither https, nor on this machine, nor one of
+    apprise's. It may be a secret, so it is not shown."""
+    if url.startswith(("http://", "https://")):
+        if not url.startswith(("https://", *_LOOPBACK)):
+            raise ConfigError(f"{what} must begin with https://")
+    elif not _open_apprise().add(url):
+        raise ConfigError(f"{what} is none that apprise knows, such as ntfys://ntfy.sh/TOPIC")
+
+
+def _open_apprise() -> Any:
+    try:
+        import apprise
+    except ImportError:
+        raise ConfigError(
+            f"addresses other than https need apprise; `{install_command('alerts')}`"
+        ) from None
+    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs addresses
+    return apprise.Apprise()
+
+
+def fetch(url: str, body: bytes | None = None) -> None:
+    """Send a request, and drop the answer. Raises OSError, ValueError."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
+
+
+def _deliver(urls: Sequence[str], command: Sequence[str], news: dict[str, Any]) -> None:
+    body = json.dumps(news).encode()
+    for number, url in enumerate(urls, 1):
         try:
-            request = urllib.request.Request(webhook, body, {"Content-Type": "application/json"})
-            urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
-        except (OSError, ValueError) as error:  # the address may be a secret
-            log.warning("the alert's webhook did not take it (%s)", type(error).__name__)
+            if url.startswith("http"):
+                fetch(url, body)
+            else:
+                service = _open_apprise()
+                title = f"{news['deployment']}: {news['kind']}"
+                if not (service.add(url) and service.notify(title=title, body=news["text"])):
+                    raise OSError
+        except (ConfigError, OSError, ValueError) as error:  # the address may be a secret
+            log.warning("alert address %d did not take it (%s)", number, type(error).__name__)
     if command:
         try:
             subprocess.run(

@@ -21,10 +21,17 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fintrader.bars.sources.alpaca import REAL_MONEY_HOST, checked_endpoint, restrict
-from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State, refuse_real_money
+from fintrader.deploy.broker import (
+    Activity,
+    BrokerAccount,
+    Order,
+    OrderReport,
+    State,
+    refuse_real_money,
+)
 from fintrader.errors import (
     BrokerError,
     BrokerUnsureError,
@@ -36,6 +43,8 @@ from fintrader.errors import (
 PAPER_HOST = "paper-api.alpaca.markets"
 PAPER = f"https://{PAPER_HOST}"
 _PAGE = 500
+_ACTIVITIES = 100
+"""Most activities of a page."""
 _MINUTE_S = 60.0
 _TRIES = 4
 _STATES: Mapping[str, State] = {
@@ -48,6 +57,9 @@ _STATES: Mapping[str, State] = {
 """Last statuses of an order. All others stand: new, accepted, pending_new,
 accepted_for_bidding, pending_review, held, stopped, suspended, calculated, done_for_day,
 pending_cancel, pending_replace, partially_filled, and any that Alpaca adds."""
+_TRANSFERS = {"CSD", "CSW", "CSR", "JNL", "JNLC", "JNLS", "ACATC", "ACATS", "FOPT"}
+_KINDS: Mapping[str, Literal["split", "rename"]] = {"SPLIT": "split", "NC": "rename"}
+"""Types of activities; those that begin with DIV are dividends, all others fees and the like."""
 _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
 T = TypeVar("T")
 
@@ -176,6 +188,24 @@ class AlpacaBroker:
         account = self._ask(self._client.get_account)
         positions = self._ask(self._client.get_all_positions)
         return self._read(lambda: _parse_account(account, positions))
+
+    def activities(self, since: int) -> Sequence[Activity]:
+        after = dt.datetime.fromtimestamp(since / 1e9, tz=dt.UTC).isoformat()
+        wanted = {"category": "non_trade_activity", "after": after, "direction": "asc"}
+        found: dict[str, Activity] = {}
+        token: dict[str, str] = {}
+        while True:
+            rows = self._ask(
+                self._client.get,
+                "/account/activities",
+                {**wanted, "page_size": str(_ACTIVITIES), **token},
+            )
+            page = self._read(functools.partial(_parse_activities, rows))
+            if len(page) < _ACTIVITIES or page.keys() <= found.keys():
+                found |= page
+                return [one for one in found.values() if one.shares or one.cash_usd]
+            found |= page
+            token = {"page_token": [*page][-1]}
 
     def time(self) -> int:
         clock = self._ask(self._client.get_clock)
@@ -371,6 +401,35 @@ def _page(rows: Any) -> dict[str, tuple[int, OrderReport]]:
         str(row["id"]): (_parse_time(row["submitted_at"]), _report(row))
         for row in _check_rows(rows)
     }
+
+
+def _parse_activities(rows: Any) -> dict[str, Activity]:
+    """Read a page of activities by id. Shares of a cash dividend are those that it is paid for; a
+    booking that was taken back changes nothing."""
+    found = {}
+    for row in _check_rows(rows):
+        name = str(row["activity_type"])
+        cash_usd = _parse_number(row.get("net_amount") or 0.0)
+        shares = _parse_number(row.get("qty") or 0.0)
+        kind: Literal["transfer", "split", "dividend", "rename", "other"]
+        kind = "transfer" if name in _TRANSFERS else _KINDS.get(name, "other")
+        if name.startswith("DIV"):
+            kind = "dividend" if cash_usd else "split"
+        if kind == "dividend" or not row.get("symbol"):
+            shares = 0.0
+        if row.get("status") == "canceled":
+            shares = cash_usd = 0.0
+        words = (name, row.get("activity_sub_type"), row.get("description"))
+        found[str(row["id"])] = Activity(
+            id=str(row["id"]),
+            kind=kind,
+            day=dt.date.fromisoformat(str(row["date"])[:10]).isoformat(),
+            symbol=str(row.get("symbol") or ""),
+            shares=shares,
+            cash_usd=cash_usd,
+            text=" ".join(str(word) for word in words if word)[:200],
+        )
+    return found
 
 
 def _parse_account(account: Any, positions: Any) -> BrokerAccount:

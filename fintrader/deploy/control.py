@@ -1,4 +1,5 @@
-"""A deployment's files, its role, and requests to it: `fintrader halt`, `resume`, `flatten`.
+"""A deployment's files, its role, and requests to it: `fintrader halt`, `resume`, `accept`,
+`flatten`.
 
 Requests are files, so that they outlive both sides.
 """
@@ -18,7 +19,9 @@ JOURNAL = "journal.sqlite"
 HEARTBEAT = "heartbeat.json"
 REPORT = "drift.json"
 """Files of a deployment's folder; the first lies in its folder `bundle`."""
-Request = Literal["halt", "resume", "flatten"]
+SILENT_SECONDS = 120.0
+"""A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
+Request = Literal["halt", "resume", "accept", "flatten"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,14 @@ def ask(folder: Path, request: Request) -> None:
     if not (folder / "bundle" / BUNDLE).is_file():
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
     home = folder / "requests"
-    home.mkdir(parents=True, exist_ok=True)
-    while not publish(home / f"{time.time_ns():020d}-{request}", b""):
-        pass  # another request has the name of this nanosecond
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        while not publish(home / f"{time.time_ns():020d}-{request}", b""):
+            pass  # another request has the name of this nanosecond
+    except OSError as error:
+        raise DeployError(
+            f"{home} cannot be written ({error}); free space or rights there"
+        ) from None
 
 
 ALIASES = "aliases.json"

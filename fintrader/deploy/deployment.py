@@ -9,6 +9,7 @@ from pathlib import Path
 from fintrader.bars.calendar import session_date
 from fintrader.config import check_file_url
 from fintrader.deploy import drift
+from fintrader.deploy.alerts import tell_supervisor
 from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import Bundle, freeze
 from fintrader.deploy.bundle_record import BundleOrigin
@@ -85,6 +86,7 @@ def run_paper(where: str, settings: PaperSettings) -> Path:
             " may mean something else; add --other-feed true to trade it all the same"
         )
     with hold(ObjectStore(home)):
+        tell_supervisor({"home": str(home.resolve())})
         _run(home, bundle, settings, market, cache)
     return home
 
@@ -118,7 +120,7 @@ def _run(
             settings,
             Connections(clock, feed, broker, journal),
             window=window,
-            daily=lambda: report_drift(home, feed),
+            daily=lambda: describe_alarm(report_drift(home, feed)),
         )
         if journal.last(DeploymentEnd) is None:
             if not replay:
@@ -163,6 +165,16 @@ def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
                 f"{home.name} began with another {term} ({before}); choose another --name, or go on"
                 " as it began"
             )
+
+
+def describe_alarm(report: DriftReport) -> str | None:
+    """Describe the alarm of a drift report; None without one."""
+    if report.surprise is None or not report.surprise.is_alarm:
+        return None
+    return (
+        f"drift: after {report.sessions} sessions the account earns less than its backtest did;"
+        f" `fintrader status {report.deployment} --drift` shows it"
+    )
 
 
 def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:

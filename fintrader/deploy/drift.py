@@ -30,9 +30,9 @@ from fintrader.deploy.drift_report import (
     Shortfall,
     Surprise,
 )
-from fintrader.deploy.entries import Alert, BarDecision, Halt, LateBars
+from fintrader.deploy.entries import Alert, BarDecision, CapitalMove, Halt, LateBars, Mark
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import order_id
+from fintrader.deploy.orders import order_id, read_sender
 from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import daily_returns, find_session_ends
@@ -58,6 +58,10 @@ def measure(
     curve = journal.read_curve()
     bars = np.array([bar for bar, _ in curve], dtype=np.int64)
     equity = np.array([usd for _, usd in curve])
+    for move in journal.entries(CapitalMove):  # deposits are no gain
+        kinds: tuple[type[BarDecision | Mark], ...] = (BarDecision, Mark)
+        later = [one.body.bar for kind in kinds for one in journal.entries(kind, after=move.seq)]
+        equity[bars >= min(later, default=1 << 62)] /= move.body.factor or 1.0
     minutes = market.minutes.numpy()
     inside = np.isin(bars, minutes)
     bars = bars[inside]
@@ -168,6 +172,7 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
     ordered = 0.0
     total = dict.fromkeys(("delay", "spread_and_impact", "fees", "unfilled", "rounding"), 0.0)
     orders = journal.orders()
+    sender = read_sender(journal, bundle.id)
     sent = fills = 0
     for entry in journal.entries(BarDecision):
         decision = entry.body
@@ -182,7 +187,7 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
         for symbol, rest in decision.rounded.items():
             total["rounding"] += rest * gain[symbol]
         for symbol, shares in decision.orders.items():
-            report = orders.get(order_id(bundle.id, decision.bar + length, symbol))
+            report = orders.get(order_id(sender, decision.bar + length, symbol))
             price = decision.prices[symbol]
             sent += 1
             ordered += abs(shares) * price

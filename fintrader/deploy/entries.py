@@ -7,6 +7,8 @@ and the like map a symbol to a signed number of shares.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +16,8 @@ from typing import Any
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.corporate_actions import Action
-from fintrader.deploy.broker import OrderReport
-from fintrader.records import RecordError, from_json, to_json
+from fintrader.deploy.broker import Activity, OrderReport
+from fintrader.records import RecordError, from_json, to_json, to_plain
 
 Shares = Mapping[str, float]
 
@@ -31,6 +33,10 @@ class DeploymentStart:
     broker: str
     limits: LimitSettings
     initial_cash_usd: float
+    sender: str = ""
+    """Its name in the ids of its orders (`orders.find_sender`): `<bundle>-<random>`, so that no
+    other deployment takes them for its own; `<bundle>` or empty where the account is private to
+    the folder."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ class BarDecision:
     """Target weights, those of 0 left out."""
     rounded: Shares = field(default_factory=dict)
     """Parts of shares that rounding left unordered."""
+    outside_usd: float = 0.0
+    """Part of the account that is beyond the cap and not traded with, in no amount here."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +116,23 @@ class Checkpoint:
     shares: Shares
     standing: tuple[str, ...]
     """Ids of the orders that left and may still fill."""
+    owed: Shares = field(default_factory=dict)
+    """Shares of announced splits that the broker has not booked yet, in no count here."""
+    traded_usd: Mapping[str, float] = field(default_factory=dict)
+    """Day (ISO 8601, UTC) -> notional of its fills, of the last days."""
+    open_usd: Mapping[str, float] = field(default_factory=dict)
+    """Day -> cash that came or went without an explanation, of the last days."""
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """A change of cash or shares without an order: a split, a deposit."""
+    """An announced change of cash or shares without an order."""
 
     reason: str
     shares: Shares = field(default_factory=dict)
     cash_usd: float = 0.0
+    due_usd: Mapping[str, float] = field(default_factory=dict)
+    """Symbol -> dividends that are paid later."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +156,23 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Differences that a person asked to take over at the start (`--adopt`)."""
+    """Differences that a person took over (`fintrader accept`, `--adopt`)."""
 
     findings: tuple[str, ...]
+    cash_usd: float = 0.0
+    shares: Shares = field(default_factory=dict)
+    """What the account has more than was expected."""
+
+
+@dataclass(frozen=True)
+class CapitalMove:
+    """Money that came to the deployment or left it, which is neither gain nor loss."""
+
+    reason: str
+    factor: float
+    """Equity after it divided by the equity before; peak and first equity change alike."""
+    outside_usd: float = 0.0
+    """Change of the part that is beyond the cap."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +232,9 @@ KINDS: Mapping[str, type] = {
     "checkpoint": Checkpoint,
     "adjust": Adjustment,
     "mismatch": Mismatch,
+    "activity": Activity,
     "adopted": Adoption,
+    "capital": CapitalMove,
     "halt": Halt,
     "resume": Resumption,
     "flatten": Flattening,
@@ -219,6 +251,7 @@ KEYS = {
     "execution": "stamp",
     "purchases": "stamp",
     "cancel": "order",
+    "activity": "id",
     "alert": "kind",
     "action": "symbol",
 }
@@ -234,10 +267,25 @@ def encode(record: object) -> tuple[str, str, str]:
 
 
 def decode(kind: str, key: str, text: str) -> Any:
-    """Read a record back. Raises RecordError for one of another version."""
+    """Read a record back; fields that came with a later version have their defaults. Raises
+    RecordError for one of another version."""
     if kind not in KINDS:
         raise RecordError("is a kind that this version does not know", kind)
     fields = json.loads(text)
     if kind in KEYS:
         fields[KEYS[kind]] = key
-    return from_json(KINDS[kind], fields)
+    return from_json(KINDS[kind], {**_read_defaults(KINDS[kind]), **fields})
+
+
+@functools.cache
+def _read_defaults(kind: type) -> Mapping[str, Any]:
+    """Read the fields of a kind that have defaults, as they are stored."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    found = {}
+    for one in dataclasses.fields(kind):
+        if one.default_factory is not dataclasses.MISSING:
+            found[one.name] = to_plain(one.default_factory())
+        elif one.default is not dataclasses.MISSING:
+            found[one.name] = to_plain(one.default)
+    return found

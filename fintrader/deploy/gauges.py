@@ -1,7 +1,7 @@
 """Gauges of a deployment for Prometheus on this machine (extra `observe`).
 
-fintrader_deployment_equity_usd, _cash_usd, _halted, _decisions, _missed, _beat_timestamp_seconds
-and _orders by state, all labelled with the deployment's name.
+fintrader_deployment_equity_usd, _cash_usd, _halted, _flattening, _decisions, _missed,
+_beat_timestamp_seconds and _orders by state, all labelled with the deployment's name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fintrader.deploy.broker import State
 from fintrader.errors import ConfigError, install_command
 
 HOST = "127.0.0.1"
@@ -17,11 +16,12 @@ MEANING = {
     "equity_usd": "Worth of the account at the newest decision",
     "cash_usd": "Cash of the account at the newest decision",
     "halted": "1 while nothing may be ordered, else 0",
+    "flattening": "1 while a flatten has not ended, else 0",
     "decisions": "Decisions taken",
     "missed": "News of missed or skipped decisions",
     "beat_timestamp_seconds": "Last sign of life of the loop, Unix time",
 }
-Read = Callable[[], tuple[Mapping[str, float], Mapping[State, int]]]
+Read = Callable[[], tuple[Mapping[str, float], Mapping[str, int]]]
 """Name in `MEANING` -> value, and orders by state."""
 
 

@@ -1,14 +1,15 @@
 """The journal of a deployment: all bars, decisions, orders and answers, in the order they happened.
 
 One SQLite file in write-ahead mode, append-only, with one writer, which holds the deployment's
-lease; the app and `fintrader status` read it meanwhile. Nothing is changed or deleted in it: an
-order's state is the one written last.
+lease; the app and `fintrader status` read it meanwhile. No entry is changed or deleted: an order's
+state is the one written last. Counts of entries and the account's curve are kept beside them with
+every entry, so that a look costs the same after a year as after a day.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ Bar = tuple[int, str, float, float, float, float, float, str, int]
 """Start (ns), symbol, open, high, low, close, volume, further columns (JSON), received (ns)."""
 
 FORMAT = 1
+_DAY_NS = 86_400_000_000_000
 _SCHEMA = """
 CREATE TABLE entries (seq INTEGER PRIMARY KEY, time INTEGER NOT NULL, kind TEXT NOT NULL,
                       key TEXT NOT NULL, body TEXT NOT NULL);
@@ -42,6 +44,32 @@ CREATE TRIGGER bars_stay BEFORE DELETE ON bars
   BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
 CREATE TRIGGER bars_hold BEFORE UPDATE ON bars
   BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+"""
+_NAME = """CASE {0}kind WHEN 'order' THEN json_extract({0}body, '$.state')
+  WHEN 'alert' THEN {0}key ELSE '' END"""
+_SUMMARY = f"""
+CREATE {{temp}} TABLE tallies (kind TEXT, name TEXT, count INTEGER, PRIMARY KEY (kind, name));
+CREATE {{temp}} TABLE curve (bar INTEGER PRIMARY KEY, equity REAL NOT NULL) WITHOUT ROWID;
+INSERT INTO tallies SELECT kind, {_NAME.format("")} AS name, count(*) FROM entries
+  WHERE kind != 'order' OR seq IN (SELECT max(seq) FROM entries WHERE kind = 'order' GROUP BY key)
+  GROUP BY 1, 2;
+INSERT OR IGNORE INTO curve SELECT json_extract(body, '$.bar'), json_extract(body, '$.equity')
+  FROM entries WHERE kind IN ('mark', 'decision') ORDER BY kind, seq DESC;
+"""
+_UPKEEP = f"""
+CREATE INDEX by_seq ON entries (kind, seq);
+CREATE TRIGGER entries_counted AFTER INSERT ON entries BEGIN
+  UPDATE tallies SET count = count - 1 WHERE NEW.kind = 'order' AND kind = 'order' AND name =
+    (SELECT json_extract(body, '$.state') FROM entries
+     WHERE kind = 'order' AND key = NEW.key AND seq < NEW.seq ORDER BY seq DESC LIMIT 1);
+  INSERT INTO tallies VALUES (NEW.kind, {_NAME.format("NEW.")}, 1)
+    ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+CREATE TRIGGER entries_drawn AFTER INSERT ON entries WHEN NEW.kind IN ('mark', 'decision') BEGIN
+  DELETE FROM curve WHERE NEW.kind = 'decision' AND bar = json_extract(NEW.body, '$.bar');
+  INSERT OR IGNORE INTO curve
+    VALUES (json_extract(NEW.body, '$.bar'), json_extract(NEW.body, '$.equity'));
+END;
 """
 
 
@@ -73,13 +101,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._durable = durable
         try:
             if reading:
-                self._base = sqlite3.connect(
-                    f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=20.0
-                )
+                self._base = sqlite3.connect(self._address_to_read(), uri=True, timeout=20.0)
             else:
                 self._base = sqlite3.connect(self.path, timeout=20.0, isolation_level=None)
                 self._prepare()
             (version,) = self._base.execute("PRAGMA user_version").fetchone()
+            if version == FORMAT:
+                self._summarise(reading)
         except sqlite3.Error as error:
             raise self._describe_damage(error) from None
         if version != FORMAT:
@@ -142,17 +170,33 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         last = self._find_last(Halt, Resumption)
         return last.body if last is not None and isinstance(last.body, Halt) else None
 
-    def read_curve(self) -> list[tuple[int, float]]:
+    def read_curve(self, newest: int = 1 << 62) -> list[tuple[int, float]]:
         """Read the start of each bar at whose close the account is known (ns), and its equity, USD.
 
-        Of long decisions two fields are read: the app asks for all of them every two seconds.
+        Before the `newest` bars only the first of all and the last of each day (UTC).
         """
+        rows = self._select_rows("SELECT * FROM curve ORDER BY bar DESC LIMIT ?", [newest])
+        if len(rows) == newest:
+            rows += self._select_rows(
+                "WITH RECURSIVE last (bar) AS (SELECT ?1 UNION ALL SELECT"
+                " (SELECT max(bar) FROM curve WHERE bar < min(?1, last.bar / ?2 * ?2))"
+                " FROM last WHERE last.bar IS NOT NULL)"
+                " SELECT * FROM curve WHERE bar < ?1 AND bar IN"
+                " (SELECT bar FROM last UNION SELECT min(bar) FROM curve)",
+                [rows[-1][0], _DAY_NS],
+            )
+        return sorted(rows)
+
+    def count(self, kind: type) -> dict[str, int]:
+        """Count the entries of a kind, alerts by their kind, orders by their state."""
         rows = self._select_rows(
-            "SELECT body FROM entries WHERE kind IN ('mark', 'decision')"
-            " ORDER BY kind = 'decision', seq"
+            "SELECT name, count FROM tallies WHERE kind = ? AND count > 0", [NAMES[kind]]
         )
-        bodies = (json.loads(body) for (body,) in rows)
-        return sorted({int(body["bar"]): float(body["equity"]) for body in bodies}.items())
+        return dict(rows)
+
+    def read_newest(self, kind: type[T], count: int) -> list[Entry[T]]:
+        """Read the newest entries of a kind, newest first."""
+        return self._read_entries("WHERE kind = ? ORDER BY seq DESC LIMIT ?", [NAMES[kind], count])
 
     def entries(self, kind: type[T], *, key: str | None = None, after: int = 0) -> list[Entry[T]]:
         """Read entries of a kind (and key), oldest first, from the one after number `after`."""
@@ -190,6 +234,16 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             "SELECT * FROM bars WHERE ts >= ? AND ts < ? ORDER BY symbol, ts", [since, end]
         )
 
+    def _address_to_read(self) -> str:
+        """Return the address of a connection that only reads.
+
+        SQLite writes a file next to a journal that it reads. Where it may not, and no writer has
+        left a log, nothing can change meanwhile.
+        """
+        path = self.path.resolve()
+        is_still = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
+        return f"{path.as_uri()}?mode=ro{'&immutable=1' if is_still else ''}"
+
     def _prepare(self) -> None:
         self._base.execute("PRAGMA journal_mode = WAL")
         self._base.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
@@ -199,6 +253,15 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             self._base.executescript(
                 f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
             )
+
+    def _summarise(self, reading: bool) -> None:
+        """Add counts and curve to a journal of before; where it is only read, for this
+        connection."""
+        named = self._base.execute("SELECT name FROM sqlite_master").fetchall()
+        if ("entries_drawn",) not in named:
+            script = _SUMMARY.format(temp="TEMP" if reading else "")
+            upkeep = "" if reading else _UPKEEP
+            self._base.executescript(f"BEGIN IMMEDIATE; {script} {upkeep} COMMIT;")
 
     def _read_entries(self, clause: str, values: Sequence[int | str] = ()) -> list[Entry[Any]]:
         rows = self._select_rows(f"SELECT seq, time, kind, key, body FROM entries {clause}", values)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fintrader.deploy.broker import Broker, Order, OrderReport
-from fintrader.deploy.entries import Cancellation, OrderTerms, PurchaseFit
+from fintrader.deploy.entries import Cancellation, DeploymentStart, OrderTerms, PurchaseFit
 from fintrader.deploy.journal import Journal
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, OrderTakenError
 
@@ -30,26 +31,40 @@ _QUIET = 5
 """Answers without news after which the broker is asked less often: it counts requests."""
 _LOOK_BACK = 60 * SECOND
 """Largest lag of the broker's clock behind ours."""
+_ID = re.compile(r"ft-([0-9a-f]+(?:-[0-9a-f]+)?)-(\d{8}T\d{6}Z)-")
 
 
-def order_prefix(bundle8: str) -> str:
-    """Return the beginning of the ids of all orders of a bundle."""
-    return f"ft-{bundle8}-"
+def order_prefix(sender: str) -> str:
+    """Return the beginning of the ids of all orders of a sender, or of a bundle's senders."""
+    return f"ft-{sender}-"
 
 
-def order_id(bundle8: str, decision_ns: int, symbol: str) -> str:
-    """Return `ft-<bundle8>-<decision UTC>-<symbol>`, such as ft-0a1b2c3d-20160315T143000Z-AAPL: one
-    for each symbol and decision.
+def order_id(sender: str, decision_ns: int, symbol: str) -> str:
+    """Return `ft-<sender>-<decision UTC>-<symbol>`, such as
+    ft-0a1b2c3d-5e6f7a8b-20160315T143000Z-AAPL: one for each symbol and decision.
 
-    Alpaca takes up to 128 characters.
+    sender: see `read_sender`. Alpaca takes up to 128 characters.
     """
-    return f"{order_prefix(bundle8)}{_format_stamp(decision_ns)}-{symbol}"
+    return f"{order_prefix(sender)}{_format_stamp(decision_ns)}-{symbol}"
 
 
-def format_decision_stamp(bundle8: str, name: str) -> str:
+def read_sender(journal: Journal, bundle8: str) -> str:
+    """Read a deployment's name in its orders' ids; the bundle's where the account is its own."""
+    started = journal.last(DeploymentStart)
+    return (started.body.sender if started else "") or bundle8
+
+
+def find_sender(name: str) -> str:
+    """Find the deployment that made an order's id, whichever it is; empty for ids of others."""
+    found = _ID.match(name)
+    return found[1] if found else ""
+
+
+def format_decision_stamp(name: str) -> str:
     """Return the decision's time in an order's id, the journal's key for the terms of a
-    decision."""
-    return name.removeprefix(order_prefix(bundle8)).split("-", 1)[0]
+    decision; empty for ids of others."""
+    found = _ID.match(name)
+    return found[2] if found else ""
 
 
 def _format_stamp(decision_ns: int) -> str:
@@ -94,8 +109,8 @@ class _Slot:
 class OrderRules:
     """Constants of carrying orders out."""
 
-    bundle: str
-    """First eight characters of the bundle's hash."""
+    sender: str
+    """The deployment's name in its orders' ids (`read_sender`)."""
     fee_rate: float = 0.0
     """Fees as a share of the notional."""
     fractional: bool = False
@@ -114,9 +129,11 @@ class Execution:
 
     def __init__(self, broker: Broker, journal: Journal, rules: OrderRules) -> None:
         self.rules = rules
-        self.bundle = rules.bundle
+        self.sender = rules.sender
         self.trouble = ""
         """Reason for which the broker gave no answer in the last step; empty when it did."""
+        self.stranger = ""
+        """Another deployment's order that was seen next to its own; empty without any."""
         self._broker = broker
         self._journal = journal
         self._sales_wait = round(rules.sales_wait_s * SECOND)
@@ -135,7 +152,7 @@ class Execution:
         """
         execution = cls(broker, journal, rules)
         for name, report in journal.orders().items():
-            if not report.is_over and name.startswith(order_prefix(execution.bundle)):
+            if not report.is_over and name.startswith(order_prefix(execution.sender)):
                 execution._take_on(report, at)
         return execution
 
@@ -183,14 +200,43 @@ class Execution:
         used = {symbol: float(prices.get(symbol, 0.0)) for symbol in wanted}
         terms = OrderTerms(stamp, decision, not_before, until, used)
         reports = [
-            OrderReport(order_id(self.bundle, decision, symbol), symbol, "intended", shares)
+            OrderReport(order_id(self.sender, decision, symbol), symbol, "intended", shares)
             for symbol, shares in wanted.items()
         ]
         self._journal.write(terms, *reports, at=at)
         self._slots |= {report.id: _Slot(terms, at, until, report) for report in reports}
 
-    def step(self, now: int) -> bool:
-        """Ask, send and cancel the orders that are due now (nanoseconds); True once all are over.
+    def is_due(self, now: int) -> bool:
+        """Check for an order that has not left and may leave now."""
+        return any(
+            slot.report.state == "intended" and slot.terms.not_before <= now < slot.until
+            for slot in self._slots.values()
+        )
+
+    def rescale(self, symbol: str, split: float, *, before: int, reason: str, at: int) -> None:
+        """Count the shares of orders that were decided `before` a split, and have not left, as new
+        ones. An order of less than a share expires."""
+        for slot in self._slots.values():
+            report = slot.report
+            is_old = report.state == "intended" and slot.terms.decision <= before
+            if report.symbol != symbol or not is_old:
+                continue
+            prices = slot.terms.prices
+            terms = replace(slot.terms, prices={**prices, symbol: prices[symbol] / split})
+            for other in self._slots.values():
+                if other.stamp == slot.stamp:
+                    other.terms = terms
+            self._journal.write(terms, at=at)
+            grain = 1e6 if self.rules.fractional else 1.0
+            shares = math.trunc(report.shares * split * grain) / grain
+            text = f"{report.shares:g} before {reason}"
+            state = report.state if shares else "expired"
+            size = shares or report.shares
+            self._note(slot, replace(report, shares=size, state=state, reason=text), at)
+
+    def step(self, now: int, *, sends: bool = True) -> bool:
+        """Ask, send (if it `sends`) and cancel the orders that are due now (nanoseconds); True once
+        all are over.
 
         A broker that cannot be reached makes no error here (see `trouble`); it is asked again in
         the next step. Raises BrokerError when it refuses the account altogether, DeployError when
@@ -205,7 +251,8 @@ class Execution:
             due = [
                 slot
                 for slot in self._slots.values()
-                if slot.terms.not_before <= now < slot.until
+                if sends
+                and slot.terms.not_before <= now < slot.until
                 and (slot.report.state == "intended" or slot.absent)
             ]
             if self._broker.takes_baskets:
@@ -227,7 +274,7 @@ class Execution:
 
     def _take_on(self, report: OrderReport, at: int) -> None:
         """Take on an order from the journal, with the terms of its decision as they stand there."""
-        stamp = format_decision_stamp(self.bundle, report.id)
+        stamp = format_decision_stamp(report.id)
         entry = self._journal.last(OrderTerms, stamp)
         terms = OrderTerms(stamp, 0, 0, 0, {}) if entry is None else entry.body
         begun = entry.time if entry else 0
@@ -250,6 +297,7 @@ class Execution:
         if len(asked) > 1:
             since = min(max(slot.begun, slot.terms.not_before) for slot in asked) - _LOOK_BACK
             listed = {report.id: report for report in self._broker.orders(max(0, since))}
+            self.stranger = next(filter(self._is_strange, listed), self.stranger)
         for slot in asked:
             report = listed.get(slot.report.id) or self._broker.order(slot.report.id)
             if report is not None:
@@ -266,6 +314,11 @@ class Execution:
         self._quiet = 0 if moved else self._quiet + 1
         if self._quiet >= _QUIET:
             self._ask_at = now + 4 * self._poll
+
+    def _is_strange(self, name: str) -> bool:
+        """Check for the order of a deployment that the journal does not know."""
+        is_known = name in self._slots or self._journal.last(OrderReport, name) is not None
+        return bool(find_sender(name)) and not is_known
 
     def _expire(self, now: int) -> None:
         """Write off the orders whose time is over and that are at no broker, without asking one."""

@@ -1,4 +1,4 @@
-"""Real money, which is closed, and the conditions of `fintrader live` once it is open.
+"""The conditions of `fintrader live`.
 
 Real-money trading is closed until a market-life simulator has passed on this same code: `live`
 refuses before it does anything else, and so do the broker and the runner (`refuse_real_money`).
@@ -6,7 +6,7 @@ refuses before it does anything else, and so do the broker and the runner (`refu
 A deployment may trade real money once it has traded a paper account for twenty sessions inside the
 band of its backtest. A person then reads its description and its possible losses, and types the
 account's number and the amount. This consent stands in a sealed file, names bundle, account and
-amount, and lapses after thirty days. Keys of the real account are separate variables, so that no
+amount, endpoint and limits, of which each change asks again, and lapses after thirty days. Keys of the real account are separate variables, so that no
 paper deployment can ever use them.
 """
 
@@ -17,17 +17,19 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from fintrader.backtesting.limits import LimitSettings
+from fintrader.deploy.alerts import tell_supervisor
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import WallClock
 from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT
-from fintrader.deploy.deployment import find_deployment, report_drift
+from fintrader.deploy.deployment import describe_alarm, find_deployment, report_drift
 from fintrader.deploy.drift_report import DriftReport, read_report
 from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import open_live_feed
@@ -56,6 +58,8 @@ class Consent:
     bundle: str
     account: str
     cap_usd: float
+    endpoint: str
+    limits: LimitSettings
     given: str
     until: str
     """Times in ISO 8601, UTC."""
@@ -68,8 +72,8 @@ class Consent:
 def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     """Trade a deployment with real money, as a separate deployment `NAME-live`; return its folder.
 
-    Raises DeployError: real-money trading is closed. Once it is open: where the deployment has not
-    proved itself on paper, or the keys or a person's consent are missing.
+    Raises DeployError where real-money trading is closed, the deployment has not proved itself on
+    paper, or the keys or a person's consent are missing.
     """
     refuse_real_money(True)
     home = find_deployment(name, settings.deployments_dir)
@@ -91,17 +95,21 @@ def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     place = find_real_deployment(home, bundle)
     chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
     with hold(ObjectStore(place)), Journal(place / JOURNAL) as journal:
+        tell_supervisor({"home": str(place.resolve())})
         feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
-        Runner(
+        runner = Runner(
             bundle,
             chosen,
             Connections(WallClock(), feed, broker, journal),
             window=None,
             until=int(consent.end.timestamp() * 1e9),
             cap_usd=consent.cap_usd,
-            daily=lambda: report_drift(place, feed),
-        ).run()
-    print(f"the consent of {consent.given} has lapsed; `fintrader live {name}` asks for a new one")
+            daily=lambda: describe_alarm(report_drift(place, feed)),
+        )
+        runner.run()
+        lapse = f"the consent of {consent.given} has lapsed"
+        runner.tell_end(f"{lapse}, and `fintrader live {name}` asks for a new one")
+        runner.alerts.finish()
     return place
 
 
@@ -172,10 +180,20 @@ def require_consent(
     one."""
     path = home / CONSENT
     now = dt.datetime.now(dt.UTC)
-    asked = (bundle.id, number, settings.cap_usd)
+    until = now + dt.timedelta(days=DAYS)
+    consent = Consent(
+        bundle=bundle.id,
+        account=number,
+        cap_usd=settings.cap_usd,
+        endpoint=settings.endpoint or ENDPOINT,
+        limits=settings.limits,
+        given=now.isoformat(timespec="seconds"),
+        until=until.isoformat(timespec="seconds"),
+    )
     if path.is_file():
         stands = _read_consent(path)
-        if (stands.bundle, stands.account, stands.cap_usd) == asked and now < stands.end:
+        same_times = replace(consent, given=stands.given, until=stands.until)
+        if stands == same_times and now < stands.end:
             return stands
     if settings.cap_usd <= 0:
         raise DeployError("real money needs a limit on the amount: --cap-usd AMOUNT")
@@ -193,24 +211,24 @@ def require_consent(
         f"  backtest: worst day {expected.min():+.2%},"
         f" deepest loss {abs(drawdowns(expected).min()):.2%} of its peak"
     )
+    limits = settings.limits.model_dump().items()
     print(
-        f"  limits: it halts after {settings.limits.day_loss:.1%} a day,"
-        f" {settings.limits.drawdown:.1%} from its peak"
+        "  limits:", ", ".join(f"{name} {limit:g}" for name, limit in limits if name != "enforced")
     )
+    print(f"  it trades at {consent.endpoint}")
     cap = f"{settings.cap_usd:.0f}"
     if ask(f"Type the number of the account that will trade ({number}): ").strip() != number:
         raise DeployError("that is not the account's number; nothing was begun")
     if ask(f"Type the amount it may hold in USD ({cap}): ").strip() != cap:
         raise DeployError("that is not the amount; nothing was begun")
-    until = now + dt.timedelta(days=DAYS)
-    times = (moment.isoformat(timespec="seconds") for moment in (now, until))
-    consent = Consent(*asked, *times)
     write_bytes(path, seal(to_json(consent), indent=2))
     return consent
 
 
 def _read_consent(path: Path) -> Consent:
-    damaged = DeployError(f"{path} was changed; remove it, and consent again")
+    damaged = DeployError(
+        f"{path} was changed, or is of another version; remove it, and consent again"
+    )
     try:
         return from_json(Consent, unseal(path.read_bytes(), damaged))
     except RecordError:

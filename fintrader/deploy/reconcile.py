@@ -1,18 +1,24 @@
 """Compare the broker's orders, positions and cash with the journal's, at the start and ever after.
 
 The expected account is the last one on which both agreed, with the fills since and the announced
-adjustments (splits, deposits). Fills are never added up as they come in: the last report of an
-order counts, so a fill that is reported ten times counts once.
+splits. Fills are never added up as they come in: the last report of an order counts, so a fill that
+is reported ten times counts once.
+
+A difference is explained by the broker's activities (splits, dividends, fees, deposits), each of
+which counts once, by a split that is not booked yet or whose fraction is paid in cash, or, of cash
+alone, by its size: fees and interest are booked before they are listed. Cash without an explanation
+stays open for the days of `_RECENT`, in which their sum must be as small as fees are.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from fintrader.deploy.broker import Broker, BrokerAccount, OrderReport
+from fintrader.deploy.broker import Activity, Broker, BrokerAccount, OrderReport
 from fintrader.deploy.entries import (
     Adjustment,
     Adoption,
@@ -22,12 +28,19 @@ from fintrader.deploy.entries import (
     OrderTerms,
 )
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.orders import SECOND, format_decision_stamp, order_prefix
-from fintrader.errors import DeployError
+from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp, order_prefix
+from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 
 _LOOK_BACK = 300 * SECOND
-_RECENT = 7 * 86_400 * SECOND
-"""Time before the first start in which orders of another deployment of the bundle count."""
+_DAY = 86_400 * SECOND
+_RECENT = 7 * _DAY
+"""Time in which cash may be explained later; also that before the first start in which orders of
+another deployment count."""
+_BOOKED_LATER = 3 * _DAY
+"""Most days between an activity's day and its booking."""
+_CENT = 0.01
+_FEW = 60
+"""Most activities of which more than all or none are tried."""
 _NAMED = 5
 """Most findings that a refusal names; the journal has them all."""
 SAME_SHARES = 1e-6
@@ -45,14 +58,32 @@ class Expected:
     shares: Mapping[str, float]
     traded_usd: float
     """Notional of the fills since the last agreement."""
+    owed: Mapping[str, float] = field(default_factory=dict)
+    """Part of the shares that announced splits add and that may not be booked yet."""
 
 
 class Tolerance(NamedTuple):
-    """Largest difference between equal amounts of cash."""
+    """Largest sum of the cash that nothing explains, of the last seven days."""
 
     usd: float = 5.0
     bps: float = 10.0
-    """Share of the notional since the last agreement."""
+    """Share of the notional of these days."""
+    due_usd: float = 0.0
+    """Cash that may have come on top, without a word: dividends, fractions of shares."""
+    split: frozenset[str] = frozenset()
+    """Symbols that were split within the last days."""
+
+
+@dataclass(frozen=True)
+class _Balance:
+    """The account compared with the expected one."""
+
+    found: tuple[Finding, ...]
+    counted: tuple[Activity, ...] = ()
+    """Activities that explain a difference."""
+    owed: Mapping[str, float] = field(default_factory=dict)
+    left_usd: float = 0.0
+    """Cash that nothing explains, of the last days."""
 
 
 def expect_holdings(journal: Journal) -> Expected:
@@ -61,10 +92,13 @@ def expect_holdings(journal: Journal) -> Expected:
     seq = agreed.seq if agreed else 0
     shares = dict(agreed.body.shares) if agreed else {}
     cash, traded = sum_fills(journal, seq, shares)
+    owed = dict(agreed.body.owed) if agreed else {}
     for entry in journal.entries(Adjustment, after=seq):
         cash += entry.body.cash_usd
         for symbol, count in entry.body.shares.items():
-            shares[symbol] = shares.get(symbol, 0.0) + count
+            owed[symbol] = owed.get(symbol, 0.0) + count
+    for symbol, count in owed.items():
+        shares[symbol] = shares.get(symbol, 0.0) + count
     return Expected(
         number=agreed.body.account if agreed else "",
         cash_usd=agreed.body.cash_usd + cash if agreed else None,
@@ -72,6 +106,7 @@ def expect_holdings(journal: Journal) -> Expected:
             symbol: count for symbol, count in sorted(shares.items()) if abs(count) > SAME_SHARES
         },
         traded_usd=traded,
+        owed=owed,
     )
 
 
@@ -105,59 +140,70 @@ def reconcile(
     bundle: str,
     at: int,
     start: bool = False,
-    adopt: bool = False,
+    adopt: bool | Mismatch = False,
     tolerance: Tolerance = Tolerance(),  # noqa: B008
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[Finding, ...]:
     """Journal the reports of the orders, and compare; an agreement is journalled as a `Checkpoint`.
 
     An own order that stands though its time is over is cancelled. Nothing else at the broker is
-    ever touched. Orders whose ids begin with the bundle's and that the journal does not know, open
-    or recent, were sent by another deployment of the bundle: they are a difference. Cash may be off
-    by a tolerance for fees that come later, and interest. A difference counts once it has outlived
-    three looks, a second (`pause`) apart, between which no order moved: orders and positions are
-    asked for one after the other.
+    ever touched. Orders with the id of a deployment (`find_sender`) that the journal does not know,
+    open or recent, were sent by another one: they are a difference. A difference counts once it has
+    outlived three looks, a second (`pause`) apart, between which no order moved: orders and
+    positions are asked for one after the other.
 
     At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
-    is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. Later
-    the findings are returned and journalled as a `Mismatch`. Raises BrokerUnsureError when the
-    broker does not answer.
+    is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. A
+    `Mismatch` adopts its own findings and no others. Later the findings are returned and journalled
+    as a `Mismatch`. Raises BrokerUnsureError when the broker does not answer.
     """
     found: tuple[Finding, ...] = ()
     unmoved = 0
     for _ in range(12):
         reports, moved = _take_up(journal, broker, bundle, at)
         account = broker.account()
-        foreign = [report for report in reports if _is_foreign(journal, bundle, report)]
+        foreign = [report for report in reports if _is_foreign(journal, report)]
         known = expect_holdings(journal)
-        slack_usd = tolerance.usd + tolerance.bps * 1e-4 * known.traded_usd
-        found = _compare(known, account, foreign, slack_usd, bundle)
+        found = _find_strangers(known, account, foreign)
+        balance = _Balance(())
+        if all(finding.kind == "order" for finding in found):
+            balance = _explain(journal, broker, known, account, at, tolerance)
+            found = (*found, *balance.found)
         if not found:
-            _record_agreement(journal, account, at)
-            return ()
-        if start and adopt:
-            _record_adoption(journal, account, foreign, found, at)
+            _record_agreement(journal, account, at, known, balance)
             return ()
         unmoved = 0 if moved else unmoved + 1
+        if (start and adopt is True) or (unmoved >= 3 and _names(adopt, found)):
+            _record_adoption(journal, account, foreign, replace(balance, found=found), at)
+            return ()
         if unmoved >= 3:
             break
         pause(1.0)
-    journal.write(Mismatch(found), at=at)
+    last = journal.last(Mismatch)
+    if last is None or last.body != Mismatch(found):
+        journal.write(Mismatch(found), at=at)
     if start:
         text = "; ".join(finding.text for finding in found[:_NAMED])
         if len(found) > _NAMED:
             text += f"; and {len(found) - _NAMED} more"
-        if any(report.id.startswith(order_prefix(bundle)) for report in foreign):
+        if any(find_sender(report.id) for report in foreign):
             raise DeployError(
-                f"another deployment of this bundle trades this account ({text}); stop it or give "
+                f"another deployment trades this account ({text}); stop it or give "
                 "this one the keys of another account, or, if it has ended for good, start with "
                 "--adopt"
             )
         raise DeployError(
             f"the account differs from the journal ({text}); correct the account, or start with"
-            " --adopt"
+            " --adopt; `fintrader accept` and the name of the deployment take over what is named"
         )
     return found
+
+
+def _names(accepted: bool | Mismatch, found: Iterable[Finding]) -> bool:
+    """Check that a person has accepted these findings. No other account can be accepted."""
+    return isinstance(accepted, Mismatch) and all(
+        finding in accepted.findings and finding.kind != "account" for finding in found
+    )
 
 
 def _take_up(
@@ -184,7 +230,7 @@ def _take_up(
         if (
             not report.is_over
             and report.id.startswith(order_prefix(bundle))
-            and _is_late(journal, bundle, report, at)
+            and _is_late(journal, report, at)
         ):
             broker.cancel(report)
     return reports, moved
@@ -203,10 +249,10 @@ def _list_standing(journal: Journal, agreed: Entry[Checkpoint] | None) -> set[st
     return standing
 
 
-def _is_foreign(journal: Journal, bundle: str, report: OrderReport) -> bool:
-    """Check that an order is unknown to the journal, and open or of the same bundle."""
+def _is_foreign(journal: Journal, report: OrderReport) -> bool:
+    """Check that an order is unknown to the journal, and open or of another deployment."""
     is_known = journal.last(OrderReport, report.id) is not None
-    return not is_known and (not report.is_over or report.id.startswith(order_prefix(bundle)))
+    return not is_known and (not report.is_over or bool(find_sender(report.id)))
 
 
 def _is_news(known: OrderReport, report: OrderReport) -> bool:
@@ -220,20 +266,17 @@ def _is_news(known: OrderReport, report: OrderReport) -> bool:
     return more > SAME_SHARES or (not is_over and is_changed)
 
 
-def _is_late(journal: Journal, bundle: str, report: OrderReport, at: int) -> bool:
+def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
     """Check that an order of ours is beyond its time, or has none (its decision is in no
     journal)."""
-    terms = journal.last(OrderTerms, format_decision_stamp(bundle, report.id))
+    terms = journal.last(OrderTerms, format_decision_stamp(report.id))
     return terms is None or at >= terms.body.until
 
 
-def _compare(
-    known: Expected,
-    account: BrokerAccount,
-    foreign: Iterable[OrderReport],
-    tolerance_usd: float,
-    bundle: str,
+def _find_strangers(
+    known: Expected, account: BrokerAccount, foreign: Iterable[OrderReport]
 ) -> tuple[Finding, ...]:
+    """Find orders of others, and an account that is another or takes no orders."""
     found: list[Finding] = []
     if account.blocked:
         found.append(
@@ -244,47 +287,189 @@ def _compare(
         return (*found, Finding("account", account.number, text))
     for report in foreign:
         text = f"order {report.id} of {report.shares:g} {report.symbol} is none of this deployment"
-        if report.id.startswith(order_prefix(bundle)):
-            text += ", but of its bundle"
+        sender = find_sender(report.id)
+        if sender:
+            text += f", but of the deployment {sender}"
         found.append(Finding("order", report.id, text))
-    for symbol in sorted({*known.shares, *account.shares}):
-        held = account.shares.get(symbol, 0.0)
-        due = known.shares.get(symbol, 0.0)
-        if abs(held - due) > SAME_SHARES:
-            found.append(
-                Finding(
-                    "position", symbol, f"{held:g} shares of {symbol} are held, {due:g} expected"
-                )
-            )
-    if known.cash_usd is not None and abs(account.cash_usd - known.cash_usd) > tolerance_usd:
-        text = f"cash is {account.cash_usd:,.2f} USD, {known.cash_usd:,.2f} expected"
-        found.append(Finding("cash", account.number, text))
     return tuple(found)
 
 
-def _record_agreement(journal: Journal, account: BrokerAccount, at: int) -> None:
+def _explain(
+    journal: Journal,
+    broker: Broker,
+    known: Expected,
+    account: BrokerAccount,
+    at: int,
+    tolerance: Tolerance,
+) -> _Balance:
+    """Compare shares and cash; ask for the broker's activities where they differ."""
+    agreed = journal.last(Checkpoint)
+    balance = _compare(agreed, known, account, at, tolerance, ())
+    differs = balance.found or abs(balance.left_usd) > _CENT
+    if agreed is None or not differs:
+        return balance
+    since = min(agreed.time, at - _RECENT) - _BOOKED_LATER
+    try:
+        listed = broker.activities(max(since, 0))
+    except (BrokerError, BrokerUnsureError):
+        if balance.found:
+            raise
+        return balance
+    pending = [one for one in listed if journal.last(Activity, one.id) is None]
+    return _compare(agreed, known, account, at, tolerance, pending)
+
+
+def _compare(
+    agreed: Entry[Checkpoint] | None,
+    known: Expected,
+    account: BrokerAccount,
+    at: int,
+    tolerance: Tolerance,
+    pending: Sequence[Activity],
+) -> _Balance:
+    """Compare shares and cash, with the activities that were not counted before."""
+    found: list[Finding] = []
+    counted: list[Activity] = []
+    owed: dict[str, float] = {}
+    for symbol in sorted({*known.shares, *account.shares, *known.owed}):
+        rows = [one for one in reversed(pending) if one.symbol == symbol and one.shares]
+        taken = _match_shares(symbol, known, account, rows, tolerance)
+        if taken is None:
+            held = account.shares.get(symbol, 0.0)
+            due = known.shares.get(symbol, 0.0)
+            text = f"{held:g} shares of {symbol} are held, {due:g} expected"
+            found.append(Finding("position", symbol, text))
+            continue
+        counted += taken.counted
+        owed |= taken.owed
+    if agreed is None or known.cash_usd is None:
+        return _Balance(tuple(found))
+    recent = _list_days(at)
+    was_open = sum(usd for day, usd in agreed.body.open_usd.items() if day in recent)
+    traded = sum(usd for day, usd in agreed.body.traded_usd.items() if day in recent)
+    slack = tolerance.usd + tolerance.bps * 1e-4 * (traded + known.traded_usd)
+    left = was_open + account.cash_usd - known.cash_usd - sum(one.cash_usd for one in counted)
+    bookings = [one for one in pending if not one.shares]
+    paid = _pick(bookings, "cash_usd", left)
+    left -= sum(one.cash_usd for one in paid)
+    if not -slack <= left <= slack + tolerance.due_usd:
+        text = f"cash is {account.cash_usd:,.2f} USD, {account.cash_usd - left:,.2f} expected"
+        found.append(Finding("cash", account.number, text))
+    return _Balance(tuple(found), (*counted, *paid), owed, left)
+
+
+def _match_shares(
+    symbol: str,
+    known: Expected,
+    account: BrokerAccount,
+    rows: Sequence[Activity],
+    tolerance: Tolerance,
+) -> _Balance | None:
+    """Explain the shares of a symbol; None where nothing does."""
+    held = account.shares.get(symbol, 0.0)
+    due = known.shares.get(symbol, 0.0)
+    owed = known.owed.get(symbol, 0.0)
+    is_split = symbol in tolerance.split
+    for base in (due, due - owed) if owed else (due,):  # as announced, or not booked yet
+        if abs(held - base) <= SAME_SHARES:
+            return _Balance((), owed={symbol: owed} if base != due and is_split else {})
+        # The fraction of a share that a split leaves is paid in cash, or made a whole one.
+        is_whole = abs(held - round(held)) <= SAME_SHARES
+        if is_split and base == due and is_whole and abs(held - due) < 1.0:
+            return _Balance(())
+        taken = _pick(rows, "shares", held - base)
+        if taken and abs(held - base - sum(one.shares for one in taken)) <= SAME_SHARES:
+            is_booked = base == due or any(one.kind == "split" for one in taken)
+            return _Balance((), tuple(taken), {} if is_booked else {symbol: owed})
+    return None
+
+
+def _pick(rows: Sequence[Activity], name: str, target: float) -> Sequence[Activity]:
+    """Pick the rows whose amounts together come closest to a target: none, all, or, of few rows,
+    what is left of these when one after the other changes sides."""
+
+    def measure(some: Sequence[Activity]) -> float:
+        total: float = sum(getattr(one, name) for one in some)
+        return round(abs(target - total), 6)
+
+    picks: list[Sequence[Activity]] = [(), rows]
+    while len(rows) <= _FEW and min(map(measure, picks)) > 0.0:
+        flips = [
+            [one for one in rows if (one in some) != (one is flip)]
+            for some in picks
+            for flip in rows
+        ]
+        closer = min(flips, key=measure, default=())
+        if measure(closer) >= min(map(measure, picks)):
+            break
+        picks.append(closer)
+    return min(picks, key=measure)
+
+
+def _list_days(at: int) -> set[str]:
+    """List the days (ISO 8601, UTC) in which cash may still be explained."""
+    return {format_day(at - back * _DAY) for back in range(_RECENT // _DAY + 1)}
+
+
+def format_day(at: int) -> str:
+    """Format a time (ns) as its day, ISO 8601, UTC."""
+    return dt.datetime.fromtimestamp(at // SECOND, dt.UTC).date().isoformat()
+
+
+def _record_agreement(
+    journal: Journal, account: BrokerAccount, at: int, known: Expected, balance: _Balance
+) -> None:
     """Journal the account on which both agree, unless the journal says so already."""
     agreed = journal.last(Checkpoint)
     standing = tuple(sorted(_list_standing(journal, agreed)))
-    now = Checkpoint(account.number, account.cash_usd, dict(account.shares), standing)
+    recent = _list_days(at)
+    today = format_day(at)
+    traded, left = (
+        {day: usd for day, usd in days.items() if day in recent}
+        for days in ((agreed.body.traded_usd, agreed.body.open_usd) if agreed else ({}, {}))
+    )
+    if known.traded_usd:
+        traded[today] = traded.get(today, 0.0) + known.traded_usd
+    more = balance.left_usd - sum(left.values())
+    if abs(balance.left_usd) < _CENT:
+        left = {}
+    elif more:
+        left[today] = left.get(today, 0.0) + more
+    now = Checkpoint(
+        account.number,
+        account.cash_usd,
+        dict(account.shares),
+        standing,
+        {symbol: count for symbol, count in balance.owed.items() if count},
+        traded,
+        left,
+    )
     if (
         agreed is None
         or now != agreed.body
         or any(journal.entries(kind, after=agreed.seq) for kind in (OrderReport, Adjustment))
     ):
-        journal.write(now, at=at)
+        journal.write(*balance.counted, now, at=at)
 
 
 def _record_adoption(
     journal: Journal,
     account: BrokerAccount,
     foreign: Iterable[OrderReport],
-    found: Iterable[Finding],
+    balance: _Balance,
     at: int,
 ) -> None:
+    """Journal the account as it is; what explains a part of its differences counts, too."""
     if account.blocked:
         raise DeployError(f"the account takes no orders ({account.blocked}); ask the broker why")
+    known = expect_holdings(journal)
+    kinds = {finding.kind for finding in balance.found}
+    symbols = [finding.name for finding in balance.found if finding.kind == "position"]
+    adoption = Adoption(
+        tuple(finding.text for finding in balance.found),
+        balance.left_usd if "cash" in kinds else 0.0,
+        {name: account.shares.get(name, 0.0) - known.shares.get(name, 0.0) for name in symbols},
+    )
     with journal.together():
-        adoption = Adoption(tuple(finding.text for finding in found))
         journal.write(adoption, *foreign, at=at)
-        _record_agreement(journal, account, at)
+        _record_agreement(journal, account, at, known, replace(balance, left_usd=0.0))

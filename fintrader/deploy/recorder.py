@@ -118,11 +118,13 @@ class Recorder:
         self.since = self.rows.take(rows)
         self.rows.actions = tuple(self.journal.actions())
 
-    def morning(self, feed: LiveFeed, session: int, at: int) -> list[Action]:
-        """Ask once a session for the splits and dividends up to its day; return those of this day,
-        the first time."""
+    def morning(
+        self, feed: LiveFeed, session: int, at: int, *, again: bool = False
+    ) -> list[Action]:
+        """Ask once a session, or `again`, for the splits and dividends up to its day; return those
+        of the last ten days."""
         day = self.grid.dates[session].item()
-        if self._actions_until == day:
+        if self._actions_until == day and not again:
             return []
         known = self.journal.actions()
         for action in feed.actions(self.grid.dates[0].item(), day):
@@ -130,7 +132,12 @@ class Recorder:
                 self.journal.write(action, at=at)
         self.rows.actions = tuple(self.journal.actions())
         self._actions_until = day
-        return [action for action in self.rows.actions if action.day == day]
+        return [action for action in self.rows.actions if 0 <= (day - action.day).days <= 10]
+
+    def find_open(self, day: dt.date) -> int:
+        """Find the open of the first session from a day on, ns."""
+        session = int(np.searchsorted(self.grid.dates, np.datetime64(day)))
+        return int(self.grid.minutes[self.grid.first_bar[session]])
 
     def recorded(self) -> MarketTensors:
         """Build the market of the received bars, from the first that was decided upon. Raises

@@ -8,6 +8,7 @@ build of all bars has there.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,18 +17,30 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars, concat, wrap_columns
 from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
-from fintrader.bars.corporate_actions import Action
+from fintrader.bars.clean import clean
+from fintrader.bars.corporate_actions import Action, as_traded, load_actions, with_announced
 from fintrader.bars.sources.feed import Feed
+from fintrader.bars.sources.layout import FilesSettings
 from fintrader.deploy.journal import Bar
-from fintrader.errors import ConfigError, DeployError
+from fintrader.errors import ConfigError, DataError, DeployError
 from fintrader.market import features as ft
-from fintrader.market.build import assemble
+from fintrader.market.build import assemble, fit_features, scale_context
+from fintrader.market.index_level import daily_level, equal_weight, file_benchmark
+from fintrader.market.market_file import refuse_bad_cells
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.reading import Reader, carry_extras
+from fintrader.market.recent_bars import RecentBars
+from fintrader.market.scaling import apply_scale
 from fintrader.market.settings import DataSettings, factor_column, raw_features
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.synthetic import SyntheticSettings
+from fintrader.market.tensors import Events, MarketTensors
+from fintrader.market.universe import load_membership, load_shares, member_days, share_days
+from fintrader.results.market_description import Fault, MarketDescription
 
 SPARE_SESSIONS = 2
 """More than the features need: a window's first session opens on carried prices."""
@@ -41,25 +54,38 @@ class History:
     def __init__(self, symbols: Sequence[str], extras: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
         self.extras = tuple(extras)
-        self._parts: dict[str, list[Bars]] = {symbol: [] for symbol in symbols}
+        self.fresh: list[Bars] = []
+        """Bars that came since somebody emptied this list."""
+        self._names = (*COLUMNS, *self.extras)
+        self._rows = {symbol: Rows(len(self._names)) for symbol in symbols}
 
     def add(self, bars: Bars) -> Bars:
         """Take in the bars that are newer than the newest of their symbol; return the others."""
+        order = np.lexsort((bars.ts, bars.symbol))
         late = np.zeros(len(bars), bool)
-        for code, symbol in enumerate(bars.symbols):
-            if symbol not in self._parts:
+        values = [getattr(bars, name) for name in COLUMNS]
+        table = np.stack([*values, *(bars.extras[name] for name in self.extras)])[:, order]
+        ts = bars.ts[order]
+        codes = bars.symbol[order]
+        edges = np.searchsorted(codes, np.arange(len(bars.symbols) + 1)).tolist()
+        for symbol, (start, stop) in zip(bars.symbols, itertools.pairwise(edges), strict=True):
+            rows = self._rows.get(symbol)
+            if rows is None or start == stop:
                 continue
-            at = np.flatnonzero(bars.symbol == code)
-            at = at[np.argsort(bars.ts[at], kind="stable")]
-            newest = self.newest(symbol)
-            fresh = at if newest is None else at[bars.ts[at] > newest]
-            fresh = fresh[np.diff(bars.ts[fresh], prepend=-1) > 0]
-            late[np.setdiff1d(at, fresh)] = True
-            if len(fresh):
-                columns = {name: getattr(bars, name)[fresh] for name in COLUMNS}
-                extras = {name: bars.extras[name][fresh] for name in self.extras}
-                part = wrap_columns(symbol, bars.ts[fresh], columns, "received bars", extras=extras)
-                self._parts[symbol].append(part)
+            own = ts[start:stop]
+            if own[0] > rows.newest and (np.diff(own) > 0).all():
+                rows.add(own, table[:, start:stop])
+                continue
+            fresh = (own > rows.newest) & (np.diff(own, prepend=-1) > 0)
+            rows.add(own[fresh], table[:, start:stop][:, fresh])
+            late[order[start:stop][~fresh]] = True
+        known = np.isin(
+            codes, [code for code, name in enumerate(bars.symbols) if name in self._rows]
+        )
+        taken = order[known & ~late[order]]
+        if len(taken):
+            extras = {name: bars.extras[name] for name in self.extras}
+            self.fresh.append(replace(bars, extras=extras).take(taken))
         return bars.take(late)
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
@@ -69,42 +95,56 @@ class History:
         self.add(wrap_columns(symbol, np.array([ts]), columns, "last close", extras=extras))
 
     def newest(self, symbol: str) -> int | None:
-        """Return the start of its newest bar, nanoseconds."""
-        parts = self._parts[symbol]
-        return int(parts[-1].ts[-1]) if parts else None
+        """Return the start of a symbol's newest bar, ns; None without one."""
+        rows = self._rows.get(symbol)
+        return rows.newest if rows is not None and rows.size else None
 
     def last_close(self, symbol: str) -> float:
         """Return a symbol's last close, USD; 0 without one, also for an unknown symbol."""
-        parts = self._parts.get(symbol)
-        return float(parts[-1].close[-1]) if parts else 0.0
+        rows = self._rows.get(symbol)
+        return float(rows.values[3, rows.size - 1]) if rows is not None and rows.size else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
         """Return the bars that begin in `[first, stop)`; a close carried into the first comes as a
         bar without volume there."""
-        parts = self._parts[symbol]
-        # As in a binary counter a part is joined by all later ones once they are as long, so that a
-        # bar is copied a logarithmic number of times while the history grows.
-        cut = len(parts)
-        size = 0
-        while cut and (not size or len(parts[cut - 1]) <= size):
-            cut -= 1
-            size += len(parts[cut])
-        parts[cut:] = [join_bars(parts[cut:])] if size else []
-        bars = join_bars([_take_near(part, first, stop) for part in parts])
-        start = int(np.searchsorted(bars.ts, first))
-        found = bars.take(slice(start, None))
-        if start > 0 and first not in found.ts[:1]:
-            last = bars.take(slice(start - 1, start))
-            flat: Any = dict.fromkeys(PRICES, last.close)
-            carried = replace(last, ts=np.array([first]), volume=np.zeros(1), **flat)
-            found = join_bars([carried, found])
-        return found
+        rows = self._rows[symbol]
+        start, end = np.searchsorted(rows.ts[: rows.size], [first, stop]).tolist()
+        is_carried = start > 0 and first not in rows.ts[start:end][:1]
+        part = slice(start - is_carried, end)
+        ts = rows.ts[part]
+        values = rows.values[:, part]
+        if is_carried:
+            ts = np.append(first, ts[1:])
+            values = values.copy()
+            values[:4, 0] = values[3, 0]
+            values[4, 0] = 0.0
+        columns = dict(zip(self._names, values, strict=True))
+        extras = {name: columns.pop(name) for name in self.extras}
+        return wrap_columns(symbol, ts, columns, "received bars", extras=extras)
 
 
-def _take_near(bars: Bars, first: int, stop: int) -> Bars:
-    """Take the bars that begin in `[first, stop)`, and the one before them."""
-    start, end = np.searchsorted(bars.ts, [first, stop])
-    return bars.take(slice(max(int(start) - 1, 0), int(end)))
+class Rows:
+    """Rows of one symbol, in order of time, with room for more."""
+
+    def __init__(self, columns: int) -> None:
+        self.size = 0
+        self.newest = -1
+        """Start of the newest bar, nanoseconds."""
+        self.ts = np.zeros(64, dtype=np.int64)
+        self.values = np.zeros((columns, 64))
+
+    def add(self, ts: Array, values: Array) -> None:
+        """Append rows: `ts` `[R]`, values `[C, R]`."""
+        stop = self.size + len(ts)
+        if stop > len(self.ts):
+            self.ts = np.resize(self.ts, 2 * stop)
+            wider = np.zeros((len(values), 2 * stop))
+            wider[:, : self.size] = self.values[:, : self.size]
+            self.values = wider
+        self.ts[self.size : stop] = ts
+        self.values[:, self.size : stop] = values
+        self.size = stop
+        self.newest = int(self.ts[stop - 1]) if stop else -1
 
 
 def join_bars(parts: Sequence[Bars]) -> Bars:
@@ -136,12 +176,15 @@ class _Recent(Feed):
         return self._history.between(symbol, self._first, self._stop)
 
     def index(self, grid: SessionGrid) -> Array | None:
-        if self._level is None:
-            return None
-        minutes, level = self._level
-        known = minutes < self._stop
-        at = np.searchsorted(minutes[known], grid.minutes, side="right") - 1
-        return np.asarray(level[known][np.maximum(at, 0)])
+        return None if self._level is None else _known_level(self._level, self._stop, grid.minutes)
+
+
+def _known_level(index: Level, stop: int, moments: Array) -> Array:
+    """Look up an index as it is known before `stop` at these moments."""
+    minutes, level = index
+    known = minutes < stop
+    at = np.searchsorted(minutes[known], moments, side="right") - 1
+    return np.asarray(level[known][np.maximum(at, 0)])
 
 
 class RecentMarket:
@@ -191,6 +234,26 @@ class RecentMarket:
                 "waive": tuple(STOPPING),
             }
         )
+        names = (*chosen.names, *chosen.extra, *raw_features(settings))
+        size = len(self.symbols), len(names)
+        self._scaling = fit_features(self._asked, np.empty((0, *size)), names, (0, 0))
+        columns = (*chosen.context, *chosen.daily)
+        empty = np.empty((0, len(columns)))
+        self._context_scales = scale_context(self._asked, empty, columns, (0, 0))
+        source = settings.source
+        self._is_plain = not (
+            any(":" in name for name in names)
+            or isinstance(source, PlantedInSettings)
+            or (isinstance(source, FilesSettings) and source.label == "end")
+            or not set(chosen.known_at).isdisjoint(chosen.extra)
+        )
+        """Whether new rows can be appended: users' own features read all bars."""
+        self._recent = RecentBars(self.symbols, self.history.extras, self._read)
+        self._description: MarketDescription
+        self._is_described = False
+        self._window: SessionGrid
+        self._days_open = np.empty(0)
+        self._stop = self._look_at = 0
 
     def _count_needed_sessions(self) -> int:
         try:
@@ -205,16 +268,183 @@ class RecentMarket:
         """Whole sessions of bars that the first decision needs before it."""
         return max(self.sessions, self.daily_sessions)
 
-    def at(self, grid: SessionGrid, bar: int) -> tuple[MarketTensors, int]:
+    def at(self, grid: SessionGrid, bar: int, since: int = 0) -> tuple[MarketTensors, int]:
         """Build the market whose newest closed bar is `bar` of `grid`; return it and the bar's row.
 
-        Raises DeployError when the received bars do not reach back far enough, DataError for bars
-        that are none.
+        It begins with the session, or earlier: with the `lookback` bars whose features it holds, or
+        the bar that begins at `since`, ns. Raises DeployError when the received bars do not reach
+        back far enough, DataError for bars that are none.
         """
+        if not self._is_described:
+            market, row = self._build_window(grid, bar, self.sessions)
+            self._description = replace(market.description, windows=None)
+            self._is_described = True
+        if self._is_plain:
+            self._open_window(grid, bar)
+            self._extend(bar + 1 - self._first)
+            if self._recent.is_whole:
+                market, row = self._lay_out(since)
+                return self._with_turbulence(market, grid, bar, row), row
         market, row = self._build_window(grid, bar, self.sessions)
-        if self.daily_sessions:
-            market = self._with_turbulence(market, grid, bar, row)
+        return self._with_turbulence(market, grid, bar, row), row
+
+    def _open_window(self, grid: SessionGrid, bar: int) -> None:
+        """Lay out all that stays the same in a session."""
+        session = int(grid.session[bar])
+        first = session - self.sessions
+        if first < 0:
+            raise self._miss_sessions(grid, session, self.sessions)
+        days = grid.dates[[first, session]]
+        if np.array_equal(days, self._days_open):
+            return
+        self._days_open = days
+        self._window = window = grid.cut(first, session)
+        asked = self._asked
+        self._first = int(grid.first_bar[first])
+        aliases = {**asked.universe.aliases, **self.companies}
+        membership = load_membership(asked.universe)
+        self._days = member_days(self.symbols, membership, window.dates, aliases)
+        shares = load_shares(asked.universe)
+        self._shares = None if shares is None else share_days(self.symbols, shares, window.dates)
+        self._index = np.empty(0)
+        if asked.benchmark is not None:
+            self._index = file_benchmark(asked.benchmark, window)[0]
+        known_at = asked.features.known_at
+        self._daily = [
+            daily_level(name, path, window, known_at.get(name, ft.TRUSTED))
+            for name, path in asked.features.daily.items()
+        ]
+        self._declared = load_actions(asked.actions, None)
+
+    def _extend(self, size: int) -> None:
+        """Take the received bars into the columns of the window's first `size` bars."""
+        window = self._window
+        self._stop = int(window.minutes[size - 1]) + self.settings.bar_minutes * MINUTE_NS
+        fresh = join_bars(self.history.fresh)
+        if not len(fresh):
+            fresh = replace(fresh, extras=dict.fromkeys(self.history.extras, np.empty(0)))
+        codes = np.array([self.symbols.index(name) for name in fresh.symbols], dtype=np.int32)
+        fresh = replace(fresh, symbol=codes[fresh.symbol], symbols=self.symbols).sorted()
+        actions = with_announced(self._declared, self.actions)[0]
+        new = self._clean(fresh.take(fresh.ts < self._stop))
+        self._recent.advance(window, size, new, actions, self._days)
+        self.history.fresh = [fresh.take(fresh.ts >= self._stop)]
+
+    def _read(self, symbol: str) -> Bars:
+        """Read a symbol's clean bars of the window."""
+        bars = self.history.between(symbol, int(self._window.minutes[0]), self._stop)
+        return carry_extras(self._clean(bars), self.settings.features.known_at)
+
+    def _clean(self, bars: Bars) -> Bars:
+        return as_traded(clean(bars)[0], factor_column(self.settings))
+
+    def _lay_out(self, since: int) -> tuple[MarketTensors, int]:
+        """Lay out the market of the window's last bars, to the end of the session; the bars to come
+        carry the last prices."""
+        window = self._window
+        recent = self._recent
+        size = recent.size
+        begin = min(int(window.first_bar[-2]), size - self.lookback)
+        if since:
+            begin = min(begin, int(np.searchsorted(window.minutes, since)))
+        rows = slice(max(begin, 0), window.num_bars)
+        session = window.session[rows]
+        row = size - 1 - rows.start
+        cells = len(session), len(self.symbols)
+        arrays: dict[str, Array] = {"volume": np.zeros(cells, np.float32)}
+        arrays["tradable"] = np.zeros(cells, bool)
+        for name in arrays:
+            arrays[name][: row + 1] = recent["held_volume" if name == "volume" else name][:, rows].T
+        for name in ("open", "close"):
+            arrays[name] = np.empty(cells, np.float32)
+            arrays[name][: row + 1] = recent[f"held_{name}"][:, rows].T
+            arrays[name][row + 1 :] = recent["held_close"][:, -1]
+        arrays["member"] = self._days[session]
+        shown = slice(max(row + 1 - self.lookback, 0), row + 1)
+        names = self._description.feature_names
+        block = ft.last_features(
+            recent.bars(), names, shown.stop - shown.start, recent["returns"], recent["mean"][0]
+        )
+        self._scaling.apply(block, arrays["member"][shown])
+        arrays["features"] = np.zeros((*cells, len(names)), dtype=np.float32)
+        arrays["features"][shown] = block
+        refuse_bad_cells(arrays)
+        known = self._find_benchmark()
+        benchmark = np.append(known, np.full(window.num_bars - size, known[-1]))
+        arrays |= {"session": session, "minutes": window.minutes[rows]}
+        arrays["benchmark"] = benchmark[rows]
+        arrays["context"] = self._find_context(benchmark, rows)
+        if self._shares is not None:
+            arrays["shares_outstanding"] = self._shares[session]
+        events = [
+            (bar - rows.start, column, split, dividend)
+            for column, name in enumerate(self.symbols)
+            for bar, split, dividend in recent.events[name]
+            if bar >= rows.start
+        ]
+        tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        market = MarketTensors.of(self._description, tensors, Events.of(events), trusted=True)
         return market, row
+
+    def _find_benchmark(self) -> Array:
+        """Find the level of the benchmark at each bar of the window, `[T]`."""
+        window = self._window
+        size = self._recent.size
+        if self._asked.benchmark is not None:
+            return self._index[:size]
+        if self.level is not None:
+            return _known_level(self.level, self._stop, window.minutes[:size])
+        opened = int(window.first_bar[-2])
+        close = self._recent["level"].T
+        if not len(self._index) or self._recent.changed < opened:
+            self._index = equal_weight(close[:opened], window.first_bar[:-1], self._days)
+        today = np.array([0, size - opened])
+        base = float(self._index[-1])
+        reference = close[opened - 1].astype(np.float64)
+        level = equal_weight(close[opened:], today, self._days[-1:], base, reference)
+        return np.append(self._index, level)
+
+    def _find_context(self, benchmark: Array, rows: slice) -> Array:
+        """Find the context of some of the window's bars, `[R, M]`."""
+        window = self._window
+        names = self.context
+        plain = [name for name in names if ft.turbulence_days(name) is None]
+        table = ft.context_features(
+            plain,
+            window.session,
+            benchmark=benchmark,
+            day_close=np.empty(0),
+            member=self._days,
+        )
+        columns = dict(zip(plain, table.T, strict=True))
+        missing = np.full(window.num_bars, np.nan)
+        values = [columns.get(name, missing)[rows] for name in names]
+        values += [level[rows] for level in self._daily]
+        context = np.column_stack([np.empty((rows.stop - rows.start, 0)), *values])
+        chosen = self._asked.features
+        every = np.full(context.shape[1], chosen.standardise)
+        apply_scale(context[:, None, :], *self._context_scales, every, chosen.clip)
+        return context.astype(np.float32)
+
+    def find_faults(self, grid: SessionGrid, bar: int) -> list[Fault]:
+        """Find the faults of a bar's session that would stop a build, at most every half an hour;
+        where the bars are none any more, the next market says so."""
+        minute = int(grid.minutes[bar])
+        if isinstance(self.settings.source, SyntheticSettings) or minute < self._look_at:
+            return []
+        self._look_at = minute + 30 * MINUTE_NS
+        self._open_window(grid, bar)
+        feed = _Recent(self, int(self._window.minutes[0]), self._stop)
+        try:
+            reader = Reader(self._asked, feed, self._window)
+            for symbol in feed.symbols:
+                reader.read(symbol)
+            reader.evidence.judge()
+            faults = reader.gate.judge(feed.symbols)[0]
+        except DataError:
+            self._is_described = False
+            return []
+        return [fault for fault in faults if fault.day == str(self._window.dates[-1])]
 
     def take(self, rows: Sequence[Bar]) -> int:
         """Take in a journal's bars; return the start of the newest, 0 without any."""
@@ -238,16 +468,19 @@ class RecentMarket:
         market, row = self._build_window(grid, stop, min(sessions, int(grid.session[stop])))
         return market.window(row - (stop - start), row + 1)
 
+    def _miss_sessions(self, grid: SessionGrid, session: int, needed: int) -> DeployError:
+        return DeployError(
+            f"the bars received begin {session} sessions before {grid.dates[session]}, and"
+            f" {needed} are needed; begin later, or give a feed that reaches back further"
+        )
+
     def _build_window(
         self, grid: SessionGrid, bar: int, sessions: int
     ) -> tuple[MarketTensors, int]:
         session = int(grid.session[bar])
         first = session - sessions
         if first < 0:
-            raise DeployError(
-                f"the bars received begin {session} sessions before {grid.dates[session]}, and"
-                f" {sessions} are needed; begin later, or give a feed that reaches back further"
-            )
+            raise self._miss_sessions(grid, session, sessions)
         start, end = (grid.dates[at].astype(object) for at in (first, session))
         asked = self._asked.model_copy(update={"start": start, "end": end})
         opened = int(grid.minutes[grid.first_bar[first]])
@@ -266,6 +499,8 @@ class RecentMarket:
     ) -> MarketTensors:
         """Add turbulence, which looks back on months of daily closes, once a session: it is the
         same all day."""
+        if not self.daily_sessions:
+            return market
         columns = [
             column
             for column, name in enumerate(market.context_names)

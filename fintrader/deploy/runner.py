@@ -12,10 +12,11 @@ of the broker ends it before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, OrderReport, State, refuse_real_money
+from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
@@ -36,6 +37,7 @@ from fintrader.deploy.decisions import decide_row
 from fintrader.deploy.entries import (
     Alert,
     BarDecision,
+    CapitalMove,
     DeploymentEnd,
     DeploymentStart,
     FlattenEnd,
@@ -47,12 +49,22 @@ from fintrader.deploy.entries import (
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import Execution, OrderRules, order_prefix
+from fintrader.deploy.orders import Execution, OrderRules, order_prefix, read_sender
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.status import format_moment
-from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError, StorageError
+from fintrader.deploy.supervisor import describe_rest, format_shares
+from fintrader.errors import (
+    BrokerError,
+    BrokerUnsureError,
+    DataError,
+    DeployError,
+    EnvError,
+    FintraderError,
+    RunError,
+    StorageError,
+)
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import to_json
@@ -65,6 +77,10 @@ _ASK_SOON = 5 * SECOND_NS
 _COUNTED_LATE = 120 * SECOND_NS
 """Time after a fill in which the broker's positions may still be those before it."""
 _DAY_NS = 86_400 * SECOND_NS
+_LAST_DAYS = 5
+"""Days before the end of a consent in which people hear of it after each session."""
+_FRESH = 120 * SECOND_NS
+"""Time for which splits and the account are known well enough to send orders."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +105,12 @@ class Runner:
         window: tuple[int, int] | None,
         until: int | None = None,
         cap_usd: float | None = None,
-        daily: Callable[[], object] = lambda: None,
+        daily: Callable[[], str | None] = lambda: None,
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
         without end, or to the last bar that closes by `until`. cap_usd: most that is traded with,
-        of a larger account. daily: called after each session that is traded live.
+        of a larger account. daily: called after each session that is traded live; people get
+        the text it returns.
 
         Raises DeployError for real money; a cap means real money, too.
         """
@@ -119,15 +136,17 @@ class Runner:
         self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
-        self.rules = OrderRules(
-            bundle.id, fee_rate=self.env.fee_rate, fractional=self.env.fractional
-        )
+        sender = read_sender(self.journal, bundle.id)
+        if self.journal.last(DeploymentStart) is None and world.broker.kind != "simulated":
+            sender += f"-{secrets.token_hex(4)}"
+        self.rules = OrderRules(sender, fee_rate=self.env.fee_rate, fractional=self.env.fractional)
         self.accounts = Accounts(
             self.broker,
             self.recorder,
+            self.limits,
             self._halt,
+            functools.partial(self._record_news, is_repeated=True),
             replays=window is not None,
-            adopt=settings.adopt,
             cap_usd=cap_usd,
         )
         self.simulated = self.accounts.simulated
@@ -144,9 +163,12 @@ class Runner:
         name."""
         self._sell_at = 0
         """Time of a flatten's next question to the broker."""
+        self._told_at = 0
         self._again_at: dict[str, int] = {}
         """Time from which a flatten sells a symbol again of which nothing was sold."""
         self._filled_at: dict[str, int] = {}
+        self._read_at = self._retry_at = 0
+        """Time at which the account was last read before orders, and of the next try."""
         self._lease: StoreLease | None = None
         self._beat = time.time()
         """Last sign of life of the loop, Unix time of this machine."""
@@ -176,20 +198,22 @@ class Runner:
             # A person who stops the loop knows that, but perhaps not of a flatten.
             except BaseException as error:
                 if isinstance(error, Exception) or self.flattening:
-                    self._tell_end(error)
+                    is_known = isinstance(error, FintraderError)
+                    self.tell_end(str(error) if is_known else f"{type(error).__name__} {error}")
                 raise
 
-    def _read_gauges(self) -> tuple[dict[str, float], Counter[State]]:
+    def _read_gauges(self) -> tuple[dict[str, float], dict[str, int]]:
         """Read the gauges through another connection, since a scrape runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
             last = journal.last(BarDecision)
-            decisions = len(journal.entries(BarDecision))
-            missed = sum(len(journal.entries(Alert, key=kind)) for kind in ("missed", "skipped"))
-            states = Counter(report.state for report in journal.orders().values())
+            decisions = sum(journal.count(BarDecision).values())
+            alerts = journal.count(Alert)
+            states = journal.count(OrderReport)
         values = {
             "halted": float(bool(self.limits.halted)),
+            "flattening": float(self.flattening),
             "decisions": decisions,
-            "missed": missed,
+            "missed": alerts.get("missed", 0) + alerts.get("skipped", 0),
             "beat_timestamp_seconds": self._beat,
         }
         if last is not None:
@@ -257,9 +281,8 @@ class Runner:
             self._following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
             self._show_beat()
         self._pursue()
-        if self.flattening:
-            self._tell_left(now, is_repeated=True)
         try:
+            self._start_session(bar, now)
             self.recorder.receive(self.feed, now)
             now = self.clock.now()  # a feed may take its time
             if self._is_due(bar):
@@ -270,26 +293,33 @@ class Runner:
                 self._mark(bar, now)
             if self.clock.live and self._ends_session(bar):
                 self._report(now)
-        except (DataError, BrokerUnsureError) as error:
+        except (DataError, EnvError, BrokerUnsureError) as error:  # EnvError: no bar has volume
             self._record_news(
                 "skipped", f"nothing was decided at {format_moment(closed)}: {error}", now
             )
         except BrokerError as error:
             self._halt(str(error), now)
-        except FintraderError as error:
+        except Exception as error:
             self._outlive(error, now)
 
-    def _outlive(self, error: FintraderError, now: int) -> None:
+    def _outlive(self, error: Exception, now: int) -> None:
         """Go on after an error while a flatten is under way; otherwise raise it."""
         # Before the first agreement the account may be another person's.
         is_agreed = bool(expect_holdings(self.journal).number)
-        if not self.flattening or not is_agreed:
+        if isinstance(error, RunError) or not self.flattening or not is_agreed:
             raise error
         self._record_news("skipped", f"the flatten goes on after an error: {error}", now)
 
     def _report(self, now: int) -> None:
+        if self.accounts.cap_usd is not None and self.until is not None:
+            days = (self.until - now) // _DAY_NS
+            if days < _LAST_DAYS:
+                text = f"the consent lapses on {format_moment(self.until)}"
+                self._record_news("consent", f"{text}; what is held then stays", now)
         try:
-            self._daily()
+            alarm = self._daily()
+            if alarm:
+                self._record_news("drift", alarm, now)
         except FintraderError as error:  # a report is worth no decision
             self._record_news("report", f"the drift report could not be written: {error}", now)
 
@@ -307,8 +337,9 @@ class Runner:
                 started.body.first_bar if started else now, None, now
             )
         begins = int(self.grid.minutes[self.first])
+        self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
         try:
-            self._start_session(self.first, now)
+            self._start_session(self._find_bar(now), now)
         except FintraderError as error:
             self._outlive(error, now)
         if started is None:
@@ -320,56 +351,66 @@ class Runner:
                 broker=self.broker.kind,
                 limits=self.settings.limits,
                 initial_cash_usd=self.env.initial_cash_usd,
+                sender=self.rules.sender,
             )
             self.journal.write(start, at=now)
         else:
             self.recorder.restore()
-        newest = max((bar for bar, _ in self.journal.read_curve()), default=begins - self.length)
+        newest = max((bar for bar, _ in self.journal.read_curve(1)), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
-        for entry in self.journal.entries(BarDecision):
-            decision = entry.body
-            self.limits.watch(decision.bar // _DAY_NS, decision.equity)
-            self.limits.traded_usd = decision.traded
-            self.accounts.remember(decision)
+        kinds = (BarDecision, Resumption, CapitalMove)
+        past = [entry for kind in kinds for entry in self.journal.entries(kind)]
+        for entry in sorted(past, key=lambda entry: entry.seq):
+            if isinstance(entry.body, BarDecision):
+                self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
+                self.limits.traded_usd = entry.body.traded
+                self.accounts.remember(entry.body)
+            elif isinstance(entry.body, CapitalMove):
+                self.accounts.move(entry.body)
+            else:
+                self.limits.resume()
         self._take_over(now)
+
+    def _find_bar(self, now: int) -> int:
+        """Find the newest bar that has begun, or the first of those that are decided upon."""
+        begun = int(np.searchsorted(self.grid.minutes, now, side="right")) - 1
+        return max(begun, self.first)
 
     def _take_over(self, now: int) -> None:
         """Agree with the broker before anything is ordered, and go on with the orders of before."""
         halt = self.journal.find_halt()
-        if halt is not None:
-            self.limits.halted = halt.why
+        self.limits.halted = "" if halt is None else halt.why
         if self.simulated is not None:
             self.accounts.restore(self.simulated)
         else:
             self._carry_out_requests(now)
             try:
-                self.accounts.agreed(now, start=True)
+                self.accounts.agreed(now, start=True, adopt=self.settings.adopt)
             except FintraderError as error:
                 self._outlive(error, now)
-        self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
         if self.flattening and self.simulated is None:
-            self.execution.stop(now, "flatten")
+            self._open_execution().stop(now, "flatten")
             self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
 
     # --- decisions --------------------------------------------------------------------------------
 
     def _decide(self, bar: int, now: int) -> None:
         self._start_session(bar, now)
-        market, row = self.recorder.rows.at(self.grid, bar)
-        today = str(self.grid.dates[self.grid.session[bar]])
-        faults = [fault for fault in market.provenance.waived if fault.day == today]
-        if faults:
-            odd = [f"{fault.kind} of {fault.symbol}" for fault in faults]
-            self._record_news(
-                "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
-            )
+        market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
         account = self.accounts.at(market, row, now)
+        self._read_at = now
         action = decide_row(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if self.flattening and self.simulated is not None:
             decision = self._sell_simulated(account, now)
         if not self.clock.live or not self._is_clock_off(now):
             self._order(bar, now, market, account, decision)
+        faults = self.recorder.rows.find_faults(self.grid, bar)
+        if faults:
+            odd = [f"{fault.kind} of {fault.symbol}" for fault in faults]
+            self._record_news(
+                "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
+            )
 
     def _order(
         self,
@@ -382,7 +423,10 @@ class Runner:
         names = market.symbols
         prices = {name: usd for name, usd in _by_symbol(names, account.prices).items() if usd > 0}
         wanted = _by_symbol(names, decision.orders)
-        orders = {name: count for name, count in wanted.items() if name in prices}
+        unbooked = self.accounts.unbooked & wanted.keys()
+        orders = {
+            name: count for name, count in wanted.items() if name in prices and name not in unbooked
+        }
         weights = _by_symbol(names, decision.weights)
         rest = _by_symbol(names, decision.rounded)
         peak, first = account.capital
@@ -401,6 +445,7 @@ class Runner:
             weights={name: round(weight, 6) for name, weight in weights.items()},
             rounded={name: count for name, count in rest.items() if abs(count) > SAME_SHARES},
             prices=prices,
+            outside_usd=self.accounts.outside_usd,
         )
         # The orders may stand until the close of the next bar.
         opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
@@ -419,6 +464,9 @@ class Runner:
             self._halt(decision.why, now)
         elif decision.why:
             self._record_news("held", decision.why, now)
+        elif unbooked:
+            text = f"the broker has not booked the split of {', '.join(sorted(unbooked))} yet"
+            self._record_news("held", f"{text}: nothing is ordered in it", now)
         self._pursue()
 
     def _open_execution(self) -> Execution:
@@ -427,15 +475,45 @@ class Runner:
             self.execution = Execution(self.broker, self.journal, self.rules)
         return self.execution
 
-    def _start_session(self, bar: int, now: int) -> None:
-        """Take in the splits and dividends of the day."""
-        for action in self.recorder.morning(self.feed, int(self.grid.session[bar]), now):
-            self.accounts.split(action, now)
+    def _start_session(self, bar: int, now: int, *, again: bool = False) -> None:
+        """Take in the splits and dividends of the day, once or `again`, also into orders that were
+        decided before them."""
+        session = int(self.grid.session[bar])
+        for action in self.recorder.morning(self.feed, session, now, again=again):
+            opened = self.recorder.find_open(action.day)
+            with self.journal.together():  # both or none, and once
+                split = self.accounts.expect(action, opened, now)
+                if split != 1.0 and self.execution is not None:
+                    reason = f"the split {split:g} for 1 of {action.day}"
+                    self.execution.rescale(
+                        action.symbol, split, before=opened, reason=reason, at=now
+                    )
+
+    def _may_send(self, execution: Execution, now: int) -> bool:
+        """Read splits and the account again before orders leave that were decided some time ago; a
+        flatten's leave all the same."""
+        is_fresh = now - self._read_at < _FRESH
+        if self.simulated is not None or is_fresh or not execution.is_due(now):
+            return True
+        if now < self._retry_at:
+            return self.flattening
+        caught = (Exception,) if self.flattening else (DataError, BrokerUnsureError)
+        self._retry_at = now + _ASK_SOON
+        try:
+            self._start_session(self._find_bar(now), now, again=True)
+            self.accounts.agreed(now)
+        except caught as error:
+            if not self.flattening:
+                text = f"no order leaves before the account is read: {error}"
+                self._record_news("skipped", text, now)
+            return self.flattening
+        self._read_at = now
+        return True
 
     def _mark(self, bar: int, now: int) -> None:
         """Journal the account's worth at a session's last close."""
         if self.window is None:
-            market, row = self.recorder.rows.at(self.grid, bar)
+            market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
             equity = self.accounts.at(market, row, now).equity
         else:
             equity = self.accounts.between(now)
@@ -462,11 +540,14 @@ class Runner:
         """Carry requests out and pursue orders, while the loop waits."""
         now = self.clock.now()
         self._beat = time.time()
+        self.alerts.look()
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
             self._show_beat()
         self._carry_out_requests(now)
         if self.clock.live and (self.execution is not None or self.flattening):
             self._pursue()
+        if self.flattening and now - self._told_at >= _SELL_AGAIN:
+            self._tell_left(now, is_repeated=True)
         return self.stopped
 
     def _carry_out_requests(self, now: int) -> None:
@@ -475,18 +556,36 @@ class Runner:
                 text = f"nothing is resumed before the flatten has ended: {self._describe_left()}"
                 self._record_news("flatten", text, now)
             elif request == "resume":
-                self.limits.halted = ""
-                self.limits.peak_usd = 0.0
+                self.limits.resume()
                 self.journal.write(Resumption(), at=now)
+            elif request == "accept":
+                self._accept(now)
+            elif request == "halt":
+                self._halt("asked to halt", now)
             else:
-                self._halt(f"asked to {request}", now)
-                if request == "flatten" and not self.flattening:
-                    # Everything is to be sold; the halt has stopped open orders.
-                    self.journal.write(Flattening(), at=now)
+                try:
+                    self._begin_flatten(now)
+                except DeployError as error:  # a full disk: the request stays
                     self.flattening = True
-                    self._sell_at = now
-                    self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may have been
+                    self._obstacles[""] = str(error)
+                    continue
             path.unlink(missing_ok=True)
+
+    def _begin_flatten(self, now: int) -> None:
+        """Halt, which stops open orders; everything is sold from now on."""
+        self._halt("asked to flatten", now)
+        if not self.journal.is_flattening():
+            self.journal.write(Flattening(), at=now)
+            self._sell_at = now
+            self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
+        self.flattening = True
+
+    def _accept(self, now: int) -> None:
+        try:
+            self._start_session(self._find_bar(now), now)
+            self.accounts.accept(now)
+        except FintraderError as error:
+            self._record_news("accept", f"nothing was accepted: {error}; ask again", now)
 
     # --- the flatten ---------------------------------------------------------------------------
 
@@ -563,6 +662,9 @@ class Runner:
         without_price = orders.keys() - sent.keys()
         self._obstacles.update(dict.fromkeys(without_price, "it has no price to buy it back at"))
         bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right"))
+        session = int(self.grid.session[min(bar, self.grid.num_bars - 1)])
+        if now >= self.grid.end[session]:  # a session's last bar may be shorter
+            bar = int(self.grid.first_bar[session + 1])
         opens = max(int(self.grid.minutes[min(bar, self.grid.num_bars - 1)]), now)
         self._again_at |= dict.fromkeys(orders, now + _SELL_AGAIN)
         self._open_execution().begin(
@@ -600,19 +702,20 @@ class Runner:
         self.flattening = False
         text = "flat: nothing is held of its symbols, and none of its orders is open"
         if others:
-            text += f"; {_format_shares(others)} are not of its symbols and stay"
+            text += f"; {format_shares(others)} are not of its symbols and stay"
         self._record_news("flat", text, now, is_repeated=True)
 
     def _describe_left(self) -> str:
         """Describe the rest of a flatten, and its obstacles."""
         left = "the shares left are not known yet"
         if self._left is not None:
-            left = f"{_format_shares(self._left) or 'nothing'} left to sell"
+            left = f"{format_shares(self._left) or 'nothing'} left to sell"
         whys = [f"{name}: {why}" if name else why for name, why in self._obstacles.items()]
         return "; ".join([left, *whys])
 
     def _tell_left(self, now: int, *, is_repeated: bool = False) -> None:
         """Tell people that a flatten has not ended."""
+        self._told_at = now if is_repeated else self._told_at
         self._record_news(
             "flatten", f"not flat yet: {self._describe_left()}", now, is_repeated=is_repeated
         )
@@ -624,19 +727,26 @@ class Runner:
             with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
                 self._lease.check()
         now = self.clock.now()
-        if self.execution is not None:
-            self._step(self.execution, now)
-        if self.flattening and self.simulated is None:
-            self._sell_left(now)
+        try:
+            if self.execution is not None:
+                self._step(self.execution, now)
+            if self.flattening and self.simulated is None:
+                self._sell_left(now)
+        except FintraderError as error:
+            self._obstacles[""] = str(error)
+            self._outlive(error, now)
 
     def _step(self, execution: Execution, now: int) -> None:
         open_before = [name for name, report in execution.reports.items() if not report.is_over]
         try:
-            over = execution.step(now)
+            over = execution.step(now, sends=self._may_send(execution, now))
             if execution.trouble:  # it is asked again with the next look
                 self._record_news("broker", f"the broker does not answer: {execution.trouble}", now)
             elif over:
                 self.execution = None
+            if execution.stranger:
+                name = execution.stranger
+                self._halt(f"order {name} is of another deployment, which trades this account", now)
         except BrokerError as error:
             self._halt(str(error), now)
         if self.flattening:
@@ -650,9 +760,8 @@ class Runner:
             self.execution.stop(now, "halted")
         if self.journal.find_halt() is None:
             self.journal.write(Halt(why), at=now)
-            self._record_news(
-                "halt", f"halted: {why}. `fintrader resume {self.bundle.name}` goes on", now
-            )
+            text = f"halted: {why}. `fintrader resume {self.bundle.name}` goes on"
+            self._record_news("halt", text, now, is_repeated=True)
 
     def _record_news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
         """Journal each new text once; send it to people once a minute, old ones if
@@ -660,23 +769,16 @@ class Runner:
         alert = Alert(kind, text)
         last = self.journal.last(Alert, kind)
         is_new = last is None or last.body != alert
-        if is_new:
-            self.journal.write(alert, at=now)
         if is_new or is_repeated:
-            self.alerts.send(alert)
+            self.alerts.send(alert)  # first: the journal may lie on a full disk
+        if is_new:
+            with contextlib.suppress(*(DeployError,) if self.flattening else ()):
+                self.journal.write(alert, at=now)
 
-    def _tell_end(self, error: BaseException) -> None:
+    def tell_end(self, why: str) -> None:
         """Tell people that the process ends, with its open positions, also on a full disk."""
-        why = str(error)
-        if not isinstance(error, FintraderError):
-            why = f"{type(error).__name__} {why}".strip()
-        left = ""
-        with contextlib.suppress(FintraderError):
-            held = {} if self.simulated is not None else expect_holdings(self.journal).shares
-            left = f"; these positions stay without a loop: {_format_shares(held)}" if held else ""
-        if self.flattening:
-            left += "; a flatten has not ended"
-        text = f"ended: {why}{left}. Once that is mended, the same command goes on"
+        rest = describe_rest(self.folder)
+        text = f"ended: {why.strip()}{rest}. Once that is mended, the same command goes on"
         alert = Alert("ended", text)
         self.alerts.send(alert)
         with contextlib.suppress(FintraderError):
@@ -699,8 +801,3 @@ def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, floa
     """Map symbols to their values `[N]`, zeros left out; empty without any."""
     found = () if values is None else zip(symbols, values.tolist(), strict=True)
     return {symbol: value for symbol, value in found if value}
-
-
-def _format_shares(shares: Mapping[str, float]) -> str:
-    """Format shares by symbol."""
-    return ", ".join(f"{count:.9g} {symbol}" for symbol, count in sorted(shares.items()))

@@ -15,9 +15,13 @@ Positive = Annotated[float, Field(gt=0.0)]
 class AlertSettings(Settings):
     """Receivers of alerts; each kind of news is sent at most once a minute."""
 
-    webhook: str | None = None
-    """An https address that gets the alert as JSON (text, kind, deployment). Without it the
-    environment's FINTRADER_ALERT_WEBHOOK is used, for an address that is a secret."""
+    urls: tuple[str, ...] = ()
+    """Addresses: an https one gets the alert as JSON (text, kind, deployment), the others are
+    apprise's, such as mailtos://, tgram:// and ntfys://. FINTRADER_ALERT_URLS in the environment
+    has more, between spaces, for those that are secrets."""
+    heartbeat: str | None = None
+    """A dead man's switch: an https address that is called once a minute while the loop lives;
+    FINTRADER_ALERT_HEARTBEAT where it is a secret."""
     command: tuple[str, ...] = ()
     """A program and its arguments; the alert is its standard input."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.bars.bars import MINUTE_NS, Array
-from fintrader.deploy.broker import BrokerAccount, Order, OrderReport
+from fintrader.deploy.broker import Activity, BrokerAccount, Order, OrderReport
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import BrokerError
 from fintrader.market.tensors import MarketTensors
@@ -160,6 +160,9 @@ class SimulatedBroker:
         shares = {name: float(n) for name, n in zip(self._column, held, strict=True) if n}
         return BrokerAccount("simulated", cash, shares)
 
+    def activities(self, since: int) -> Sequence[Activity]:
+        return ()
+
     def time(self) -> int | None:
         return None
 
@@ -168,6 +171,11 @@ class SimulatedBroker:
         """The account at the newest decision, with the ledger's own numbers."""
         self._advance()
         return AccountState(self._account.cash, self._account.equity, *self._account.capital)
+
+    @property
+    def since(self) -> int:
+        """Start of the bar at which the account stands, ns; 0 before it has begun."""
+        return int(self._minutes[self._account.bar]) if self._begun else 0
 
     @property
     def equity(self) -> float:

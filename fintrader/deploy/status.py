@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from fintrader.deploy.control import (
     HEARTBEAT,
     JOURNAL,
     REPORT,
+    SILENT_SECONDS,
     Heartbeat,
     list_aliases,
     list_requests,
@@ -42,8 +42,9 @@ from fintrader.storage.lease import is_held
 from fintrader.storage.objects import ObjectStore
 
 SHOWN_ORDERS = 100
-SILENT_NS = 120 * 1_000_000_000
-"""A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
+SHOWN_NEWS = 20
+SHOWN_BARS = 2000
+"""Newest bars of the curve; of earlier days the last bar is shown."""
 _NEWS = (Alert, Halt, Resumption)
 _DAY_NS = 86_400_000_000_000
 
@@ -93,6 +94,11 @@ class Status:
     def equity(self) -> float | None:
         """USD, at the newest bar at which it is known."""
         return self.curve[-1][1] if self.curve else None
+
+    @property
+    def is_beating(self) -> bool:
+        """True where its loop showed a sign of life lately, also while it is halted."""
+        return self.beat is not None and time.time() - self.beat / 1e9 <= SILENT_SECONDS
 
     @property
     def timezone(self) -> str:
@@ -158,7 +164,7 @@ def read_status(home: Path) -> Status:
     is_running = is_held(ObjectStore(home))
     if status.flattening and not is_running:
         flatten += "; nothing runs it: start it again to go on"
-    is_silent = beat is not None and time.time_ns() - beat.time > SILENT_NS
+    is_silent = beat is not None and time.time() - beat.time / 1e9 > SILENT_SECONDS
     if has_ended:
         state = "finished"
     elif halt is not None:
@@ -188,9 +194,8 @@ def _read_journal(status: Status, journal: Journal) -> Status:
     """Fill in the parts of a status that stand in the journal."""
     started = journal.last(DeploymentStart)
     decision = journal.last(BarDecision)
-    orders = journal.orders()
     held, cash = _value_standing(journal, started, decision)
-    news = [entry for kind in _NEWS for entry in journal.entries(kind)]
+    news = [entry for kind in _NEWS for entry in journal.read_newest(kind, SHOWN_NEWS)]
     tail = [entry for entry in journal.tail(400) if not isinstance(entry.body, OrderReport)]
     return replace(
         status,
@@ -199,12 +204,20 @@ def _read_journal(status: Status, journal: Journal) -> Status:
         decision=None if decision is None else decision.body,
         held=held,
         cash_usd=cash,
-        orders=tuple(reversed([*orders.values()][-SHOWN_ORDERS:])),
-        counts=Counter(report.state for report in orders.values()),
-        curve=tuple(journal.read_curve()),
+        orders=_list_newest_orders(journal),
+        counts=journal.count(OrderReport),
+        curve=tuple(journal.read_curve(SHOWN_BARS)),
         journal=tuple(tail[:60]),
-        news=tuple(sorted(news, key=lambda entry: -entry.seq)[:20]),
+        news=tuple(sorted(news, key=lambda entry: -entry.seq)[:SHOWN_NEWS]),
     )
+
+
+def _list_newest_orders(journal: Journal) -> tuple[OrderReport, ...]:
+    """List the orders with the newest news, those decided last first."""
+    newest: dict[str, OrderReport] = {}
+    for entry in journal.read_newest(OrderReport, 8 * SHOWN_ORDERS):
+        newest.setdefault(entry.key, entry.body)
+    return tuple(sorted(newest.values(), key=lambda report: report.id, reverse=True)[:SHOWN_ORDERS])
 
 
 def _describe_flatten(journal: Journal) -> str:
@@ -261,7 +274,8 @@ def describe(status: Status) -> str:
     lines[:0] = filter(None, [status.bundle.notice])
     decision = status.decision
     if status.started is not None:
-        lines.append(f"  {status.started.feed} bars, {status.started.broker} broker")
+        ids = f"; its orders are ft-{status.started.sender}-…" if status.started.sender else ""
+        lines.append(f"  {status.started.feed} bars, {status.started.broker} broker{ids}")
     cash = f"cash {status.cash_usd:,.2f} USD"
     if decision is not None:
         lines.append(f"  decided {format_moment(decision.bar)} with {decision.equity:,.2f} USD")

@@ -381,8 +381,13 @@ def _draft(
             member=days,
         )
         context = np.column_stack([table, *levels])
-        scaling, normalisation = _fit_scales(
-            settings, columns, names, context, context_names, windows.train
+        scaling = fit_features(settings, columns.table(), names, windows.train)
+        context_scales = scale_context(settings, context, context_names, windows.train)
+        normalisation = Normalisation(
+            features=name_scales(names, scaling.mean, scaling.spread),
+            context=name_scales(context_names, *context_scales),
+            clip=settings.features.clip,
+            cross_sectional=settings.features.cross_sectional,
         )
         description = MarketDescription(
             symbols=tuple(symbols),
@@ -445,37 +450,36 @@ def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: Session
         log.warning("bought once features have enough history: %s%s", ", ".join(late[:5]), rest)
 
 
-def _fit_scales(
-    settings: DataSettings,
-    columns: ColumnStore,
-    names: Sequence[str],
-    context: Array,
-    context_names: Sequence[str],
-    train: tuple[int, int],
-) -> tuple[Scaling, Normalisation]:
-    """Fit the scales of features and context on the training window, or take stored ones; context
-    `[T, M]` is scaled in place."""
+def fit_features(
+    settings: DataSettings, table: Array | Sheet, names: Sequence[str], train: tuple[int, int]
+) -> Scaling:
+    """Fit the scales of the features `[T, N, F]` on the training window, or take stored ones."""
     chosen = settings.features
     stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
     raw = np.isin(names, raw_features(settings))
     relative = 0 if chosen.cross_sectional == "none" else int(np.count_nonzero(~raw))
     scaled = ~raw & chosen.standardise & (relative == 0)
-    own = fit_scales("features", columns.table(), names, scaled, train, chosen, stored)
+    own = fit_scales("features", table, names, scaled, train, chosen, stored)
     silent = [
         name for name, is_silent in zip(names, scaled & (own[1] == 1), strict=True) if is_silent
     ]
     if silent and stored is None:
         log.warning("features without any variation before validation: %s", ", ".join(silent))
+    return Scaling(chosen, relative, scaled, *own)
+
+
+def scale_context(
+    settings: DataSettings, context: Array, names: Sequence[str], train: tuple[int, int]
+) -> tuple[Array, Array]:
+    """Scale the context `[T, M]` in place by the training window or stored statistics; return means
+    and deviations `[M]`."""
+    chosen = settings.features
+    stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
     table = context[:, None, :]
-    every = np.full(len(context_names), chosen.standardise)
-    common = fit_scales("context", table, context_names, every, train, chosen, stored)
-    apply_scale(table, *common, every, chosen.clip)
-    return Scaling(chosen, relative, scaled, *own), Normalisation(
-        features=name_scales(names, *own),
-        context=name_scales(context_names, *common),
-        clip=chosen.clip,
-        cross_sectional=chosen.cross_sectional,
-    )
+    every = np.full(len(names), chosen.standardise)
+    scales = fit_scales("context", table, names, every, train, chosen, stored)
+    apply_scale(table, *scales, every, chosen.clip)
+    return scales
 
 
 def _log_provenance(provenance: Provenance) -> None:
@@ -514,4 +518,4 @@ def _benchmark(
     index = feed.index(grid)
     if index is not None:
         return index, "synthetic index", True
-    return equal_weight(close, grid, member), EQUAL_WEIGHT, False
+    return equal_weight(close, grid.first_bar, member), EQUAL_WEIGHT, False

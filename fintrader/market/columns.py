@@ -16,6 +16,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.clean import SymbolBars
+from fintrader.bars.corporate_actions import growth_of
 from fintrader.errors import MarketError
 from fintrader.market.market_file import ARRAYS
 from fintrader.system import read_into, write_at
@@ -120,7 +121,7 @@ class ColumnStore:
                 column[one.first : one.stop] = values
             self._put(slot, name, column)
             if name == "close":
-                self._growth[slot] = _growth(events, column)
+                self._growth[slot] = growth_of(events, column)
 
     def put_feature(self, slot: int, number: int, values: Array) -> None:
         """Write one feature `[T]` of a column."""
@@ -202,11 +203,3 @@ class ColumnStore:
                     "the build's scratch file was cut short; run the same command again"
                 )
         return values
-
-
-def _growth(events: Sequence[tuple[int, float, float]], close: Array) -> tuple[Array, Array]:
-    """Growth of one share of the first bar: the bars `[E]` at which it changes, and its values
-    `[E + 1]`, of which the first is 1."""
-    bars = np.array([bar for bar, _, _ in events], dtype=np.int64)
-    steps = [split / (1.0 - dividend / float(close[bar - 1])) for bar, split, dividend in events]
-    return bars, np.cumprod([1.0, *steps])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,13 @@ from fintrader.bars.clean import SymbolBars
 from fintrader.config import Own, OwnFunction, PathText, Settings, load_object
 from fintrader.errors import OWN_FAILURES, ConfigError, DataError
 from fintrader.market.columns import Sheet
-from fintrader.market.moving import moving_deviation, moving_mean, moving_moments, moving_sum
+from fintrader.market.moving import (
+    by_series,
+    moving_deviation,
+    moving_mean,
+    moving_moments,
+    moving_sum,
+)
 
 PAPER_FEATURES = (
     "macd",
@@ -173,22 +179,22 @@ def lag_ns(text: str) -> int | None:
 
 def log_return(bars: SymbolBars, window: int) -> Array:
     """ln(close[t] / close[t - window])."""
-    result = np.full(len(bars), np.nan)
-    result[window:] = np.log(bars.close[window:] / bars.close[:-window])
+    result = np.full(bars.close.shape, np.nan)
+    result[..., window:] = np.log(bars.close[..., window:] / bars.close[..., :-window])
     return result
 
 
 def gap(bars: SymbolBars, window: int) -> Array:
     """ln(open / previous close) of a session, summed over the last `window` sessions. The open is
     that of the session's first trade, known once that bar has closed; 0 before it."""
-    sessions = _Sessions(bars)
+    sessions = _find_sessions(bars)
     return sessions.summed(sessions.night, window)
 
 
 def intraday(bars: SymbolBars, window: int) -> Array:
     """ln(close[t] / open of the session), plus ln(close / open) of the `window - 1` sessions
     before."""
-    sessions = _Sessions(bars)
+    sessions = _find_sessions(bars)
     return sessions.summed(np.log(bars.close / sessions.open), window)
 
 
@@ -196,44 +202,56 @@ class _Sessions:
     """Sessions of one symbol, and the opening price of each as far as known at each bar."""
 
     def __init__(self, bars: SymbolBars) -> None:
-        rows = np.arange(len(bars))
+        length = len(bars)
+        rows = np.arange(length)
         begins = np.diff(bars.session, prepend=bars.session[:1] - 1) != 0
         starts = np.flatnonzero(begins)
         self._number = np.cumsum(begins) - 1
-        self._last = np.append(starts[1:], len(bars)) - 1
-        first = np.minimum.reduceat(np.where(bars.tradable, rows, len(bars)), starts)[self._number]
-        traded = first <= rows
-        self.open = np.where(traded, bars.open[np.minimum(first, len(bars) - 1)], bars.close)
+        self._last = np.append(starts[1:], length) - 1
+        self._skipped = int(bars.session[0]) if bars.skipped else 0
+        traded = np.where(bars.tradable, rows, length)
+        first = np.minimum.reduceat(traded, starts, axis=-1)
+        opens = np.take_along_axis(bars.open, np.minimum(first, length - 1), axis=-1)
+        known = first[..., self._number] <= rows
+        self.open = np.where(known, opens[..., self._number], bars.close)
         """`[L]`: the open; before any trade the carried close."""
-        before = np.concatenate([[np.nan], bars.close[starts[1:] - 1]])[self._number]
-        self.night = np.log(self.open / before)
+        before = np.full(first.shape, np.nan)
+        before[..., 1:] = bars.close[..., starts[1:] - 1]
+        self.night = np.log(self.open / before[..., self._number])
 
     def summed(self, values: Array, window: int) -> Array:
         """Sum `values` at each bar and the ends of the `window - 1` sessions before; NaN with
         fewer."""
         if window == 1:
             return values
-        before = np.full(len(self._last), np.nan)
-        before[1:] = moving_sum(values[self._last], window - 1)[:-1]
-        return np.asarray(values + before[self._number])
+        ends = values[..., self._last]
+        before = np.full(ends.shape, np.nan)
+        before[..., 1:] = moving_sum(ends, window - 1, self._skipped)[..., :-1]
+        return np.asarray(values + before[..., self._number])
+
+
+@lru_cache(maxsize=1)
+def _find_sessions(bars: SymbolBars) -> _Sessions:
+    return _Sessions(bars)
 
 
 def volatility(bars: SymbolBars, window: int) -> Array:
     """Square root of the mean squared one-bar log return of the last `window` bars."""
-    steps = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
-    return np.asarray(np.sqrt(moving_mean(steps * steps, window)))
+    return np.asarray(np.sqrt(moving_mean(bars.steps * bars.steps, window, bars.skipped)))
 
 
 def volume(bars: SymbolBars, window: int) -> Array:
     """Volume surprise: ln((1 + volume[t]) / (1 + mean volume of the last `window` bars))."""
-    return np.asarray(np.log1p(bars.volume) - np.log1p(moving_mean(bars.volume, window)))
+    mean = moving_mean(bars.volume, window, bars.skipped)
+    return np.asarray(np.log1p(bars.volume) - np.log1p(mean))
 
 
 def relative_volume(bars: SymbolBars, window: int) -> Array:
     """ln((1 + mean volume of the last `window` bars) / (1 + that of the last 20 times as many))."""
-    return np.asarray(
-        np.log1p(moving_mean(bars.volume, window)) - np.log1p(moving_mean(bars.volume, 20 * window))
+    short, long = (
+        moving_mean(bars.volume, length, bars.skipped) for length in (window, 20 * window)
     )
+    return np.asarray(np.log1p(short) - np.log1p(long))
 
 
 def rsi(bars: SymbolBars, window: int) -> Array:
@@ -241,8 +259,8 @@ def rsi(bars: SymbolBars, window: int) -> Array:
     (50 if no move)."""
     from fintrader.bars import kernels
 
-    result = np.asarray(kernels.rsi(np.ascontiguousarray(bars.close), 1.0 / window))
-    result[:window] = np.nan
+    result = by_series(kernels.rsi, bars.close, with_=(1.0 / window,))
+    result[..., :window] = np.nan
     return result
 
 
@@ -250,7 +268,7 @@ def cci(bars: SymbolBars, window: int) -> Array:
     """Commodity channel index: (typical - mean) / (0.015 · mean absolute deviation), typical =
     (high+low+close)/3."""
     typical = (bars.high + bars.low + bars.close) / 3.0
-    mean = moving_mean(typical, window)
+    mean = moving_mean(typical, window, bars.skipped)
     spread = moving_deviation(typical, mean, window)
     distance = typical - mean
     flat = (
@@ -259,7 +277,7 @@ def cci(bars: SymbolBars, window: int) -> Array:
     return np.where(
         np.isnan(spread),
         np.nan,
-        np.divide(distance, 0.015 * spread, out=np.zeros(len(bars)), where=~flat),
+        np.divide(distance, 0.015 * spread, out=np.zeros(spread.shape), where=~flat),
     )
 
 
@@ -268,10 +286,8 @@ def dx(bars: SymbolBars, window: int) -> Array:
     movements (the true range divides both and cancels)."""
     from fintrader.bars import kernels
 
-    high = np.ascontiguousarray(bars.high)
-    low = np.ascontiguousarray(bars.low)
-    result = np.asarray(kernels.dx(high, low, 1.0 / window))
-    result[:window] = np.nan
+    result = by_series(kernels.dx, bars.high, bars.low, with_=(1.0 / window,))
+    result[..., :window] = np.nan
     return result
 
 
@@ -280,9 +296,9 @@ def macd(bars: SymbolBars, window: int) -> Array:
     52)."""
     from fintrader.bars import kernels
 
-    alphas = (2.0 / (span * window + 1) for span in (12, 26))
-    result = np.asarray(kernels.macd(np.ascontiguousarray(bars.close), *alphas))
-    result[: 26 * window - 1] = np.nan
+    alphas = (2.0 / (12 * window + 1), 2.0 / (26 * window + 1))
+    result = by_series(kernels.macd, bars.close, with_=alphas)
+    result[..., : 26 * window - 1] = np.nan
     return result
 
 
@@ -300,37 +316,31 @@ def bollinger_lower(bars: SymbolBars, window: int) -> Array:
 
 @lru_cache(maxsize=1)  # both bands are made of them, one after the other
 def _moments(bars: SymbolBars, window: int) -> tuple[Array, Array]:
-    return moving_moments(bars.close, window)
+    return moving_moments(bars.close, window, bars.skipped)
 
 
 def sma(bars: SymbolBars, window: int) -> Array:
     """Mean of the last `window` closes / close − 1."""
-    return moving_mean(bars.close, window) / bars.close - 1.0
+    return moving_mean(bars.close, window, bars.skipped) / bars.close - 1.0
 
 
 def age(bars: SymbolBars, window: int) -> Array:
     """Bars since the last trade, at most `window`: how old the carried price is."""
     index = np.arange(len(bars))
-    last = np.maximum.accumulate(np.where(bars.tradable, index, 0))
+    last = np.maximum.accumulate(np.where(bars.tradable, index, 0), axis=-1)
     return np.minimum(index - last, window).astype(np.float64)
 
 
-def beta(close: Array, market: Array, window: int) -> Array:
-    """Slope of the one-bar log returns on those of the members' mean (equal weights), over the last
-    `window` bars."""
-    result = np.full(len(close), np.nan, dtype=np.float32)
-    listed = np.flatnonzero(np.isfinite(close))
-    if len(listed) <= window:
-        return result
-    rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
-    own = np.diff(np.log(close[listed[0] : listed[-1] + 1].astype(np.float64)))
-    mean = moving_mean(market[rows], window)
-    square = moving_mean(market[rows] ** 2, window)
+def beta(own: Array, market: Array, window: int, skipped: int = 0) -> Array:
+    """Slope of the one-bar log returns `[..., L]` on those of the members' mean `[L]` (equal
+    weights), over the last `window` bars."""
+    mean = moving_mean(market, window, skipped)
+    square = moving_mean(market**2, window, skipped)
     variance = square - mean**2
-    covariance = moving_mean(market[rows] * own, window) - mean * moving_mean(own, window)
+    product = moving_mean(market * own, window, skipped)
+    covariance = product - mean * moving_mean(own, window, skipped)
     moved = variance > 1e-12 * square  # a silent window has no slope
-    result[rows] = np.divide(covariance, variance, out=np.full(len(own), np.nan), where=moved)
-    return result
+    return np.asarray(np.divide(covariance, variance, out=np.full(own.shape, np.nan), where=moved))
 
 
 def member_return(close: Array | Sheet, member: Array | Sheet) -> Array:
@@ -342,9 +352,15 @@ def member_return(close: Array | Sheet, member: Array | Sheet) -> Array:
     for start in range(1, len(close), 4096):  # two float64 copies may not fit memory
         rows = slice(start, min(start + 4096, len(close)))
         steps = np.diff(np.log(close[rows.start - 1 : rows.stop].astype(np.float64)), axis=0)
-        counts = member[rows] & np.isfinite(steps)
-        mean[rows] = np.where(counts, steps, 0.0).sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
+        mean[rows] = mean_return(steps, member[rows])
     return mean
+
+
+def mean_return(steps: Array, member: Array) -> Array:
+    """`[R]` mean of the finite log returns `[R, N]` of the members `[R, N]`."""
+    counts = member & np.isfinite(steps)
+    total = np.where(counts, steps, 0.0).sum(axis=1)
+    return np.asarray(total / np.maximum(counts.sum(axis=1), 1))
 
 
 _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
@@ -363,10 +379,9 @@ _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
     "sma": (sma, 30),
     "age": (age, 60),
 }
-_MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = {
-    "beta": (beta, 390)
-}
-"""Kinds that read all symbols at once: functions of a close and of `member_return`, both `[T]`."""
+_MARKET_FEATURES: dict[str, tuple[Callable[..., Array], int]] = {"beta": (beta, 390)}
+"""Kinds that read all symbols at once: functions of log returns and of `member_return`, both
+`[L]`."""
 TURBULENCE_DAYS = 60
 """Days that the column `turbulence` looks back on: a quarter."""
 FEWEST_TURBULENCE_DAYS = 5
@@ -403,6 +418,8 @@ _REACH: dict[str, float] = {
 }
 """Bars that a kind's value depends on, in windows; for exponential means, until earlier bars are
 lost to rounding."""
+_ENDLESS = frozenset({"rsi", "dx", "macd"})
+"""Kinds that read all earlier bars."""
 _SESSIONS = frozenset({"gap", "intraday"})
 """Kinds whose windows are sessions."""
 
@@ -436,7 +453,44 @@ def market_feature(name: str, close: Array, market: Array) -> Array:
     """Compute `[T]` float32 from a symbol's adjusted closes (NaN where unlisted) and
     `member_return`; NaN while undefined."""
     kind, window = _parse(name)
-    return _MARKET_FEATURES[kind][0](close, market, window)
+    result = np.full(len(close), np.nan, dtype=np.float32)
+    listed = np.flatnonzero(np.isfinite(close))
+    if len(listed) > window:
+        rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
+        own = np.diff(np.log(close[listed[0] : listed[-1] + 1].astype(np.float64)))
+        result[rows] = _MARKET_FEATURES[kind][0](own, market[rows], window)
+    return result
+
+
+def last_features(
+    bars: SymbolBars, names: Sequence[str], rows: int, own: Array, market: Array
+) -> Array:
+    """Compute the features `[rows, N, F]` float32 of the last bars of `N` symbols, with the bits
+    that `symbol_features` and `market_feature` give them from all bars.
+
+    own: `[N, L]` log returns of the closes as a market holds them; market: `[L]` `member_return`.
+    Users' own functions, which read all bars, are not computed here.
+    """
+    table = np.empty((rows, len(bars.close), len(names)), dtype=np.float32)
+    first = len(bars) - rows
+    since = cache(bars.since)
+    sessions = reach([name for name in names if name not in bars.extras])[1]
+    for column, name in enumerate(names):
+        if name in bars.extras:
+            values = bars.extras[name]
+        else:
+            kind, window = _parse(name)
+            start = max(first - int(_REACH.get(kind, 0) * window) - 1, 0)
+            if kind in _SESSIONS:
+                start = int(np.searchsorted(bars.session, bars.session[first] - sessions))
+            if kind in _MARKET_FEATURES:
+                start = max(start, 1)  # the first bar has no return
+                function = _MARKET_FEATURES[kind][0]
+                values = function(own[:, start:], market[start:], window, start - 1)
+            else:
+                values = _FEATURES[kind][0](since(0 if kind in _ENDLESS else start), window)
+        table[..., column] = values[:, -rows:].T
+    return table
 
 
 def symbol_features(

@@ -87,21 +87,27 @@ def _known(values: Array, at: Array) -> Array:
     return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
 
 
-def equal_weight(close: Array | Sheet, grid: SessionGrid, member: Array) -> Array:
+def equal_weight(
+    close: Array | Sheet,
+    first_bar: Array,
+    member: Array,
+    base: float = 100.0,
+    reference: Array | None = None,
+) -> Array:
     """`[T]`: 100 at the first bar; the mean return of each session's members, weights made equal at
     each session's end.
 
-    close: `[T, N]`, NaN where unlisted; member: `[S, N]` bool. Who joins counts from the first
+    close: `[T, N]`, NaN where unlisted; first_bar: `[S + 1]`, the edges of sessions; member:
+    `[S, N]` bool; base and reference: level and closes `[N]` before the first bar. Who joins counts from the first
     session of membership on, from the close before it; in a session without a member the level
     stays. Rebalancing once a session and not every bar keeps the bounce between bid and ask from
     showing as a gain.
     """
-    level = np.empty(grid.num_bars)
-    base = 100.0
-    reference = close[0:1][0].astype(np.float64)
-    for number, (start, stop) in enumerate(itertools.pairwise(grid.first_bar.tolist())):
+    level = np.empty(len(close))
+    reference = close[0:1][0].astype(np.float64) if reference is None else reference
+    for number, (start, stop) in enumerate(itertools.pairwise(first_bar.tolist())):
         # a session at a time: the whole may not fit twice
-        block = close[start:stop].astype(np.float64)
+        block = np.array(close[start:stop], dtype=np.float64, order="C")
         # a symbol listed today has no reference; one that ended keeps its last price until the day
         # is over
         ratio = carry_forward(block / reference)

@@ -1,10 +1,13 @@
-"""Moving sums, averages and deviations along one column: causal, and bit-equal on every prefix.
+"""Moving sums, averages and deviations along the last axis: causal, and bit-equal on every prefix.
 
 The sums are van Herk's (`kernels.moving_sum`): constant work a bar, no drift over long series, and
 the value at bar t is made of bars <= t only.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -17,24 +20,33 @@ def carry_forward(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(rows, axis=0), axis=0))
 
 
-def moving_sum(values: Array, window: int) -> Array:
-    """Sum of the last `window` values, `[L]` float64; NaN for the first window - 1."""
+def by_series(kernel: Callable[..., Any], *series: Array, with_: tuple[float, ...]) -> Array:
+    """Call a kernel with each series `[L]` of `[..., L]` and further numbers; stack its results."""
+    columns = [np.ascontiguousarray(values, dtype=np.float64) for values in series]
+    if columns[0].ndim == 1:
+        return np.asarray(kernel(*columns, *with_))
+    return np.stack([kernel(*own, *with_) for own in zip(*columns, strict=True)])
+
+
+def moving_sum(values: Array, window: int, skipped: int = 0) -> Array:
+    """Sum of the last `window` values, `[..., L]` float64; NaN for the first window - 1. `skipped`:
+    number of values of the series before these, which a sum of the whole counts its blocks from."""
     from fintrader.bars import kernels
 
-    return np.asarray(kernels.moving_sum(np.ascontiguousarray(values, dtype=np.float64), window))
+    return by_series(kernels.moving_sum, values, with_=(window, skipped))
 
 
-def moving_mean(values: Array, window: int) -> Array:
-    """Simple moving average, `[L]`."""
-    total = moving_sum(values, window)
+def moving_mean(values: Array, window: int, skipped: int = 0) -> Array:
+    """Simple moving average, `[..., L]`."""
+    total = moving_sum(values, window, skipped)
     total /= window
     return total
 
 
-def moving_moments(values: Array, window: int) -> tuple[Array, Array]:
-    """Moving mean and sample standard deviation, `[L]` each."""
-    mean = moving_mean(values, window)
-    spread = moving_sum(values * values, window)
+def moving_moments(values: Array, window: int, skipped: int = 0) -> tuple[Array, Array]:
+    """Moving mean and sample standard deviation, `[..., L]` each."""
+    mean = moving_mean(values, window, skipped)
+    spread = moving_sum(values * values, window, skipped)
     spread -= window * mean * mean
     np.maximum(spread, 0.0, out=spread)
     spread /= window - 1
@@ -42,12 +54,10 @@ def moving_moments(values: Array, window: int) -> tuple[Array, Array]:
 
 
 def moving_deviation(values: Array, mean: Array, window: int) -> Array:
-    """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
+    """Mean absolute deviation from the moving mean, `[..., L]`: mean_k |x[t-k] - mean[t]|."""
     from fintrader.bars import kernels
 
-    return np.asarray(
-        kernels.moving_deviation(np.ascontiguousarray(values, dtype=np.float64), mean, window)
-    )
+    return by_series(kernels.moving_deviation, values, mean, with_=(window,))
 
 
 def find_latest(visible: Array, length: int) -> Array:

@@ -178,6 +178,13 @@ def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
     return {name: clean(feed.bars(name))[0] for name in names}
 
 
+def count_finished(grid: SessionGrid, newest: int) -> int:
+    """Count the sessions that are over, for all that bars show: the newest begins at `newest`."""
+    ends = grid.minutes[grid.first_bar[1:] - 1]
+    half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
+    return int(np.count_nonzero(ends <= newest + half_hour))
+
+
 class Reader:
     """One symbol's bars on the grid: cleaned, as traded, put together; remembers what was
     repaired."""
@@ -196,9 +203,7 @@ class Reader:
         files = source if isinstance(source, FilesSettings) else None
         self.evidence = SessionEvidence(grid, None if files is None else files.bar_minutes)
         self.is_end_labelled = files is not None and files.label == "end"
-        ends = grid.minutes[grid.first_bar[1:] - 1]
-        half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
-        self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
+        self.sessions_over = count_finished(grid, feed.span()[1])
         declared = load_actions(settings.actions, feed.holder)
         self.actions, self.contradictions = with_announced(declared, feed.actions)
         made_up = isinstance(settings.source, SyntheticSettings)

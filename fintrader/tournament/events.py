@@ -89,12 +89,10 @@ class EventLog:
                 " and keeps its whole lines"
             )
         make_folder(path.parent)
-        if not path.exists():
-            return
-        with open_file(path, "rb+") as file:  # mend it
-            data = file.read()
-            if data and not data.endswith(b"\n"):
-                refuse_second_name(path)
+        data = read_bytes(path) if path.exists() else b""
+        if data and not data.endswith(b"\n"):
+            refuse_second_name(path)
+            with open_file(path, "rb+") as file:  # mend it
                 file.truncate(data.rfind(b"\n") + 1)
                 os.fsync(file.fileno())
 

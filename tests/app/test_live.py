@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from fintrader.deploy import control
+from fintrader.deploy import control, status
 from fintrader.deploy.deployment import report_drift
+from fintrader_app.guard import GUARD_VARIABLE
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE, RUNS_DIR_VARIABLE
 from tests import ROOT
 from tests.engines.deployments import frozen, replayed, run_live, settings
@@ -81,6 +82,40 @@ def test_a_halt_says_why_and_what_goes_on(tmp_path, monkeypatch):
     banner, halted = (error.value for error in page.error)
     assert banner.startswith("Synthetic market with a planted signal")
     assert "`fintrader resume mine-paper`" in halted  # to be copied as it stands
+
+
+def press(page, label):
+    (found,) = [one for one in page.button if one.label == label]
+    assert not found.disabled, label
+    return found.click().run()
+
+
+def test_behind_the_token_it_halts_resumes_and_flattens(tmp_path, monkeypatch):
+    home = tmp_path / "mine-paper"
+    bundle, market = frozen(home, settings(features={"names": ["return_1", "sma_26"]}))
+    run_live(home, bundle, market, bars=12).close()
+    assert not drawn(tmp_path, monkeypatch).button
+    monkeypatch.setenv(GUARD_VARIABLE, "token")
+    page = drawn(tmp_path, monkeypatch)
+    assert [one.label for one in page.button if one.disabled] == ["Resume", "Sell everything"]
+    page = press(page, "Halt")
+    assert status.read_status(home).requests == ("halt",)
+    assert "Asked to halt" in drawn(tmp_path, monkeypatch).warning[0].value
+    run_live(home, bundle, market, bars=17).close()
+    page = drawn(tmp_path, monkeypatch)
+    press(page, "Resume")
+    assert status.read_status(home).requests == ("resume",)
+    page = drawn(tmp_path, monkeypatch)
+    page.text_input[0].set_value("mine").run()
+    assert [one.disabled for one in page.button if one.label == "Sell everything"] == [True]
+    page.text_input[0].set_value("mine-paper").run()
+    press(page, "Sell everything")
+    assert status.read_status(home).requests == ("resume", "flatten")
+    run_live(home, bundle, market, bars=18).close()
+    page = drawn(tmp_path, monkeypatch)
+    (_, left) = (error.value for error in page.error)
+    assert left.startswith("Not flat yet: asked to flatten; not flat yet")
+    assert {one.label for one in page.button if not one.disabled} == set()
 
 
 def test_damage_and_absence_are_sentences(made, tmp_path, monkeypatch):

@@ -550,3 +550,34 @@ def test_no_key_is_written_anywhere(server, tmp_path, caplog):
     for text in said:
         assert KEY not in text
         assert SECRET not in text
+
+
+def test_bookings_are_read_by_what_they_change(server, broker):
+    server.book("CSD", 500.0)
+    server.book("DIV", 28.25, "AAA", 113.0)  # of a dividend the shares are those it is paid for
+    server.book("DIV", 0.0, "AAA", 0.5, activity_sub_type="SDIV")
+    server.book("SPLIT", symbol="AAA", shares=-10.0)
+    server.book("NC", symbol="BBB", shares=-3.0)
+    server.book("FEE", -0.02, activity_sub_type="TAF", description="TAF fee")
+    server.book("FEE", -9.0, status="canceled")
+    found = broker.activities(0)
+    assert [(one.kind, one.symbol, one.shares, one.cash_usd) for one in found] == [
+        ("transfer", "", 0.0, 500.0),
+        ("dividend", "AAA", 0.0, 28.25),
+        ("split", "AAA", 0.5, 0.0),
+        ("split", "AAA", -10.0, 0.0),
+        ("rename", "BBB", -3.0, 0.0),
+        ("other", "", 0.0, -0.02),
+    ]
+    assert found[-1].text == "FEE TAF TAF fee"
+    assert {one.day for one in found} == {"2026-01-02"}
+
+
+@pytest.mark.parametrize("count", [99, 100, 101, 250])
+def test_bookings_come_from_all_pages(server, broker, count):
+    for _ in range(count):
+        server.book("FEE", -0.01)
+    assert len({one.id for one in broker.activities(0)}) == count
+    server.activities[-1]["net_amount"] = "nan"
+    with pytest.raises(BrokerUnsureError, match="cannot be read"):
+        broker.activities(0)

@@ -3,12 +3,14 @@ machine's clock, and both of Alpaca's services on the loopback interface, for a 
 closes."""
 
 import datetime as dt
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
@@ -25,6 +27,7 @@ from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
+from fintrader.files import read_json
 from fintrader.pipeline.config import RunConfig
 from fintrader.verdict.claims import list_registrations
 from tests.engines.alpaca_loopback import KEY, SECRET
@@ -154,7 +157,18 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
     trained(market, 1, 1)
     homes = [tmp_path / "deployments" / name for name in ("mine-shadow", "mine-paper")]
     words = ["paper", "runs/mine", "--feed", "alpaca"]
-    account = [*words, "--broker", "alpaca", "--endpoint", market.endpoint]
+    told = tmp_path / "told"
+    told.mkdir()
+    tell = json.dumps(["sh", "-c", f"cat > {told}/$$"])
+    account = [
+        *words,
+        "--broker",
+        "alpaca",
+        "--endpoint",
+        market.endpoint,
+        "--alerts.command",
+        tell,
+    ]
     shadow = command(*words)
     paper = command(*account)
     try:
@@ -165,11 +179,23 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
         wait_for(lambda: status.read_status(homes[1]).state == "halted", 5)
         done("resume", "mine-paper")
         wait_for(lambda: status.read_status(homes[1]).state == "running", 5)
-        paper.kill()
-        first = paper.communicate()[0]
-        paper = command(*account)  # another process goes on
-        before = decisions(homes[1])
-        wait_for(lambda: decisions(homes[1]) > before, 200)
+        paper.kill()  # the supervisor: its loop ends, too
+        first = paper.communicate(timeout=60)[0]
+        for number in (signal.SIGKILL, None):
+            paper = command(*account)  # another process goes on
+            before = decisions(homes[1])
+            wait_for(lambda before=before: decisions(homes[1]) > before, 200)
+            if number is not None:
+                (loop,) = psutil.Process(paper.pid).children()
+                loop.send_signal(number)
+                first += paper.communicate(timeout=60)[0]
+                assert paper.returncode == 128 + number
+        ends = [alert for alert in map(read_json, told.iterdir()) if alert["kind"] == "ended"]
+        reasons = ["the process that supervised it was killed", "was ended by SIGKILL"]
+        assert len(ends) == 2
+        for why in reasons:
+            (text,) = (alert["text"] for alert in ends if why in alert["text"])
+            assert "these positions stay without a loop: " in text
         done("flatten", "mine-paper")
         wait_for(lambda: not market.positions, 60)
         wait_for(lambda: not status.read_status(homes[1]).held, 10)

@@ -13,9 +13,12 @@ from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
+from fintrader.records import RecordError
 
 EXAMPLES = [
-    entries.DeploymentStart(1, "0a1b2c3d", "replay", "simulated", LimitSettings(weight=0.5), 1e6),
+    entries.DeploymentStart(
+        1, "0a1b2c3d", "replay", "simulated", LimitSettings(weight=0.5), 1e6, "0a1b-5e"
+    ),
     entries.BarDecision(
         bar=7,
         cash=1.5,
@@ -32,7 +35,11 @@ EXAMPLES = [
     entries.OrderTerms("20160315T143000Z", 1, 2, 3, {"AAA": 10.0}),
     entries.PurchaseFit("20160315T143000Z", 0.5, 100.0),
     entries.Cancellation("ft-1"),
-    entries.Checkpoint("PA1", 100.0, {"AAA": 4.0}, ("ft-1",)),
+    entries.Checkpoint(
+        "PA1", 100.0, {"AAA": 4.0}, ("ft-1",), {"AAA": 4.0}, {}, {"2026-01-02": 1.5}
+    ),
+    entries.Activity("1", "transfer", "2026-01-02", cash_usd=5.0),
+    entries.CapitalMove("accepted", 0.5),
     entries.Adjustment("AAA split 4 for 1", {"AAA": 12.0}),
     entries.Mismatch((entries.Finding("cash", "PA1", "cash is 1, 2 expected"),)),
     entries.Adoption(("7 shares of AAA are held, 0 expected",)),
@@ -80,3 +87,18 @@ def test_an_entry_of_another_version_is_refused_with_a_remedy(tmp_path, kind, bo
         pytest.raises(DeployError, match=rf"entry 2 \({kind}\).*{problem}.*move the file away"),
     ):
         journal.tail(2)
+
+
+def test_entries_of_before_have_the_defaults_of_what_came_later(tmp_path):
+    """Fields of a journal that an earlier version wrote."""
+    old = {
+        "checkpoint": ("", {"account": "PA1", "cash_usd": 1.5, "shares": {}, "standing": []}),
+        "adjust": ("", {"reason": "AAA split 4 for 1", "shares": {"AAA": 12.0}, "cash_usd": 0.0}),
+        "adopted": ("", {"findings": ["7 shares"]}),
+    }
+    for kind, (key, fields) in old.items():
+        body = entries.decode(kind, key, json.dumps(fields))
+        assert entries.decode(*entries.encode(body)) == body
+    assert entries.decode("adopted", "", '{"findings": []}') == entries.Adoption(())
+    with pytest.raises(RecordError, match="findings"):
+        entries.decode("adopted", "", "{}")

@@ -1,19 +1,24 @@
 """A flatten through the real runner, alpaca-py and a loopback server: it ends when nothing is
 held."""
 
+import contextlib
+import datetime as dt
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
 
+from fintrader.cli import main
 from fintrader.deploy import alerts, control, status
 from fintrader.deploy.entries import Alert, FlattenEnd, Halt, Resumption
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError
 from tests.engines.alpaca_paper import ConstantPolicy, Killed, account, trade
-from tests.engines.deployments import MINUTE, frozen, run_live
+from tests.engines.deployments import MINUTE, frozen, run_live, settings
 
 HELD = {"S000": 64.0, "S001": 374.0, "S002": 673.0, "S003": 438.0}
 
@@ -234,6 +239,105 @@ def test_errors_of_the_broker_end_no_flatten(deployed, fault):
     deployed.live(6, hook)
     assert deployed.is_flat()
     assert {row["status"] for row in server.orders.values()} <= {"filled", "canceled"}
+
+
+def break_feed(runner):
+    class Feed:
+        kind = "replay"
+
+        def __getattr__(self, name):
+            raise ZeroDivisionError("a bug")
+
+    runner.feed = Feed()
+
+
+def fill_disk(runner):
+    runner.journal._base.execute("PRAGMA max_page_count = 1")
+
+
+def break_policy(runner):
+    runner.policy = ConstantPolicy(runner.policy, float("nan"))
+
+
+@pytest.mark.parametrize("fault", [break_feed, break_policy, fill_disk])
+def test_a_flatten_goes_on_while_everything_else_is_broken(deployed, fault, monkeypatch):
+    monkeypatch.setattr(alerts, "PAUSE_SECONDS", 0.0)
+    deployed.hold()
+    flatten = once(deployed.minute(2, 2), lambda: control.ask(deployed.home, "flatten"))
+    faulty = []
+
+    def hook(runner, now):
+        if now >= deployed.minute(2, 1) and not faulty:
+            faulty.append(fault(runner))
+        if now >= deployed.minute(4, 1):  # somebody makes room
+            runner.journal._base.execute("PRAGMA max_page_count = 1000000")
+        flatten(runner, now)
+
+    with contextlib.suppress(ZeroDivisionError):  # which ends it, once it is flat
+        deployed.live(6, hook)
+    assert deployed.is_flat()
+    if fault is fill_disk:
+        texts = [one["text"] for one in deployed.alerts() if one["kind"] == "flatten"]
+        assert sum("free space" in text for text in texts) > 20  # a minute each
+
+
+def test_a_flatten_between_two_bars_shouts_every_minute(deployed, monkeypatch):
+    monkeypatch.setattr(alerts, "PAUSE_SECONDS", 0.0)
+    stop_filling(deployed.server)
+    deployed.hold()
+    control.ask(deployed.home, "flatten")
+    deployed.live(2)
+    texts = [one["text"] for one in deployed.alerts() if one["kind"] == "flatten"]
+    assert len(texts) >= 25
+
+
+def test_all_deployments_are_flattened_by_one_command(deployed, tmp_path, capsys):
+    folder = tmp_path / "deployments"
+    for name in ("one", "two"):
+        shutil.copytree(deployed.bundle.folder, folder / name / "bundle")
+    (folder / "three").mkdir()
+    (folder / "three" / "journal.sqlite").touch()  # a damaged one keeps no other from it
+    with pytest.raises(SystemExit):
+        main(["flatten", "--all", "--deployments-dir", str(folder)])
+    assert "three" in capsys.readouterr().err
+    for name in ("one", "two"):
+        assert [kind for _, kind in control.list_requests(folder / name)] == ["flatten"]
+
+
+@pytest.mark.slow
+def test_no_sale_leaves_after_the_close_of_a_half_day(tmp_path):
+    data = settings(
+        start=dt.date(2019, 10, 14),
+        source={"kind": "synthetic", "seed": 3, "num_symbols": 4, "num_sessions": 60},
+        bar_minutes=130,
+    )
+    data = data.model_copy(update={"bar_minutes": 130})
+    bundle, market = frozen(tmp_path, data, trade_rate=1.0)
+    minutes = market.minutes.numpy()
+    half = next(
+        at
+        for at in range(len(minutes) - 1)
+        if np.bincount(market.session.numpy())[market.session[at]] == 2
+    )
+    server = account(market, positions=dict.fromkeys(market.symbols, 10.0))
+    closes = int(minutes[half]) + 210 * MINUTE
+    left = []
+    with server:
+
+        def change(runner):
+            ask = once(closes + 10 * MINUTE, lambda: control.ask(tmp_path, "flatten"))
+
+            def hook(now):
+                ask(runner, now)
+                left.extend(now for _ in range(len(server.orders) - len(left)))
+
+            runner.clock.at_minute = hook
+
+        trade(
+            tmp_path, bundle, market, server, half + 3, begin=half, change=change, adopt=True
+        ).close()
+    assert left
+    assert all(now >= int(minutes[half + 2]) for now in left if now >= closes)
 
 
 def test_shares_are_not_sold_twice_where_the_broker_counts_late(deployed):

@@ -241,8 +241,9 @@ def test_the_drift_is_told_after_each_session(deployed):
         told.append(len(told))
         if len(told) == 2:
             raise DeployError("no room")
+        return "drift: an alarm" if len(told) == 3 else None
 
     journal = run_live(*deployed, daily=report)
     assert len(told) == 3  # one of the three ends with a decision
-    assert alerts(journal) == ["report"]  # and it traded on
+    assert alerts(journal) == ["report", "drift"]  # and it traded on
     assert backtested(bundle, market, journal) == 17

@@ -5,7 +5,14 @@ import pytest
 
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.entries import Cancellation, PurchaseFit
-from fintrader.deploy.orders import SECOND, Execution, OrderRules, order_id
+from fintrader.deploy.orders import (
+    SECOND,
+    Execution,
+    OrderRules,
+    find_sender,
+    format_decision_stamp,
+    order_id,
+)
 from fintrader.errors import BrokerError, DeployError
 from tests.engines.alpaca_loopback import LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, Crash, connect
@@ -72,11 +79,12 @@ def row_of(server, symbol, at=OPENED):
     return server.by_client_id()[order_id(BUNDLE, at, symbol)]
 
 
-def test_an_id_names_bundle_decision_and_symbol():
-    assert (
-        order_id("0a1b2c3d", 1_458_052_200_000_000_000, "BRK.B")
-        == "ft-0a1b2c3d-20160315T143000Z-BRK.B"
-    )
+@pytest.mark.parametrize("sender", ["0a1b2c3d", "0a1b2c3d-5e6f7a8b"])
+def test_an_id_names_sender_decision_and_symbol(sender):
+    name = order_id(sender, 1_458_052_200_000_000_000, "BRK.B")
+    assert name == f"ft-{sender}-20160315T143000Z-BRK.B"
+    assert (find_sender(name), format_decision_stamp(name)) == (sender, "20160315T143000Z")
+    assert find_sender("by hand") == format_decision_stamp("ft-anything") == ""
 
 
 def test_purchases_leave_once_sales_are_over_and_share_the_cash(server, execution, journal):
@@ -113,6 +121,19 @@ def test_an_id_that_another_deployment_has_used_is_not_taken_for_its_own(
         execution.step(OPENED)
     assert states(journal, "AAA") == ["intended", "sent", "rejected"]
     assert posted(server) == ["AAA"]
+
+
+def test_an_order_of_another_deployment_is_not_taken_for_one_that_got_lost(server, broker, journal):
+    execution = Execution(broker, journal, OrderRules(f"{BUNDLE}-2222", cushion=0.0))
+    begin(execution, {"AAA": -50.0, "STUCK": -7.0})
+    theirs = order_id(f"{BUNDLE}-1111", OPENED, "AAA")
+    server.accept("AAA", -50.0, theirs)  # the same decision, elsewhere
+    server.faults = {1: "503"}  # and ours does not arrive
+    execution.step(OPENED)
+    assert execution.trouble
+    execution.step(OPENED + 2 * SECOND)
+    assert execution.stranger == theirs
+    assert execution.reports[order_id(f"{BUNDLE}-2222", OPENED, "AAA")].filled == 0.0
 
 
 def test_fees_and_cushion_are_left_over(server, broker, journal):

@@ -15,7 +15,7 @@ from fintrader.deploy import control, status
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.entries import BarDecision, DeploymentStart, Halt
+from fintrader.deploy.entries import BarDecision, DeploymentStart, Halt, Mismatch
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
 from fintrader.deploy.settings import AlertSettings
@@ -115,11 +115,64 @@ def test_orders_of_another_deployment_of_the_bundle_halt_it(mine):
     journal = trade(*mine, 22, change=elsewhere)
     halted = journal.last(Halt)
     assert (
-        f"order {name} of -3 S000 is none of this deployment, but of its bundle" in halted.body.why
+        f"order {name} of -3 S000 is none of this deployment, but of the deployment {bundle.id}"
+        in halted.body.why
     )
     assert journal.last(OrderReport, name) is None
     assert server.by_client_id()[name]["status"] == "filled"  # it was not cancelled
     journal.close()
+
+
+def test_an_order_of_another_deployment_halts_it_before_it_sends_more(mine):
+    _home, bundle, _market, server = mine
+    name = f"ft-{bundle.id}-5e6f7a8b-20160315T143000Z-S000"
+
+    def beside(runner):
+        submit = runner.broker.submit
+
+        def both(order):
+            if name not in server.by_client_id():
+                server.accept("S000", 1.0, name)
+            return submit(order)
+
+        runner.broker.submit = both
+
+    journal = trade(*mine, 12, change=beside)
+    why = f"order {name} is of another deployment, which trades this account"
+    assert [entry.body.why for entry in journal.entries(Halt)] == [why]
+    assert journal.last(OrderReport, name) is None
+    journal.close()
+
+
+def test_the_same_bundle_in_a_folder_of_another_machine_is_another_deployment(
+    mine, tmp_path, monkeypatch
+):
+    home, bundle, market, server = mine
+    other, same = second(home)
+
+    def start_elsewhere(runner):
+        def start(now):
+            if not (other / JOURNAL).exists():
+                monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+                trade(other, same, market, server, 3).close()
+
+        runner.clock.at_minute = start
+
+    journal = trade(*mine, 12, change=start_elsewhere)
+    with Journal(other / JOURNAL, reading=True) as its:
+        senders = {one.last(DeploymentStart).body.sender for one in (journal, its)}
+        assert set(server.by_client_id()) == set(its.orders())
+        (sender,) = senders - {journal.last(DeploymentStart).body.sender}
+    assert all(one.startswith(f"{bundle.id}-") for one in senders)
+    assert f"none of this deployment, but of the deployment {sender}" in journal.last(Halt).body.why
+    assert sender in journal.last(Mismatch).body.findings[0].text
+    assert journal.orders() == {}
+    journal.close()
+
+    shutil.rmtree(home)
+    frozen(home, trade_rate=1.0)
+    with pytest.raises(DeployError, match=f"another deployment trades this account .*{sender}"):
+        trade(*mine, 12)
 
 
 def test_an_account_that_was_taken_over_is_left_at_once(mine):

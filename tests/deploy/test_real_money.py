@@ -10,9 +10,10 @@ import pytest
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.cli import main
-from fintrader.deploy import control, real_money, status
+from fintrader.deploy import broker, control, real_money, status
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.control import JOURNAL, REPORT
+from fintrader.deploy.deployment import describe_alarm
 from fintrader.deploy.drift_report import (
     Band,
     DailyDrift,
@@ -21,6 +22,7 @@ from fintrader.deploy.drift_report import (
     LimitCuts,
     Shortfall,
     Surprise,
+    read_report,
 )
 from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import ReplayFeed
@@ -46,8 +48,8 @@ def bundle(tmp_path_factory):
     return made
 
 
-def started(broker):
-    return DeploymentStart(0, "0a1b2c3d", "alpaca", broker, LimitSettings(), 1e6)
+def started(kind):
+    return DeploymentStart(0, "0a1b2c3d", "alpaca", kind, LimitSettings(), 1e6)
 
 
 @pytest.fixture
@@ -102,6 +104,14 @@ def test_what_has_not_proved_itself_is_refused(home, bundle, changes, match):
         real_money.require_proof(home, bundle)
 
 
+def test_a_drift_alarm_is_worth_an_alert(home, bundle):
+    assert describe_alarm(read_report(home / REPORT)) is None
+    report(home, bundle, surprise=None)
+    assert describe_alarm(read_report(home / REPORT)) is None
+    report(home, bundle, surprise=Surprise((1.0, 30.0, 2.0)))
+    assert "after 25 sessions the account earns less" in describe_alarm(read_report(home / REPORT))
+
+
 def test_a_replay_proves_nothing(tmp_path, bundle):
     with Journal(tmp_path / JOURNAL) as journal:
         journal.write(started("simulated"), at=1)
@@ -115,8 +125,8 @@ def typed(*answers):
     return lambda question: left.pop(0)
 
 
-def consent(home, bundle, ask, cap=5000.0):
-    settings = LiveSettings(cap_usd=cap)
+def consent(home, bundle, ask, cap=5000.0, **chosen):
+    settings = LiveSettings(cap_usd=cap, **chosen)
     proof = real_money.require_proof(home, bundle)
     return real_money.require_consent(home, bundle, NUMBER, settings, proof, ask)
 
@@ -134,6 +144,57 @@ def test_consent_is_typed_once_and_names_what_it_is_for(home, bundle, capsys):
     assert consent(home, bundle, never) == given
     with pytest.raises(DeployError, match="not the amount"):  # another amount is another consent
         consent(home, bundle, typed(NUMBER, "5000"), cap=6000.0)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"limits": LimitSettings(drawdown=0.5)}, {"endpoint": "http://127.0.0.1:1"}, {"cap": 6000.0}],
+)
+def test_a_change_of_what_was_consented_to_asks_again(home, bundle, chosen):
+    given = consent(home, bundle, typed(NUMBER, "5000"))
+    with pytest.raises(DeployError, match="not the account's number"):
+        consent(home, bundle, typed("no"), **chosen)
+    assert consent(home, bundle, never) == given
+    amount = f"{chosen.get('cap', 5000.0):.0f}"
+    assert consent(home, bundle, typed(NUMBER, amount), **chosen) != given
+    with pytest.raises(DeployError, match="not the account's number"):
+        consent(home, bundle, typed("no"))
+
+
+def test_every_limit_is_shown_before_consent(home, bundle, capsys):
+    consent(home, bundle, typed(NUMBER, "5000"), limits=LimitSettings(weight=25.0))
+    said = capsys.readouterr().out
+    assert "weight 25, gross 1, order 0.1, turnover 2, day_loss 0.03, drawdown 0.1" in said
+    assert "https://api.alpaca.markets" in said
+
+
+def test_only_a_record_of_this_very_code_opens_it(tmp_path, monkeypatch):
+    path = tmp_path / "market_life.json"
+    monkeypatch.setattr(broker, "RECORD", path)
+    record = {"passed": True, "sources": broker.hash_sources(), "sessions": 40_000}
+    write_json(path, record)
+    broker.refuse_real_money(True)
+    for change in ({"passed": False}, {"passed": 1}, {"sources": "0" * 64}, {"sessions": 39_999}):
+        write_json(path, record | change)
+        with pytest.raises(DeployError, match="closed until a market-life simulator has passed"):
+            broker.refuse_real_money(True)
+    for text in ("", "[]", "{}"):
+        path.write_text(text)
+        with pytest.raises(DeployError, match="closed until a market-life simulator has passed"):
+            broker.refuse_real_money(True)
+
+
+def test_a_byte_of_the_code_closes_it(tmp_path, monkeypatch):
+    before = broker.hash_sources()
+    shutil.copytree(broker.ROOT / "deploy", tmp_path / "deploy")
+    shutil.copytree(broker.ROOT / "backtesting", tmp_path / "backtesting")
+    monkeypatch.setattr(broker, "ROOT", tmp_path)
+    assert broker.hash_sources() == before
+    for name in ("deploy/alerts.py", "backtesting/limits.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("#")
+        assert broker.hash_sources() != before
+        before = broker.hash_sources()
 
 
 @pytest.mark.parametrize(
@@ -202,14 +263,14 @@ def test_the_runner_refuses_real_money(tmp_path):
         real = RealBroker(market, made.env, clock.now)
         paper = SimulatedBroker(market, made.env, clock.now)
         window = (int(market.minutes[0]), int(market.minutes[-1]))
-        for broker, cap in ((real, None), (paper, 5000.0)):
+        for one, cap in ((real, None), (paper, 5000.0)):
             with pytest.raises(
                 DeployError, match="closed until a market-life simulator has passed"
             ):
                 Runner(
                     made,
                     PaperSettings(),
-                    Connections(clock, feed, broker, journal),
+                    Connections(clock, feed, one, journal),
                     window=window,
                     cap_usd=cap,
                 )

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.broker import Activity, OrderReport
 from fintrader.deploy.entries import Adjustment, Adoption, Checkpoint, Mismatch
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution, OrderRules, order_id
-from fintrader.deploy.reconcile import expect_holdings, reconcile
+from fintrader.deploy.reconcile import Tolerance, expect_holdings, reconcile
 from fintrader.errors import BrokerUnsureError, DeployError
 from tests.engines.alpaca_loopback import LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, connect
@@ -79,7 +79,7 @@ def test_positions_of_others_stop_the_start_and_are_left_alone(server, journal, 
 
 def test_orders_of_others_stop_the_start_and_are_left_alone(server, journal, broker):
     row = server.accept("STUCK", 5.0, "by hand", age_s=86_400.0)
-    server.accept("AAA", 5.0, "ft-ffffffff-20160315T143000Z-AAA")["status"] = "canceled"
+    server.accept("AAA", 5.0, "of an app")["status"] = "canceled"
     with pytest.raises(DeployError, match="order by hand of 5 STUCK is none of this deployment"):
         look(journal, broker, start=True)
     assert look(journal, broker, start=True, adopt=True) == ()
@@ -125,6 +125,16 @@ def test_orders_of_the_bundle_that_the_journal_does_not_know_stop_the_start(
     )  # no decision has it
 
 
+def test_recent_orders_of_another_bundle_stop_the_start(server, journal, broker):
+    name = "ft-ffffffff-5e6f7a8b-20160315T143000Z-AAA"
+    server.accept("AAA", 5.0, name)["status"] = "canceled"
+    with pytest.raises(DeployError, match=r"another deployment .*ffffffff-5e6f7a8b") as caught:
+        look(journal, broker, start=True)
+    assert "--adopt" in str(caught.value)
+    assert look(journal, broker, start=True, adopt=True) == ()
+    assert look(journal, broker) == ()
+
+
 def test_old_orders_of_the_bundle_stop_no_start(server, journal, broker):
     month = 30 * 86_400
     name = order_id(BUNDLE, OPENED, "AAA")
@@ -133,7 +143,7 @@ def test_old_orders_of_the_bundle_stop_no_start(server, journal, broker):
     assert look(journal, broker, now, start=True) == ()
     assert look(journal, broker, now + month * SECOND) == ()
     server.accept("STUCK", 5.0, f"{name}2", age_s=month)  # one that is open stops it, however old
-    with pytest.raises(DeployError, match="but of its bundle"):
+    with pytest.raises(DeployError, match=f"but of the deployment {BUNDLE}"):
         look(journal, broker, now, start=True)
 
 
@@ -196,14 +206,170 @@ def test_cash_may_be_off_by_fees_and_no_more(server, journal, broker):
     look(journal, broker, start=True)
     server.cash -= 4.5
     assert look(journal, broker) == ()
-    server.cash -= 4.5  # counted from the last agreement
-    assert look(journal, broker) == ()
-    server.cash -= 5.5
+    server.cash -= 1.0  # a week's sum counts
     assert [one.kind for one in look(journal, broker)] == ["cash"]
-    server.cash += 5.5
+    server.cash += 1.0
     traded(journal, broker, {"AAA": 80.0}, OPENED)
-    server.cash -= 5.5  # 800 USD were traded, of which 10 bps are 0.8 USD
+    server.cash -= 1.2  # 800 USD were traded, of which 10 bps are 0.8 USD
     assert look(journal, broker) == ()
+    day = 86_400 * SECOND
+    server.cash -= 1.2
+    assert look(journal, broker, OPENED + 7 * day) != ()
+    assert look(journal, broker, OPENED + 8 * day) == ()
+
+
+def test_fees_count_once_whether_they_are_listed_before_they_are_booked_or_after(
+    server, journal, broker
+):
+    look(journal, broker, start=True)
+    server.cash -= 4.5
+    assert look(journal, broker) == ()
+    server.book("FEE", -4.5)
+    server.cash += 4.5  # it was booked before
+    assert look(journal, broker) == ()
+    assert journal.last(Checkpoint).body.open_usd == {}
+    server.book("FEE", -4.5)
+    server.cash += 4.5  # it is listed, and not booked yet
+    assert look(journal, broker) == ()
+    assert len(journal.entries(Activity)) == 1
+    server.cash -= 4.5
+    assert look(journal, broker) == ()
+    assert len(journal.entries(Activity)) == 2
+    assert journal.last(Checkpoint).body.open_usd == {}
+    server.book("FEE", -500.0, status="canceled")
+    server.cash += 500.0
+    assert look(journal, broker) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "usd"), [("FEE", -28.0), ("CSD", 5e4), ("CSW", -900.0), ("DIV", 40.0), ("INT", -12.0)]
+)
+def test_bookings_explain_cash(server, journal, broker, kind, usd):
+    look(journal, broker, start=True)
+    for _ in range(120):
+        server.book("FEE", -0.01)  # more than a page
+    server.book(kind, usd, **({"symbol": "AAA", "shares": 80.0} if kind == "DIV" else {}))
+    assert look(journal, broker) == ()
+    assert expect_holdings(journal).cash_usd == pytest.approx(server.cash)
+    written = len(journal.tail(10_000))
+    assert look(journal, broker) == ()
+    assert len(journal.tail(10_000)) == written
+    server.cash += usd  # and the same again is no such booking
+    assert [one.kind for one in look(journal, broker)] == ["cash"]
+
+
+@pytest.mark.parametrize("ratio", [2.0, 1.5, 0.1, 7.0])
+@pytest.mark.parametrize("fraction", [True, False])
+def test_bookings_explain_a_split(server, journal, broker, ratio, fraction):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 37.0}, OPENED)
+    server.split("AAA", ratio, fraction=fraction)
+    assert look(journal, broker) == ()
+    assert expect_holdings(journal).shares == pytest.approx(server.positions)
+    assert expect_holdings(journal).cash_usd == pytest.approx(server.cash)
+
+
+@pytest.mark.parametrize("fraction", [True, False])
+def test_an_announced_split_counts_once_before_and_after_it_is_booked(
+    server, journal, broker, fraction
+):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 37.0}, OPENED)
+    look(journal, broker)
+    journal.write(Adjustment("AAA split 1.5 for 1", {"AAA": 18.5}), at=OPENED)
+    split = {"tolerance": Tolerance(split=frozenset({"AAA"}))}
+    for _ in range(2):
+        assert look(journal, broker, **split) == ()
+        assert expect_holdings(journal).shares == {"AAA": 55.5}
+        assert expect_holdings(journal).owed == {"AAA": 18.5}
+    server.split("AAA", 1.5, fraction=fraction)
+    for _ in range(2):
+        assert look(journal, broker, **split) == ()
+        assert expect_holdings(journal).shares == server.positions
+        assert not expect_holdings(journal).owed
+    server.positions["AAA"] -= 1.0
+    assert [one.kind for one in look(journal, broker, **split)] == ["position"]
+
+
+def test_a_split_that_is_never_booked_is_forgotten(server, journal, broker):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 37.0}, OPENED)
+    look(journal, broker)
+    journal.write(Adjustment("AAA split 1.5 for 1", {"AAA": 18.5}), at=OPENED)
+    look(journal, broker, tolerance=Tolerance(split=frozenset({"AAA"})))
+    assert expect_holdings(journal).shares == {"AAA": 55.5}
+    assert look(journal, broker) == ()  # it is older than ten days
+    assert expect_holdings(journal).shares == {"AAA": 37.0}
+
+
+@pytest.mark.parametrize("held", [55.0, 56.0])
+def test_a_fraction_is_paid_in_cash_or_rounded_up(server, journal, broker, held):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 37.0}, OPENED)
+    look(journal, broker)
+    journal.write(Adjustment("AAA split 1.5 for 1", {"AAA": 18.5}), at=OPENED)
+    server.positions["AAA"] = held
+    server.cash += 3.3
+    lately = Tolerance(due_usd=6.67, split=frozenset({"AAA"}))
+    assert look(journal, broker, tolerance=lately) == ()
+    server.positions["AAA"] = held - 2.0
+    assert [one.kind for one in look(journal, broker, tolerance=lately)] == ["position"]
+
+
+def test_a_merger_and_a_new_name_are_explained(server, journal, broker):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 30.0, "BBB": 10.0}, OPENED)
+    server.book("MA", 0.0, "AAA", -30.0)
+    server.book("MA", 310.0, "AAA")
+    server.book("NC", 0.0, "BBB", -10.0)
+    server.book("NC", 0.0, "CCC", 10.0)
+    assert look(journal, broker) == ()
+    assert expect_holdings(journal).shares == {"CCC": 10.0} == server.positions
+
+
+def test_without_an_answer_about_bookings_nothing_is_a_difference(
+    server, journal, broker, monkeypatch
+):
+    look(journal, broker, start=True)
+
+    def away(since):
+        raise BrokerUnsureError("no answer")
+
+    server.cash -= 1.0
+    monkeypatch.setattr(broker, "activities", away)
+    assert look(journal, broker) == ()
+    server.cash -= 100.0
+    with pytest.raises(BrokerUnsureError):
+        look(journal, broker)
+    assert journal.last(Mismatch) is None
+
+
+def test_a_person_accepts_the_differences_that_were_named_and_no_others(server, journal, broker):
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 30.0}, OPENED)
+    server.positions["AAA"] = 29.0
+    server.cash += 10.0
+    found = look(journal, broker)
+    named = journal.last(Mismatch).body
+    server.cash -= 100.0
+    others = look(journal, broker, adopt=named)
+    assert others != found
+    assert look(journal, broker, adopt=named) == others
+    named = journal.last(Mismatch).body
+    assert look(journal, broker, adopt=named) == ()
+    assert look(journal, broker) == look(journal, broker, start=True) == ()
+    adopted = journal.last(Adoption).body
+    assert (adopted.cash_usd, adopted.shares) == (pytest.approx(-90.0), {"AAA": -1.0})
+    server.split("AAA", 2.0)  # is explained, and counts, as a part of an adoption
+    server.cash -= 70.0
+    assert [one.kind for one in look(journal, broker)] == ["cash"]
+    assert look(journal, broker, adopt=journal.last(Mismatch).body) == ()
+    adopted = journal.last(Adoption).body
+    assert (adopted.cash_usd, adopted.shares) == (pytest.approx(-70.0), {})
+    assert {one.body.kind for one in journal.entries(Activity)} == {"split"}
+    server.number = "PA2"
+    look(journal, broker)
+    assert look(journal, broker, adopt=journal.last(Mismatch).body) != ()
 
 
 def test_splits_and_dividends_that_were_announced(server, journal, broker):

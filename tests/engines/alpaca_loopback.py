@@ -114,6 +114,8 @@ class LoopbackAlpaca:
         self.stale = 0
         """So many answers about positions are those before the newest fill."""
         self._before: tuple[int, dict[str, float]] = (0, {})
+        self.activities: list[dict[str, Any]] = []
+        """Bookings without an order, oldest first."""
         self.refusals: list[str] = []
         """What orders were refused with."""
         self.seen: list[tuple[str, str]] = []
@@ -162,6 +164,46 @@ class LoopbackAlpaca:
         }
         self.orders[row["id"]] = row
         return row
+
+    def book(
+        self,
+        kind: str,
+        usd: float = 0.0,
+        symbol: str = "",
+        shares: float = 0.0,
+        *,
+        day: str = "2026-01-02",
+        listed: bool = True,
+        **more: Any,
+    ) -> None:
+        """Change cash and shares as the back office does, with an activity that is `listed`."""
+        self.cash += usd
+        held = self.positions.pop(symbol, 0.0) + (0.0 if kind == "DIV" and usd else shares)
+        if held and symbol:
+            self.positions[symbol] = held
+        row = {
+            "id": f"{day.replace('-', '')}000000000::{uuid.uuid4()}",
+            "activity_type": kind,
+            "date": day,
+            "net_amount": f"{usd:.2f}",
+            "status": "executed",
+        }
+        if symbol:
+            row |= {"symbol": symbol, "qty": f"{shares:.12g}"}
+        if listed:
+            self.activities.append(row | more)
+
+    def split(self, symbol: str, ratio: float, *, fraction: bool = True, **how: Any) -> None:
+        """Split what is held of a symbol, in two bookings; without `fraction` parts of a share are
+        paid in cash."""
+        held = self.positions.get(symbol, 0.0)
+        new = held * ratio
+        self.prices[symbol] /= ratio
+        whole = new if fraction else float(math.floor(new))
+        self.book("SPLIT", symbol=symbol, shares=-held, **how)
+        self.book("SPLIT", symbol=symbol, shares=whole, **how)
+        if new != whole:
+            self.book("CIL", round((new - whole) * self.prices[symbol], 2), symbol, **how)
 
     def tick(self) -> None:
         """Every standing order goes on by one."""
@@ -238,6 +280,8 @@ class LoopbackAlpaca:
                 ]
             case "GET", ["clock"]:
                 return 200, {"timestamp": "2016-03-15T10:30:00.123456789-04:00", "is_open": True}
+            case "GET", ["account", "activities"]:
+                return 200, self._list_activities(query)
             case "GET", ["orders"]:
                 self.tick()
                 return 200, self._listed(query)
@@ -248,6 +292,15 @@ class LoopbackAlpaca:
                     raise Refusal(404, 40410000, "order not found")
                 return 200, row
         raise Refusal(404, 0, "endpoint not found.")
+
+    def _list_activities(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        assert query["category"] == "non_trade_activity"
+        assert query["direction"] == "asc"
+        after = dt.datetime.fromisoformat(query["after"]).date().isoformat()
+        rows = [row for row in self.activities if row["date"] >= after]
+        names = [row["id"] for row in rows]
+        first = names.index(query["page_token"]) + 1 if "page_token" in query else 0
+        return rows[first : first + min(int(query["page_size"]), 100)]
 
     def _seen_positions(self) -> Mapping[str, float]:
         left, before = self._before

@@ -200,6 +200,7 @@ def live_runner(
     journal: Journal,
     *,
     daily: Callable[[], object] = lambda: None,
+    cap_usd: float | None = None,
     **chosen: Any,
 ) -> Runner:
     """A life of the deployment up to a bar of the window, not begun yet, on a feed that may turn
@@ -211,6 +212,7 @@ def live_runner(
         Connections(clock, OddFeed(inner), broker, journal),
         window=None,
         daily=daily,
+        cap_usd=cap_usd,
         until=int(market.minutes[bars]) + inner.bar_ns,
     )
 

@@ -1,5 +1,5 @@
-"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Nothing
-here trades."""
+"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Behind the
+app's token its buttons halt, resume and flatten; nothing else here trades."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.deploy import status as deployments
+from fintrader.deploy.control import ask
 from fintrader.deploy.drift_page import present_account, present_shortfall
 from fintrader.deploy.status import Status, format_moment
 from fintrader.numerals import DASH, percent, usd
@@ -18,9 +19,19 @@ from fintrader.records import to_json
 from fintrader.results.figures.shortfall import account_figure
 from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader_app import charts, sections
+from fintrader_app.guard import GUARD_VARIABLE
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
 from fintrader_app.local_time import pick_clock
-from fintrader_app.shell import choose, draw_notice, follow, format_code, heading, page, plain
+from fintrader_app.shell import (
+    choose,
+    draw_notice,
+    follow,
+    format_code,
+    guarded,
+    heading,
+    page,
+    plain,
+)
 from fintrader_app.tables import numbers, table
 
 COLOURS = {
@@ -48,16 +59,35 @@ def render(runs: RunsFolder) -> None:
         )
     name = choose("Deployment", names, "deployment")
     first = deployments.read_status(folder / name)
-    alive = first.state == "running"
+    alive = first.is_beating
+    steer(folder / name, first)
     timezone = pick_clock(first.timezone)
 
     def watch() -> None:
         now = deployments.read_status(folder / name)
-        if alive and now.state != "running":
+        if (now.state, now.flattening) != (first.state, first.flattening):
             st.rerun()
         draw(now, timezone)
 
     follow(watch, live=alive)
+
+
+def steer(home: Path, status: Status) -> None:
+    """The buttons that ask the deployment to halt, resume or flatten; none without a token."""
+    if not os.environ.get(GUARD_VARIABLE) or status.state in ("finished", "not begun"):
+        return
+    halted = status.state == "halted"
+    with st.container(horizontal=True, gap="small"), guarded():
+        if st.button("Halt", icon=":material/front_hand:", disabled=halted):
+            ask(home, "halt")
+        can_resume = halted and not status.flattening
+        if st.button("Resume", icon=":material/play_arrow:", disabled=not can_resume):
+            ask(home, "resume")
+        with st.popover("Flatten …", icon=":material/sell:", disabled=status.flattening):
+            st.caption("Cancels its orders and sells everything that it holds.")
+            typed = st.text_input(f"Type {plain(status.name)} to confirm", key=f"flat:{home}")
+            if st.button("Sell everything", disabled=typed.strip() != status.name):
+                ask(home, "flatten")
 
 
 def draw(status: Status, timezone: str) -> None:
@@ -88,7 +118,9 @@ def draw(status: Status, timezone: str) -> None:
 def show_head(status: Status, timezone: str) -> None:
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.run)}**")
-    if status.why:
+    if status.flattening:
+        st.error(f"Not flat yet: {plain(status.why)}.", icon=":material/sell:")
+    elif status.why:
         way_on = f"{format_code(f'fintrader resume {status.name}')} goes on."
         st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
     if status.state == "silent":
@@ -112,11 +144,11 @@ def show_head(status: Status, timezone: str) -> None:
         }
     if status.next_decision and status.state == "running":
         cells["Next decision"] = format_moment(status.next_decision, timezone)
-    if status.beat is not None and status.state in ("running", "silent"):
+    if status.beat is not None and (status.is_beating or status.state == "silent"):
         cells["Seen"] = f"{max(time.time_ns() - status.beat, 0) / 1e9:.0f} s ago"
     numbers(cells)
     halt = format_code(f"fintrader halt {status.name}")
-    st.caption(f"Nothing here trades: {halt}, `resume`, `flatten` and `drift` do what they say.")
+    st.caption(f"In a terminal: {halt}, `resume` and `flatten`.")
 
 
 def show_curves(status: Status, timezone: str) -> None:

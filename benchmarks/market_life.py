@@ -1,0 +1,103 @@
+"""Market years of a deployment in an independent world: the real runner, a broker and a calendar
+with books of their own, and every kind of event beside every other (`tests/engines/market_life*`).
+
+    python benchmarks/market_life.py [--years 160] [--first 1000] [--save]
+
+Years are lived one after the other, a seed each from `--first` on; a stopped run goes on where it
+was (`--fresh` lives them again). The record counts sessions, decisions, orders, restarts, events by
+kind and pairs of kinds within three sessions of each other, and lists each problem: an order that
+policy and limits do not explain, one lost or doubled, a false halt or one of which nobody heard, a
+cent or a share that broker and journal count differently, a flatten that ends neither flat nor
+aloud. The last line has status 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._bench import FinishedRuns, finish, read_arguments
+from fintrader.deploy.bundle import Bundle
+from tests.engines.market_life_events import KINDS, OF_THE_CALENDAR, Years, draw_events
+from tests.engines.market_life_run import Life, freeze_life
+
+
+def live(seed: int, bundle: Bundle) -> dict[str, Any]:
+    """Live one seed's year; its counts and its problems."""
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as place:
+        life = Life(seed, Path(place), bundle, events=draw_events(seed, KINDS)).run()
+    year = Years()
+    year.add(life)
+    return {
+        "sessions": year.sessions,
+        "decisions": year.decisions,
+        "orders": year.orders,
+        "restarts": year.restarts,
+        "events": dict(year.events),
+        "pairs": {" + ".join(pair): count for pair, count in year.pairs.items()},
+        "alerts": len(life.heard),
+        "problems": life.problems,
+        "cpu_seconds": round(time.process_time() - began, 2),
+        "memory_mib": round(year.memory_mib[-1], 1),
+    }
+
+
+def summarise(years: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add the years up."""
+    found: dict[str, Any] = {"years": len(years)}
+    for name in ("sessions", "decisions", "orders", "restarts", "alerts"):
+        found[name] = sum(year[name] for year in years)
+    events: Counter[str] = Counter()
+    pairs: Counter[str] = Counter()
+    for year in years:
+        events.update(year["events"])
+        pairs.update(year["pairs"])
+    kinds = sorted([*KINDS, *OF_THE_CALENDAR])
+    counts = {
+        " + ".join(pair): pairs[" + ".join(pair)] for pair in itertools.combinations(kinds, 2)
+    }
+    rarest = min(counts, key=counts.__getitem__)
+    found["kinds"] = len(kinds)
+    found["events"] = dict(sorted(events.items()))
+    found["pairs_of_kinds"] = len(counts)
+    found["pairs_seen_ten_times"] = sum(count >= 10 for count in counts.values())
+    found["rarest_pair"] = {"kinds": rarest, "times": counts[rarest]}
+    found["cpu_seconds"] = round(sum(year["cpu_seconds"] for year in years), 1)
+    problems = [problem for year in years for problem in year["problems"]]
+    found["problems"] = len(problems)
+    found["first_problems"] = problems[:20]
+    return found
+
+
+def main() -> int:
+    """Live the years, and write the record."""
+    options = read_arguments(__doc__, years=160, first=1000, fresh=False)
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    finished = FinishedRuns("market_life", fresh=options.fresh)
+    years = []
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_STATE_HOME"] = place
+        bundle = freeze_life(Path(place) / "bundle")
+        for seed in range(options.first, options.first + options.years):
+            settings = {"seed": seed, "kinds": sorted(KINDS)}
+            years.append(finished.get(str(seed), settings, lambda seed=seed: live(seed, bundle)))
+    found = summarise(years)
+    finish("market_life", {**found, "commits": sorted(finished.commits)}, options)
+    return 1 if found["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""A deployment as a service that starts again by itself: `fintrader paper RUN ... --install`.
+
+Written are a unit of systemd for this machine and user, and a manifest for Kubernetes. Neither holds
+a secret: both take the environment from a place that only its owner reads.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fintrader.deploy.settings import PaperSettings
+from fintrader.errors import DeployError
+from fintrader.files import write_text
+
+_UNIT = """\
+[Unit]
+Description=fintrader deployment {name}
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=3600
+StartLimitBurst=20
+
+[Service]
+WorkingDirectory={place}
+EnvironmentFile=-%h/.config/fintrader/{name}.env
+ExecStart={command}
+# SIGTERM goes to the supervisor, which passes it on; a status of 130 or 143 is a person's stop.
+KillMode=mixed
+TimeoutStopSec=90
+SuccessExitStatus=130 143
+Restart=on-failure
+RestartSec=30
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def write_service(name: str, run: str, words: Sequence[str], settings: PaperSettings) -> str:
+    """Write the files of a service next to a deployment; return the steps that are left, in lines.
+
+    words: the command after `fintrader`, with the run. Raises DeployError for addresses of alerts
+    among them, which may be secrets.
+    """
+    if settings.alerts.urls or settings.alerts.heartbeat:
+        raise DeployError(
+            "a service holds no secrets, and alerts.urls and alerts.heartbeat may be some;"
+            " leave them out, and put FINTRADER_ALERT_URLS and FINTRADER_ALERT_HEARTBEAT into its"
+            " environment"
+        )
+    folder = Path(settings.deployments_dir).resolve() / name / "service"
+    command = " ".join(map(_quote, [sys.executable, "-m", "fintrader", *words]))
+    unit = folder / f"fintrader-{name}.service"
+    manifest = folder / "kubernetes.yaml"
+    write_text(
+        unit, _UNIT.format(name=name, place=str(Path.cwd()).replace("%", "%%"), command=command)
+    )
+    there = f"runs/{Path(run).name}"
+    inside = [there if word == run else word for word in words]
+    write_text(manifest, yaml.safe_dump_all(_describe_pod(name, inside), sort_keys=False))
+    secret = _name_resource(name)
+    variables = f"~/.config/fintrader/{name}.env"
+    return (
+        f"{unit}: keys and alert addresses go into {variables} (NAME=value, chmod 600);"
+        f" then `systemctl --user enable --now {unit}`, and `loginctl enable-linger` once\n"
+        f"{manifest}: `kubectl -n fintrader create secret generic {secret} --from-env-file {variables}`,"
+        f" copy the run to /data/{there} of its disk, then `kubectl apply -f {manifest}`"
+    )
+
+
+def _quote(word: str) -> str:
+    """Quote a word of a command line of systemd, whose % and $ stand for other things."""
+    escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def _name_resource(name: str) -> str:
+    """Name a resource of Kubernetes: small letters, digits and hyphens."""
+    return f"fintrader-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
+
+
+def _describe_pod(name: str, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe a pod that is started again wherever it ends, and its way to the outside."""
+    title = _name_resource(name)
+    labels = {"app.kubernetes.io/name": "fintrader", "app.kubernetes.io/component": title}
+    container = {
+        "name": "loop",
+        "image": "fintrader:cpu",
+        "args": list(words),
+        "workingDir": "/data",
+        "envFrom": [{"secretRef": {"name": title}}],
+        "env": [
+            {"name": "XDG_STATE_HOME", "value": "/data/state"},
+            {"name": "FINTRADER_CACHE", "value": "/data/tensors"},
+        ],
+        "resources": {
+            "requests": {"cpu": "250m", "memory": "1Gi"},
+            "limits": {"memory": "4Gi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "data", "mountPath": "/data"},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 90,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "runAsGroup": 10001,
+            "fsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "fintrader-data"}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+        ],
+    }
+    head = {"metadata": {"name": title, "namespace": "fintrader", "labels": labels}}
+    selector = {"matchLabels": labels}
+    deployment = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},  # two would trade one account
+        "selector": selector,
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    policy = {
+        "podSelector": selector,
+        "policyTypes": ["Egress"],
+        "egress": [{"ports": [{"protocol": "TCP", "port": 443}]}],
+    }
+    return [
+        {"apiVersion": "apps/v1", "kind": "Deployment", **head, "spec": deployment},
+        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", **head, "spec": policy},
+    ]

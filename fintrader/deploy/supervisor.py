@@ -1,0 +1,146 @@
+"""A process that outlives the loop of a deployment. It sends the loop's alerts, calls a dead man's
+switch while the loop lives, and tells people when it has died or stands still, with what is held.
+
+It imports no torch and no pandas. It starts nothing again: that is for systemd or Kubernetes
+(`deploy.service`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fintrader.deploy.alerts import SUPERVISOR, Alerts, check_address, fetch
+from fintrader.deploy.control import HEARTBEAT, JOURNAL, SILENT_SECONDS
+from fintrader.deploy.entries import Alert, DeploymentStart
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.reconcile import expect_holdings
+from fintrader.deploy.settings import AlertSettings
+from fintrader.errors import FintraderError
+from fintrader.files import read_json
+
+HEARTBEAT_VARIABLE = "FINTRADER_ALERT_HEARTBEAT"
+LOOK_SECONDS = 5.0
+PING_SECONDS = 60.0
+START_SECONDS = 600.0
+"""Time that a loop may take to its first sign of life: it reads weeks of bars."""
+_BY_HAND = 130
+"""Exit status of a command that a person interrupted."""
+
+
+class _Watch:
+    """The knowledge of a supervisor about the loop."""
+
+    def __init__(self, alerts: Alerts, switch: str) -> None:
+        self.alerts = alerts
+        self.switch = switch
+        """Address of a dead man's switch; empty without one."""
+        self.home: Path | None = None
+        """The deployment's folder, once the loop has it."""
+        self.has_told = False
+        """True once the loop has told its end itself."""
+        self._began = time.time()
+        self._pinged = -PING_SECONDS
+        self._is_silent = False
+        self._rest = b""
+
+    def hear(self, text: bytes) -> bool:
+        """Take in lines of the loop; False at their end."""
+        *lines, self._rest = (self._rest + text).split(b"\n")
+        for line in lines:
+            news = json.loads(line)
+            if "home" in news:
+                self.home = Path(news["home"])
+                self.alerts.deployment = self.home.name
+            else:
+                self.has_told |= news["kind"] == "ended"
+                self.alerts.deliver(news)
+        return bool(text)
+
+    def look(self) -> None:
+        """Call the switch while the loop lives; tell people once when it stands still."""
+        beat = self._began + START_SECONDS - SILENT_SECONDS
+        with contextlib.suppress(FintraderError, OSError, TypeError, KeyError):
+            if self.home is not None:
+                beat = max(beat, read_json(self.home / HEARTBEAT)["time"] / 1e9)
+        age = time.time() - beat
+        if age < SILENT_SECONDS:
+            self._is_silent = False
+            self._ping()
+        elif not self._is_silent:
+            self._is_silent = True
+            rest = describe_rest(self.home)
+            self.alerts.send(Alert("silent", f"the loop has stood still for {age:.0f} s{rest}"))
+
+    def tell_end(self, status: int) -> None:
+        """Tell people that the loop has ended, unless it did, or a person ended it."""
+        how = f"the process ended with status {status}"
+        if status < 0:
+            how = f"the process was ended by {signal.Signals(-status).name}"
+        if self.home is not None and not self.has_told and status not in (0, _BY_HAND):
+            text = f"{how}{describe_rest(self.home)}. The same command goes on"
+            self.alerts.send(Alert("ended", text))
+
+    def _ping(self) -> None:
+        if self.switch and time.monotonic() - self._pinged >= PING_SECONDS:
+            self._pinged = time.monotonic()
+            with contextlib.suppress(OSError, ValueError):  # its owner hears of silence
+                fetch(self.switch)
+
+
+def supervise(command: Sequence[str], settings: AlertSettings, name: str) -> int:
+    """Run the command of a deployment, watch it, and return its exit status; signals reach it.
+
+    Raises ConfigError for an address that cannot be used.
+    """
+    switch = settings.heartbeat or os.environ.get(HEARTBEAT_VARIABLE, "")
+    if switch:
+        check_address(switch, f"alerts.heartbeat (or {HEARTBEAT_VARIABLE})")
+    watch = _Watch(Alerts(settings, name), switch)
+    heard, said = os.pipe()
+    variables = {**os.environ, SUPERVISOR: f"{said}:{os.getpid()}"}
+    # In a session of its own Ctrl-C reaches the loop once, through this process.
+    child = subprocess.Popen(command, env=variables, pass_fds=(said,), start_new_session=True)
+    os.close(said)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda sent, _: child.send_signal(sent))
+    while child.poll() is None:
+        is_ready = select.select([heard], [], [], LOOK_SECONDS)[0]
+        if is_ready and not watch.hear(os.read(heard, 65536)):
+            child.wait()
+        watch.look()
+    while select.select([heard], [], [], 0.0)[0] and watch.hear(os.read(heard, 65536)):
+        pass  # its last words
+    watch.tell_end(child.returncode)
+    watch.alerts.finish()
+    return child.returncode
+
+
+def describe_rest(home: Path | None) -> str:
+    """Describe the positions and the flatten that a deployment with an account leaves behind."""
+    if home is None:
+        return ""
+    try:
+        with Journal(home / JOURNAL, reading=True) as journal:
+            started = journal.last(DeploymentStart)
+            held: Mapping[str, float] = {}
+            if started is not None and started.body.broker != "simulated":
+                held = expect_holdings(journal).shares
+            flatten = "; a flatten has not ended" if journal.is_flattening() else ""
+    except FintraderError as error:
+        return f"; its positions cannot be read: {error}"
+    shares = f"; these positions stay without a loop: {format_shares(held)}" if held else ""
+    return shares + flatten
+
+
+def format_shares(shares: Mapping[str, float]) -> str:
+    """Format shares by symbol."""
+    return ", ".join(f"{count:.9g} {symbol}" for symbol, count in sorted(shares.items()))

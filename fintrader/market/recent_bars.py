@@ -1,0 +1,266 @@
+"""Bars of several symbols on the grid of the last sessions, which go on as bars come.
+
+A build reads a whole table; a live loop receives some bars at a time. `RecentBars` holds the
+columns that a build makes of a window, bit for bit. The build's functions make them, for the
+symbols of which an earlier bar, an action or the end has changed; bars that only go on are
+appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
+from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.clean import SymbolBars, put_together, symbol_bars, to_grid
+from fintrader.bars.corporate_actions import Action, growth_of, hold_through, place_actions
+from fintrader.market.features import mean_return
+from fintrader.market.reading import count_finished
+
+_GOES_ON = np.iinfo(np.int64).max
+HELD = ("open", "close", "volume")
+"""Columns that a market holds as traded."""
+
+
+class RecentBars:
+    """Columns `[N, T]` of the bars of a window, from its first to the newest."""
+
+    def __init__(
+        self, symbols: Sequence[str], extras: Sequence[str], read: Callable[[str], Bars]
+    ) -> None:
+        """read: a symbol's clean bars of the window, as traded."""
+        self.symbols = tuple(symbols)
+        self.extras = tuple(extras)
+        self.grid: SessionGrid
+        self.size = 0
+        """T: number of bars of the window so far."""
+        self.changed = 0
+        """First bar of the window whose columns the last `advance` wrote."""
+        self.events: dict[str, list[tuple[int, float, float]]] = {}
+        """Bar, split and dividend of each symbol."""
+        self._read = read
+        self._start = 0
+        """Column of the window's first bar."""
+        self._columns: dict[str, Array] = {}
+        count = len(self.symbols)
+        self._first = np.zeros(count, dtype=np.int64)
+        self._last = np.zeros(count, dtype=np.int64)
+        """Columns of each symbol's first and newest bar; `_stop`: of the first after its end."""
+        self._stop = np.zeros(count, dtype=np.int64)
+        self._happened: dict[str, Mapping[object, tuple[float, float]]] = {}
+        self._factors = np.ones((3, count))
+        """Growth of a share's price, number, and price as a market holds it."""
+
+    def __getitem__(self, name: str) -> Array:
+        """`[N, T]`: `COLUMNS` adjusted forward, `HELD` with `held_` before them, `tradable`, `steps`
+        (log returns), `level` and `returns` (closes and log returns of the closes that a market
+        holds), and the extra columns."""
+        return self._columns[name][:, self._start : self._start + self.size]
+
+    @property
+    def is_whole(self) -> bool:
+        """True where every symbol has a price from the window's first bar on."""
+        return bool((self._first <= self._start).all())
+
+    def bars(self) -> SymbolBars:
+        """All symbols' bars, adjusted forward."""
+        columns: Any = {name: self[name] for name in (*COLUMNS, "tradable")}
+        one = SymbolBars(
+            symbol="",
+            first=0,
+            ended=False,
+            session=self.grid.session[: self.size],
+            extras={name: self[name] for name in self.extras},
+            time=pd.DatetimeIndex([]),
+            **columns,
+        )
+        vars(one)["steps"] = self["steps"]
+        return one
+
+    def advance(
+        self,
+        grid: SessionGrid,
+        size: int,
+        new: Bars,
+        actions: Sequence[Action],
+        member: Array,
+    ) -> None:
+        """Go on to the first `size` bars of a window. new: the clean bars, as traded, that were
+        received since the last call, with the numbers of this object's symbols; member: `[S, N]`
+        bool."""
+        anew = self._roll(grid, size)
+        done = self.size
+        at = grid.locate(new.ts)
+        inside = (at >= 0) & (at < size)
+        late = inside & (at < done)
+        self.changed = int(min(at[late], default=done)) if not anew.any() else 0
+        ahead = inside & (at >= done)
+        fresh = put_together(replace(new.take(ahead), ts=at[ahead], row=None))
+        placed = place_actions(actions, self.symbols, grid)
+        for number, (symbol, events) in enumerate(placed.items()):
+            happened = {grid.dates[day]: event for day, event in events.items() if day > 0}
+            if happened != self._happened.get(symbol, {}):
+                anew[number] = True
+                self.changed = 0
+            self._happened[symbol] = happened
+        self.size = size
+        if not anew.all() and size > done:
+            self._append(done, fresh)
+        finished = count_finished(
+            grid, int(grid.minutes[size - 1]) + (grid.bar_minutes - 1) * MINUTE_NS
+        )
+        session = grid.session[np.maximum(self._last - self._start, 0)]
+        stop = np.where(session < finished - 1, self._last + 1, _GOES_ON)
+        if (stop != self._stop).any():
+            anew |= stop != self._stop
+            self.changed = 0
+        anew[new.symbol[late]] = True
+        for number in np.flatnonzero(anew).tolist():
+            self._fill(number, placed[self.symbols[number]], finished)
+        if anew.any():
+            self._derive(np.flatnonzero(anew), 0)
+        first = self._start
+        rows = slice(first + max(self.changed, 1), first + size)
+        returns = np.ascontiguousarray(self._columns["returns"][:, rows].T)
+        days = member[grid.session[rows.start - first : size]]
+        self._columns["mean"][0, rows] = mean_return(returns, days)
+
+    def _roll(self, grid: SessionGrid, size: int) -> Array:
+        """Let the window begin with the grid; mark the symbols `[N]` to be read again."""
+        drop = self.size
+        if self.size:
+            drop = int(np.searchsorted(self.grid.minutes, grid.minutes[0]))
+            if grid.minutes[0] < self.grid.minutes[0] or size < self.size - drop:
+                drop = self.size
+        self.grid = grid
+        if drop >= self.size or self._start + drop + grid.num_bars > self._room:
+            self._move(grid, drop)
+        else:
+            self._start += drop
+        self.size -= drop
+        self.events = {
+            name: [(bar - drop, split, dividend) for bar, split, dividend in own]
+            for name, own in self.events.items()
+        }
+        if self.size == 0:
+            return np.ones(len(self.symbols), dtype=bool)
+        if drop == 0:
+            return np.zeros(len(self.symbols), dtype=bool)
+        # A window opens on carried prices: each counts as its symbol's first bar.
+        odd = np.asarray((self._first > self._start) | (self._stop != _GOES_ON))
+        first = self._start
+        self._columns["tradable"][:, first] = True
+        for name in ("steps", "returns", "mean"):
+            self._columns[name][:, first] = 0.0
+        self._last = np.maximum(self._last, first)
+        return odd
+
+    @property
+    def _room(self) -> int:
+        return int(self._columns["close"].shape[1]) if self._columns else 0
+
+    def _move(self, grid: SessionGrid, drop: int) -> None:
+        """Move the window's bars after the first `drop` to the beginning of wider columns."""
+        names = (*COLUMNS, *(f"held_{name}" for name in HELD), "tradable", "steps", "level")
+        room = max(self._room, 2 * grid.num_bars)
+        kept = slice(self._start + drop, self._start + self.size)
+        for name in (*names, "returns", "mean", *self.extras):
+            kind = {"tradable": np.bool_, "level": np.float32}.get(name, np.float64)
+            column: Array = np.zeros((1 if name == "mean" else len(self.symbols), room), dtype=kind)
+            if kept.start < kept.stop:
+                column[:, : kept.stop - kept.start] = self._columns[name][:, kept]
+            self._columns[name] = column
+        self._start = 0
+        for places in (self._first, self._last, self._stop):
+            places[places != _GOES_ON] -= kept.start
+
+    def _append(self, done: int, fresh: Bars) -> None:
+        """Append the bars from number `done` on; symbols without a row carry their last close."""
+        shape = len(self.symbols), self.size - done
+        cells = fresh.symbol, fresh.ts - done
+        first = self._start + done
+        new = slice(first, first + shape[1])
+        there = np.zeros(shape, dtype=bool)
+        there[cells] = True
+        latest = np.maximum.accumulate(np.where(there, np.arange(shape[1]), -1), axis=1)
+
+        def place(values: Array, before: Array, known: Array = latest) -> Array:
+            """Place rows, and carry the last of them."""
+            block = np.zeros(shape)
+            block[cells] = values
+            carried = np.take_along_axis(block, np.maximum(known, 0), axis=1)
+            return np.where(known >= 0, carried, before[:, None])
+
+        price, shares, growth = self._factors[:, :, None]
+        close = place(fresh.close, self._columns["held_close"][:, first - 1])
+        held = {"close": close, "volume": np.where(there, place(fresh.volume, close[:, 0]), 0.0)}
+        for name in PRICES[:-1]:
+            held[name] = np.where(there, place(getattr(fresh, name), close[:, 0]), close)
+        for name, values in held.items():
+            adjusted = values / shares if name == "volume" else values * price
+            self._columns[name][:, new] = adjusted
+            if name in HELD:
+                self._columns[f"held_{name}"][:, new] = values
+        self._columns["tradable"][:, new] = there
+        self._columns["level"][:, new] = close.astype(np.float32) * growth
+        for name in self.extras:
+            values = fresh.extras[name]
+            known = np.full(shape, -1)
+            known[cells] = np.where(np.isnan(values), -1, fresh.ts - done)
+            known = np.maximum.accumulate(known, axis=1)
+            column = self._columns[name]
+            column[:, new] = place(values, column[:, first - 1], known)
+        np.maximum.at(self._last, fresh.symbol, first + cells[1])
+        self._derive(slice(None), done)
+
+    def _fill(
+        self, number: int, happened: Mapping[int, tuple[float, float]], finished: int
+    ) -> None:
+        """Make a symbol's columns of all its bars of the window."""
+        symbol = self.symbols[number]
+        merged, _ = to_grid(self._read(symbol), self.grid)
+        first = self._start
+        window = slice(first, first + self.size)
+        for name, column in self._columns.items():
+            if name == "mean":
+                continue
+            column[number, window] = 0 if name in ("volume", "held_volume", "tradable") else np.nan
+        self._first[number] = self._stop[number] = _GOES_ON
+        self.events[symbol] = []
+        if len(merged) == 0:
+            return
+        own = symbol_bars(merged, self.grid, finished)
+        held, adjusted, events = hold_through(own, happened, self.grid)
+        rows = slice(first + own.first, first + min(own.stop, self.size))
+        count = rows.stop - rows.start
+        columns = {name: getattr(adjusted, name) for name in (*COLUMNS, "tradable")}
+        columns |= {f"held_{name}": getattr(held, name) for name in HELD} | dict(own.extras)
+        level = held.close.astype(np.float32)
+        before = [(bar - own.first, split, dividend) for bar, split, dividend in events]
+        steps, growth = growth_of(before, level)
+        at = np.searchsorted(steps, np.arange(len(own)), side="right")
+        columns["level"] = level * growth[at] if events else level
+        for name, values in columns.items():
+            self._columns[name][number, rows] = values[:count]
+        self.events[symbol] = [event for event in events if event[0] < self.size]
+        splits = float(np.prod([split for _, split, _ in events]))
+        price = growth_of(before, held.close)[1][-1]
+        self._factors[:, number] = price, splits, growth[-1]
+        self._first[number] = rows.start
+        self._last[number] = first + int(merged.ts[-1])
+        self._stop[number] = rows.stop if own.ended else _GOES_ON
+
+    def _derive(self, symbols: slice | Array, done: int) -> None:
+        """Write the log returns of these symbols, from the bar `done` on."""
+        first = self._start + max(done, 1)
+        stop = self._start + self.size
+        for name, source in (("steps", "close"), ("returns", "level")):
+            values = self._columns[source][symbols, first - 1 : stop].astype(np.float64)
+            self._columns[name][symbols, first:stop] = np.diff(np.log(values))
+            if done == 0:
+                self._columns[name][symbols, first - 1] = 0.0

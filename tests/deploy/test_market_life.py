@@ -1,0 +1,189 @@
+"""Market years of the real runner in an independent world, every kind of event beside every
+other."""
+
+import itertools
+import os
+from dataclasses import replace
+
+import pytest
+
+from fintrader.deploy.broker import OrderReport
+from tests.engines import market_life_events as events
+from tests.engines.market_life import HOUR, MINUTE, SECOND, YEAR
+from tests.engines.market_life_run import Life, freeze_life
+
+KINDS = [*events.KINDS]
+SESSIONS = int(os.environ.get("FINTRADER_LIFE_SESSIONS", "3000"))
+"""Sessions of the long run; 40,000 before a release, which then holds each pair ten times."""
+MINUTE_SESSIONS = int(os.environ.get("FINTRADER_LIFE_MINUTE_SESSIONS", "20"))
+"""Sessions of minutes through HTTP; 500 before a release."""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return freeze_life(tmp_path_factory.mktemp("life"))
+
+
+def test_market_years_with_every_kind_of_event(bundle, tmp_path):
+    years = events.live_years([40, 46], tmp_path, bundle, KINDS)
+    assert years.sessions == 2 * YEAR
+    # A year holds at most one stock that goes.
+    assert set(KINDS) - {"symbol_change", "delisting"} <= set(years.events)
+
+
+@pytest.mark.slow
+def test_long_lives_hold_each_pair_of_events(bundle, tmp_path):
+    years = events.live_years(range(100, 100 + SESSIONS // YEAR), tmp_path, bundle, KINDS)
+    kinds = sorted([*KINDS, *events.OF_THE_CALENDAR])
+    least = 10 if years.sessions >= 40_000 else 1
+    rare = {
+        pair: years.pairs[pair]
+        for pair in itertools.combinations(kinds, 2)
+        if years.pairs[pair] < least
+    }
+    assert rare == {} or years.sessions < 40_000
+    # The first years import, compile and fill caches.
+    assert years.memory_mib[-1] - years.memory_mib[min(4, len(years.memory_mib) - 1)] < 60
+
+
+def test_a_seed_lives_the_same_year_again(bundle, tmp_path):
+    lives = []
+    for place in ("one", "other"):
+        life = events.live_year(1, tmp_path / place / "life", bundle, KINDS, 25)
+        tickets = [(t.symbol, t.sent, t.filled, t.paid) for t in life.world.tickets.values()]
+        lives.append((life.happened, tickets, life.heard, life.world.ledger))
+    assert lives[0] == lives[1]
+
+
+# --- the simulator finds what is wrong ------------------------------------------------------------
+
+
+def doubled(runner):
+    """Every tenth order leaves twice."""
+    submit = runner.broker.submit
+    numbers = itertools.count(1)
+
+    def twice(order):
+        if next(numbers) % 10 == 0:
+            submit(replace(order, id=f"{order.id}2"))
+        return submit(order)
+
+    runner.broker.submit = twice
+
+
+def unjournalled(runner):
+    """Fills of one symbol are not written down."""
+    write = runner.journal.write
+
+    def forgetful(*records, at):
+        is_fill = [isinstance(record, OrderReport) and record.filled for record in records]
+        kept = [
+            record
+            for record, is_filled in zip(records, is_fill, strict=True)
+            if not (is_filled and record.symbol == "S003")
+        ]
+        write(*kept, at=at)
+
+    runner.journal.write = forgetful
+
+
+def in_old_shares(runner):
+    """Orders of the evening leave in the shares of before a split."""
+    begin = runner._open_execution
+
+    def begin_unscaled():
+        execution = begin()
+        execution.rescale = lambda *args, **named: None
+        return execution
+
+    runner._open_execution = begin_unscaled
+
+
+def unlimited(runner):
+    """No limit holds."""
+    runner.limits.clip = lambda want, *rest: type("Clipped", (), {"shares": want, "by": ()})()
+
+
+def deaf(runner):
+    """A halt is written down, and nobody hears of it."""
+    runner.alerts.send = lambda alert: True
+
+
+@pytest.mark.parametrize(
+    ("plant", "kinds", "problem"),
+    [
+        (doubled, [], "are explained"),
+        (unjournalled, [], "false halt"),
+        (in_old_shares, ["reverse_split"], "are explained"),
+        (in_old_shares, ["split"], "are due"),
+        (unlimited, [], "are explained"),
+        (deaf, ["operator_halt"], "nobody heard of the halt"),
+    ],
+)
+def test_a_planted_fault_is_found(bundle, tmp_path, plant, kinds, problem):
+    drawn = events.draw_events(3, kinds, 0.5)
+    # The unwritten fills of more sessions cost minutes.
+    sessions = 3 if plant is unjournalled else 12
+    terms = {"sessions": sessions, "begin_minutes": 180, "enough": 1}
+    life = Life(3, tmp_path, bundle, events=drawn, change=plant, **terms).run()
+    assert any(problem in line for line in life.problems), life.problems
+
+
+# --- one fault each -------------------------------------------------------------------------------
+
+
+def ask_in_turn(*requests):
+    """An event: a person asks so, ten seconds apart, an hour after the open."""
+
+    def event(life, session):
+        for number, request in enumerate(requests):
+            moment = session.open + HOUR + 10 * number * SECOND
+            life.world.at(moment, lambda request=request: life.ask(request))
+
+    return event
+
+
+def test_a_halt_in_the_words_of_the_last_one_is_told_again(bundle, tmp_path):
+    asked = [(day, "operator_halt", ask_in_turn("halt")) for day in (1, 4)]
+    life = Life(5, tmp_path, bundle, sessions=7, events=asked)
+    assert life.run().problems == []
+
+
+def test_a_halt_within_a_minute_of_another_is_told(bundle, tmp_path):
+    asked = [(2, "two_operators", ask_in_turn("halt", "resume", "flatten"))]
+    life = Life(5, tmp_path, bundle, sessions=6, events=asked)
+    assert life.run().problems == []
+
+
+def test_a_flatten_that_cannot_end_says_so_every_minute(bundle, tmp_path):
+    def halt_trading(life, session):
+        for stock in life.world.stocks.values():
+            stock.halts.append((session.open + HOUR, session.close))
+        ask_in_turn("flatten")(life, session)
+
+    life = Life(5, tmp_path, bundle, sessions=5, events=[(3, "flatten", halt_trading)]).run()
+    session = life.traded[3]
+    told = [at for at, alert in life.heard if alert.kind == "flatten"]
+    inside = [at for at in told if session.open + HOUR <= at < session.close]
+    assert len(inside) >= (session.close - session.open - HOUR) // MINUTE - 2
+
+
+# --- through HTTP ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("minutes", "interval", "sessions"),
+    [
+        (130, 3, 12),
+        pytest.param(1, 195, MINUTE_SESSIONS, marks=pytest.mark.slow),
+    ],
+)
+def test_lives_through_alpaca_py(tmp_path, minutes, interval, sessions):
+    pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
+    from tests.engines.market_life_http import live_over_http
+
+    bundle = freeze_life(tmp_path / "bundle", bar_minutes=minutes, interval=interval)
+    drawn = events.draw_events(1, KINDS, 0.4)
+    life = live_over_http(Life(1, tmp_path / "life", bundle, sessions=sessions, events=drawn))
+    assert life.problems == []
+    assert len(life.world.tickets) > 2 * sessions

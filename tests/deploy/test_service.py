@@ -1,0 +1,87 @@
+"""The files of a service: valid, without secrets, and the very command."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fintrader.cli import main
+
+WORDS = ("runs/my mine", "--feed", "alpaca", "--broker", "alpaca", "--limits.weight", "0.05")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FINTRADER_ALERT_URLS", "https://example.org/secret")
+    main(["paper", *WORDS, "--install", "--name", "mine_1-paper"])
+    made = tmp_path / "deployments" / "mine_1-paper" / "service"
+    said = capsys.readouterr().out
+    assert all(str(path) in said for path in made.iterdir())
+    assert "enable --now" in said
+    for path in made.iterdir():
+        assert "secret" not in path.read_text().replace("secretRef", "")
+        assert "made-up" not in path.read_text()  # the keys of the tests
+    return made
+
+
+def test_the_unit_runs_this_command_and_starts_it_again(folder):
+    (path,) = folder.glob("*.service")
+    text = path.read_text()
+    assert {"Restart=on-failure", "KillMode=mixed", f"WorkingDirectory={Path.cwd()}"} <= {
+        *text.splitlines()
+    }
+    command = shlex.split(re.search("^ExecStart=(.*)$", text, re.M)[1])
+    assert command[3:] == ["paper", *WORDS, "--name", "mine_1-paper"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 2
+    assert "runs/my mine" in found.stderr
+    if shutil.which("systemd-analyze"):
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert str(path.name) not in checked.stderr, checked.stderr
+
+
+def test_the_manifest_is_valid_and_runs_one_loop(folder):
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install '.[dev]'")
+    found = list(yaml.safe_load_all((folder / "kubernetes.yaml").read_text()))
+    for manifest in found:
+        for version in ("1.30", "1.37"):
+            validate.validate(manifest, version, strict=True)
+    deployment, policy = found
+    assert deployment["metadata"]["name"] == "fintrader-mine-1-paper"
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (
+        1,
+        {"type": "Recreate"},
+    )
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:4] == ["paper", "runs/my mine", "--feed", "alpaca"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("paper runs/mine --install", "a replay is no service"),
+        ("paper runs/mine --install --feed alpaca --alerts.urls https://x.org/y", "no secrets"),
+        ("live mine --install", "real-money trading is closed"),
+    ],
+)
+def test_a_service_that_could_not_run_or_would_leak_is_refused(
+    command, why, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(command.split())
+    assert caught.value.code == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "deployments").exists()
