@@ -14,13 +14,12 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fintrader.deploy.entries import Alert
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import ConfigError, RunError, install_command
-from fintrader.records import to_json
 
 log = logging.getLogger("fintrader.deploy")
 VARIABLE = "FINTRADER_ALERT_URLS"
@@ -56,12 +55,12 @@ class Alerts:
         self._waiting.pop(alert.kind, None)
         self._sent[alert.kind] = now
         log.warning("%s: %s", self.deployment, alert.text)
-        news = {"deployment": self.deployment, **to_json(alert)}
+        news = {"deployment": self.deployment, "kind": alert.kind, "text": alert.text}
         if not tell_supervisor(news):
             self.deliver(news)
         return True
 
-    def deliver(self, news: dict[str, Any]) -> None:
+    def deliver(self, news: Mapping[str, str]) -> None:
         """Deliver news from a thread: a slow listener must not hold up an order."""
         if self.urls or self.command:
             parts = (self.urls, self.command, news)
@@ -91,7 +90,7 @@ def is_supervised() -> bool:
     return os.environ.get(SUPERVISOR, "").endswith(f":{os.getppid()}")
 
 
-def tell_supervisor(news: dict[str, Any]) -> bool:
+def tell_supervisor(news: Mapping[str, str]) -> bool:
     """Write one line of JSON to the supervisor; False where there is none."""
     if not is_supervised():
         return False
@@ -129,7 +128,7 @@ def fetch(url: str, body: bytes | None = None) -> None:
     urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
 
 
-def _deliver(urls: Sequence[str], command: Sequence[str], news: dict[str, Any]) -> None:
+def _deliver(urls: Sequence[str], command: Sequence[str], news: Mapping[str, str]) -> None:
     body = json.dumps(news).encode()
     for number, url in enumerate(urls, 1):
         try:

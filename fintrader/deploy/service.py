@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -85,7 +84,7 @@ def _name_resource(name: str) -> str:
     return f"fintrader-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
 
 
-def _describe_pod(name: str, words: Sequence[str]) -> list[dict[str, Any]]:
+def _describe_pod(name: str, words: Sequence[str]) -> list[object]:
     """Describe a pod that is started again wherever it ends, and its way to the outside."""
     title = _name_resource(name)
     labels = {"app.kubernetes.io/name": "fintrader", "app.kubernetes.io/component": title}
