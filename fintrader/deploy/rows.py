@@ -8,6 +8,7 @@ build of all bars has there.
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +24,18 @@ from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars, concat,
 from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean
-from fintrader.bars.corporate_actions import Action, as_traded, load_actions, with_announced
+from fintrader.bars.corporate_actions import (
+    Action,
+    as_traded,
+    growth_of,
+    load_actions,
+    place_actions,
+    with_announced,
+)
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.deploy.journal import Bar
+from fintrader.envs.benchmark import find_session_starts
 from fintrader.errors import ConfigError, DataError, DeployError
 from fintrader.market import features as ft
 from fintrader.market.build import assemble, fit_features, scale_context
@@ -61,6 +70,8 @@ class History:
 
     def add(self, bars: Bars) -> Bars:
         """Take in the bars that are newer than the newest of their symbol; return the others."""
+        if not len(bars):
+            return bars
         order = np.lexsort((bars.ts, bars.symbol))
         late = np.zeros(len(bars), bool)
         values = [getattr(bars, name) for name in COLUMNS]
@@ -248,7 +259,9 @@ class RecentMarket:
         self._is_described = False
         self._window: SessionGrid
         self._days_open = np.empty(0)
-        self._stop = self._look_at = 0
+        self._closes: dict[dt.date, Array] = {}
+        """Closes `[N]` of finished days, as a market holds them."""
+        self._stop = self._taken = self._look_at = 0
 
     def _count_needed_sessions(self) -> int:
         try:
@@ -296,9 +309,7 @@ class RecentMarket:
         self._window = window = grid.cut(first, session)
         asked = self._asked
         self._first = int(grid.first_bar[first])
-        aliases = {**asked.universe.aliases, **self.companies}
-        membership = load_membership(asked.universe)
-        self._days = member_days(self.symbols, membership, window.dates, aliases)
+        self._days = self._member_days(window)
         shares = load_shares(asked.universe)
         self._shares = None if shares is None else share_days(self.symbols, shares, window.dates)
         self._index = np.empty(0)
@@ -314,7 +325,11 @@ class RecentMarket:
     def _extend(self, size: int) -> None:
         """Take the received bars into the columns of the window's first `size` bars."""
         window = self._window
+        before = self._stop
         self._stop = int(window.minutes[size - 1]) + self.settings.bar_minutes * MINUTE_NS
+        if min(before, self._stop) < self._taken:  # bars that were taken in come once more
+            self._recent.size = 0
+        self._taken = max(self._taken, self._stop)
         fresh = join_bars(self.history.fresh)
         if not len(fresh):
             fresh = replace(fresh, extras=dict.fromkeys(self.history.extras, np.empty(0)))
@@ -416,10 +431,7 @@ class RecentMarket:
         values = [columns.get(name, missing)[rows] for name in names]
         values += [level[rows] for level in self._daily]
         context = np.column_stack([np.empty((rows.stop - rows.start, 0)), *values])
-        chosen = self._asked.features
-        every = np.full(context.shape[1], chosen.standardise)
-        apply_scale(context[:, None, :], *self._context_scales, every, chosen.clip)
-        return context.astype(np.float32)
+        return self._scale_context(context)
 
     def find_faults(self, grid: SessionGrid, bar: int) -> list[Fault]:
         """Find the faults of a bar's session that would stop a build, at most every half an hour;
@@ -508,9 +520,58 @@ class RecentMarket:
         ).tolist():
             number = first + session
             if number not in self._turbulence:
-                opening = min(int(grid.first_bar[number]), bar)
-                wide, at = self._build_window(grid, opening, self.daily_sessions)
-                self._turbulence[number] = wide.context[at, columns].tolist()
+                self._turbulence[number] = self._find_turbulence(grid, number, bar)[
+                    columns
+                ].tolist()
             for column, value in zip(columns, self._turbulence[number], strict=True):
                 context[market.session == session, column] = value
         return replace(market, context=context, trusted=True)
+
+    def _find_turbulence(self, grid: SessionGrid, number: int, bar: int) -> Array:
+        """Find the context `[M]` of a session's opening, of which turbulence is known; `bar` is the
+        newest."""
+        if self._is_plain and self._recent.is_whole:
+            window = self._window
+            ends = self._recent["held_close"][:, window.first_bar[1:-1] - 1].astype(np.float32)
+            self._closes |= dict(zip(window.dates[:-1].tolist(), ends.T, strict=True))
+        first = number - self.daily_sessions
+        dates = grid.dates[max(first, 0) : number].tolist()
+        if first < 0 or not set(dates) <= self._closes.keys():
+            opening = min(int(grid.first_bar[number]), bar)
+            wide, at = self._build_window(grid, opening, self.daily_sessions)
+            over = find_session_starts(wide)[1:].nonzero().flatten()
+            known = wide.close[over[over < at]].numpy()
+            self._closes |= dict(zip(dates, known, strict=True))
+            return np.asarray(wide.to_numpy("context")[at])
+        self._closes = {day: self._closes[day] for day in dates}
+        window = grid.cut(first, number)
+        closes = np.stack([self._closes[day] for day in dates])
+        actions = with_announced(self._declared, self.actions)[0]
+        placed = place_actions(actions, self.symbols, window)
+        day_close = closes.astype(np.float64)
+        for column, events in enumerate(placed.values()):
+            inside = [(day, *event) for day, event in events.items() if 0 < day < len(dates)]
+            changes, growth = growth_of(inside, closes[:, column])
+            factor = growth[np.searchsorted(changes, np.arange(len(dates)), side="right")]
+            day_close[:, column] = (closes[:, column] * factor).astype(np.float32)
+        member = self._member_days(window)
+        context = np.full((1, len(self._description.context_names)), np.nan)
+        for column, name in enumerate(self.context):
+            days = ft.turbulence_days(name)
+            if days is not None:
+                rows = slice(len(dates) - days - 2, None)
+                found = ft.turbulence(day_close[rows], member[rows], days)[-1]
+                context[0, column] = np.log1p(found)
+        return np.asarray(self._scale_context(context)[0])
+
+    def _member_days(self, window: SessionGrid) -> Array:
+        universe = self._asked.universe
+        aliases = {**universe.aliases, **self.companies}
+        return member_days(self.symbols, load_membership(universe), window.dates, aliases)
+
+    def _scale_context(self, context: Array) -> Array:
+        """Scale context `[R, M]` by the stored statistics."""
+        chosen = self._asked.features
+        every = np.full(context.shape[1], chosen.standardise)
+        apply_scale(context[:, None, :], *self._context_scales, every, chosen.clip)
+        return context.astype(np.float32)

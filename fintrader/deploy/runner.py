@@ -32,7 +32,7 @@ from fintrader.deploy.broker import Broker, OrderReport, State, refuse_real_mone
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
-from fintrader.deploy.decisions import decide_row
+from fintrader.deploy.decisions import Decider
 from fintrader.deploy.entries import (
     Alert,
     BarDecision,
@@ -110,6 +110,7 @@ class Runner:
         self.until = until
         self._daily = daily
         self.policy = bundle.policy
+        self._decider = Decider(bundle.policy)
         self.recorder = Recorder(
             bundle,
             self.journal,
@@ -357,7 +358,7 @@ class Runner:
         self._start_session(bar, now)
         market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
         account = self.accounts.at(market, row, now)
-        action = decide_row(self.policy, account) if not self.limits.halted else None
+        action = self._decider(account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if self.flattening and self.simulated is not None:
             decision = self._sell_simulated(account, now)

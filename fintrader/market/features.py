@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.bars.clean import SymbolBars
@@ -489,6 +489,7 @@ def last_features(
             else:
                 values = _FEATURES[kind][0](since(0 if kind in _ENDLESS else start), window)
         table[..., column] = values[:, -rows:].T
+    table[np.isnan(bars.close[:, -rows:]).T] = np.nan  # after a symbol's end
     return table
 
 
@@ -646,6 +647,11 @@ def turbulence_days(name: str) -> int | None:
     return None if match is None else int(match.group(1) or TURBULENCE_DAYS)
 
 
+@cache
+def _find_pools() -> Any:
+    return ThreadpoolController()
+
+
 def turbulence(day_close: Array, member: Array, days: int) -> Array:
     """`[S]`: squared Mahalanobis distance of each day's returns from the `days` before, per symbol.
 
@@ -658,8 +664,8 @@ def turbulence(day_close: Array, member: Array, days: int) -> Array:
     returns = np.full(day_close.shape, np.nan)
     returns[1:] = np.log(day_close[1:] / day_close[:-1])
     result = np.full(len(day_close), np.nan)
-    with threadpool_limits(
-        1, user_api="blas"
+    with _find_pools().limit(
+        limits=1, user_api="blas"
     ):  # on a busy machine a second thread costs a hundred times what it saves
         for today in range(days + 1, len(day_close)):
             past = returns[today - days : today]
