@@ -350,8 +350,9 @@ class Execution:
         )
 
     def _send(self, slots: Sequence[_Slot], now: int) -> None:
-        for first in range(0, len(slots), _GROUP):
-            self._send_group(slots[first : first + _GROUP], now)
+        size = len(slots) or 1 if self._broker.takes_baskets else _GROUP
+        for first in range(0, len(slots), size):
+            self._send_group(slots[first : first + size], now)
 
     def _send_group(self, group: Sequence[_Slot], now: int) -> None:
         """Write all as sent, then send one after the other; without an answer the rest waits to be

@@ -65,6 +65,8 @@ class History:
         self.extras = tuple(extras)
         self.fresh: list[Bars] = []
         """Bars that came since somebody emptied this list."""
+        self.needed = 0
+        """Time from which bars are kept, ns, with the one before it."""
         self._names = (*COLUMNS, *self.extras)
         self._rows = {symbol: Rows(len(self._names)) for symbol in symbols}
 
@@ -85,10 +87,10 @@ class History:
                 continue
             own = ts[start:stop]
             if own[0] > rows.newest and (np.diff(own) > 0).all():
-                rows.add(own, table[:, start:stop])
+                rows.add(own, table[:, start:stop], self.needed)
                 continue
             fresh = (own > rows.newest) & (np.diff(own, prepend=-1) > 0)
-            rows.add(own[fresh], table[:, start:stop][:, fresh])
+            rows.add(own[fresh], table[:, start:stop][:, fresh], self.needed)
             late[order[start:stop][~fresh]] = True
         known = np.isin(
             codes, [code for code, name in enumerate(bars.symbols) if name in self._rows]
@@ -139,14 +141,19 @@ class Rows:
         self.ts = np.zeros(64, dtype=np.int64)
         self.values = np.zeros((columns, 64))
 
-    def add(self, ts: Array, values: Array) -> None:
-        """Append rows: `ts` `[R]`, values `[C, R]`."""
+    def add(self, ts: Array, values: Array, needed: int) -> None:
+        """Append rows: `ts` `[R]`, values `[C, R]`; where there is no room, forget those that ended
+        before the one `needed`."""
         stop = self.size + len(ts)
         if stop > len(self.ts):
-            self.ts = np.resize(self.ts, 2 * stop)
-            wider = np.zeros((len(values), 2 * stop))
-            wider[:, : self.size] = self.values[:, : self.size]
-            self.values = wider
+            old = slice(max(int(np.searchsorted(self.ts[: self.size], needed)) - 1, 0), self.size)
+            self.size = old.stop - old.start
+            stop = self.size + len(ts)
+            room = 2 * stop
+            kept = self.ts[old], self.values[:, old]
+            self.ts = np.zeros(room, dtype=np.int64)
+            self.values = np.zeros((len(values), room))
+            self.ts[: self.size], self.values[:, : self.size] = kept
         self.ts[self.size : stop] = ts
         self.values[:, self.size : stop] = values
         self.size = stop
@@ -307,6 +314,8 @@ class RecentMarket:
             return
         self._days_open = days
         self._window = window = grid.cut(first, session)
+        oldest = max(session - self.history_sessions, 0)
+        self.history.needed = int(grid.minutes[grid.first_bar[oldest]])
         asked = self._asked
         self._first = int(grid.first_bar[first])
         self._days = self._member_days(window)
@@ -373,7 +382,11 @@ class RecentMarket:
         shown = slice(max(row + 1 - self.lookback, 0), row + 1)
         names = self._description.feature_names
         block = ft.last_features(
-            recent.bars(), names, shown.stop - shown.start, recent["returns"], recent["mean"][0]
+            recent.bars(shown.stop - shown.start),
+            names,
+            shown.stop - shown.start,
+            recent["returns"],
+            recent["mean"][0],
         )
         self._scaling.apply(block, arrays["member"][shown])
         arrays["features"] = np.zeros((*cells, len(names)), dtype=np.float32)

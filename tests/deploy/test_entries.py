@@ -12,6 +12,7 @@ from fintrader.deploy import entries
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.journal import Journal
+from fintrader.deploy.reconcile import expect_holdings
 from fintrader.errors import DeployError
 
 EXAMPLES = [
@@ -80,3 +81,29 @@ def test_an_entry_of_another_version_is_refused_with_a_remedy(tmp_path, kind, bo
         pytest.raises(DeployError, match=rf"entry 2 \({kind}\).*{problem}.*move the file away"),
     ):
         journal.tail(2)
+
+
+def test_questions_of_a_decision_cost_the_same_after_years(tmp_path):
+    """Counted in steps of the database, of which a row that is read takes several."""
+    costs = []
+    steps = []
+    for years in (1, 20):
+        with Journal(tmp_path / f"{years}.sqlite", durable=False) as journal, journal.together():
+            journal.write(entries.Halt("once"), entries.Resumption(), at=0)
+            for day in range(years * 25):
+                reports = [
+                    OrderReport(f"ft-{day}-{n}", "AAA", "filled", 1.0, 1.0) for n in range(8)
+                ]
+                journal.write(
+                    entries.Checkpoint("PA1", 1.0, {}, ()), entries.Mark(day, 1.0), at=day
+                )
+                journal.write(*reports, entries.Adjustment("fees", {}, -1.0), at=day)
+            steps.clear()
+            journal._base.set_progress_handler(lambda: steps.append(1), 1)
+            expect_holdings(journal)
+            journal.find_halt()
+            journal.is_flattening()
+            journal.last(entries.Alert, "halt")
+            journal._base.set_progress_handler(None, 1)
+        costs.append(len(steps))
+    assert costs[1] < 1.2 * costs[0]

@@ -230,4 +230,6 @@ def test_the_sessions_kept_do_not_grow(tmp_path):
         live.receive(bar)
         live.fast.at(live.grid, bar)
         sizes.add(live.fast._recent._columns["close"].shape[1])
+        rooms = {len(rows.ts) for rows in live.fast.history._rows.values()}
+        assert max(rooms) < 4 * 26 * live.fast.history_sessions
     assert len(sizes) == 1
