@@ -11,6 +11,7 @@ These names are the public interface; everything else lies in the package of its
     train            train one agent in an environment
     judge            test the returns of any strategy for skill
     backtest         backtest any policy on any window, net of costs, next to baselines
+    lookahead        search the way from bars to equity for knowledge of the future
     walk_forward     train and test any agent fold by fold, as one backtest
     run              run the whole pipeline, from a configuration to a finished run
     run_tournament   run the pipeline without its look at the test window
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from fintrader import results as results
     from fintrader import verdict as verdict
     from fintrader.agents.policy import load_policy, save_policy
+    from fintrader.backtesting.lookahead.prover import lookahead
     from fintrader.envs.settings import EnvSettings
     from fintrader.envs.trading import TradingEnv
     from fintrader.market.load import load_market
@@ -60,6 +62,7 @@ __all__ = [
     "judge",
     "load_market",
     "load_policy",
+    "lookahead",
     "open_run",
     "run",
     "run_tournament",
@@ -76,6 +79,7 @@ _HOMES = {
     "judge": "report.judged",
     "load_market": "market.load",
     "load_policy": "agents.policy",
+    "lookahead": "backtesting.lookahead.prover",
     "open_run": "pipeline.door",
     "run": "pipeline.door",
     "run_tournament": "pipeline.door",

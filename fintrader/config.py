@@ -460,6 +460,9 @@ def dump_yaml(settings: Settings) -> str:
     )
 
 
+_CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
 def load_object(reference: str) -> Any:
     """Import the object `package.module:name`, or take the callable that was given. Raises
     ConfigError when it cannot be found."""
@@ -479,6 +482,20 @@ def load_object(reference: str) -> Any:
         raise ConfigError(
             f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH"
         ) from None
+
+
+def list_texts(values: Any) -> Iterator[str]:
+    """List every text in plain values, at any depth; of mappings without the keys."""
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, Mapping | list | tuple):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from list_texts(value)
+
+
+def list_code(values: Any) -> list[str]:
+    """List the references `package.module:name` in plain settings, whose code is imported."""
+    return sorted({text for text in list_texts(values) if _CODE.fullmatch(text)})
 
 
 def is_url(path: str | Path) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fintrader.agents.policy import PolicyModule, export_onnx, load_policy
-from fintrader.config import validate
+from fintrader.config import list_code, validate
 from fintrader.deploy.bundle_record import (
     FORMAT,
     BundleOrigin,
@@ -50,6 +51,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.records import to_json
 from fintrader.storage.objects import ObjectStore, read_whole
 
+log = logging.getLogger("fintrader.deploy")
 POLICY = "policy.safetensors"
 NORMALISATION = "normalisation.json"
 PARITY = "parity.safetensors"
@@ -69,10 +71,14 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Open a bundle. Raises DeployError for a folder that holds none, or one of which a byte
-        was changed."""
+        """Open a bundle, and name the code that it runs. Raises DeployError for a folder that
+        holds none, or one of which a byte was changed."""
         record = read_record(Path(folder))
         check_files(Path(folder), record)
+        code = list_code([record.data, record.env])
+        if code:
+            text = "the bundle in %s imports %s; read that code first, unless the bundle is yours"
+            log.warning(text, folder, ", ".join(code))
         return cls(Path(folder), record)
 
     @property

@@ -8,11 +8,13 @@ under that name, so the same call builds it again and arrives at the same bytes.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import json
 import logging
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -179,7 +181,12 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
 
 
 _READ: dict[str, str] = {}
-"""Module of own features -> digest of its file when this process last read it."""
+"""Module of own features -> digest of its files when this process last read it."""
+_INSTALLED = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]),
+)
+"""Folders whose modules are no part of an own feature."""
 
 
 def refuse_functions(settings: DataSettings) -> None:
@@ -194,21 +201,55 @@ def refuse_functions(settings: DataSettings) -> None:
 
 
 def hash_own_modules(names: Sequence[str]) -> dict[str, str]:
-    """Hash the files of the modules that own features name: a function is as good as its file. A
-    module that was edited since this process read it is imported anew; none is for the first time,
-    because the look-ahead check watches the imports of features."""
+    """Hash the files of the modules that own features name, with those of your own that they
+    import: a function is as good as its files. A module that was edited since this process read it
+    is imported anew; none is for the first time, because the look-ahead check watches the imports
+    of features."""
     texts = [name for name in names if ":" in name and not isinstance(name, OwnFunction)]
     found: dict[str, str] = {}
     for module in sorted({name.partition(":")[0] for name in texts}):
-        with contextlib.suppress(ImportError, ValueError):  # its feature says what is wrong
-            spec = importlib.util.find_spec(module)
-            if spec is not None and spec.has_location:
-                found[module] = hash_bytes(Path(str(spec.origin)).read_bytes())
-    for module, digest in found.items():
+        _hash_module(module, found)
+    for module, digest in found.items():  # a module comes after those that it imports
         if module in sys.modules and _READ.get(module, digest) != digest:
             importlib.reload(sys.modules[module])
     _READ.update(found)
     return found
+
+
+def _hash_module(module: str, found: dict[str, str], *, helper: bool = False) -> None:
+    """Add the hashes of a module and of its imports. A `helper` that is installed is passed over,
+    as the standard library is."""
+    try:
+        root = importlib.util.find_spec(module.partition(".")[0])
+        installed = root is not None and str(root.origin).startswith(_INSTALLED)
+        if module in found or (helper and installed):
+            return
+        spec = importlib.util.find_spec(module)
+        if spec is None or not spec.has_location:
+            return
+        source = Path(str(spec.origin)).read_bytes()
+        imports = _list_imports(ast.parse(source), str(spec.parent))
+    except (ImportError, ValueError, SyntaxError):  # its feature says what is wrong
+        return
+    found[module] = ""  # a circle of imports ends here
+    for name in imports:
+        _hash_module(name, found, helper=True)
+    below = b"".join(found[name].encode() for name in imports if name in found)
+    del found[module]
+    found[module] = hash_bytes(source + below)
+
+
+def _list_imports(tree: ast.Module, package: str) -> list[str]:
+    """List the modules that a module may import."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, package)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return [*dict.fromkeys(names)]
 
 
 def portable(settings: DataSettings) -> Mapping[str, JsonValue]:

@@ -94,7 +94,7 @@ class FeatureSettings(Settings):
     vix.csv}: each bar sees the logarithm of the last finished day's close."""
     known_at: Mapping[str, str] = Field(default_factory=dict)
     """Time at which values of `extra` and `daily` became known, by name: a column of the same table
-    (a date counts once it is over), or a lag after the row's own time (45d, 2h, 30min). A bar sees
+    (a date counts once it is over), or a lag after the row's own time (3w, 45d, 2h, 30min). A bar sees
     the last value that was known at its close. `trusted`, the default, takes values as they stand;
     every verdict names such columns."""
     clip: float = Field(10.0, gt=0)
@@ -157,15 +157,16 @@ def read_names(value: Any) -> Any:
     if isinstance(value, Mapping):
         if any(callable(own) for own in value.values() if own is not value.get("names")):
             raise ConfigError("features: give functions as a list, [f, g]; their names are theirs")
-        return {**value, **(read_names(value["names"]) if "names" in value else {})}
+        names = read_names(value.get("names"))
+        return {**value, **names} if isinstance(names, dict) else value
     if isinstance(value, str) or callable(value):
         value = [value]
     return {"names": list(value)} if isinstance(value, list | tuple) else value
 
 
 TRUSTED = "trusted"
-_LAG = re.compile(r"(\d+)(min|h|d)")
-_UNITS_NS = {"min": MINUTE_NS, "h": 60 * MINUTE_NS, "d": 1440 * MINUTE_NS}
+_LAG = re.compile(r"(\d+) ?(min|h|d|w)", re.IGNORECASE)
+_UNITS_NS = {"min": MINUTE_NS, "h": 60 * MINUTE_NS, "d": 1440 * MINUTE_NS, "w": 10080 * MINUTE_NS}
 
 
 def lag_ns(text: str) -> int | None:
@@ -173,7 +174,7 @@ def lag_ns(text: str) -> int | None:
     if text == TRUSTED:
         return 0
     match = _LAG.fullmatch(text)
-    return None if match is None else int(match[1]) * _UNITS_NS[match[2]]
+    return None if match is None else int(match[1]) * _UNITS_NS[match[2].lower()]
 
 
 def log_return(bars: SymbolBars, window: int) -> Array:

@@ -122,13 +122,22 @@ def _holds_bars(path: str) -> bool:
 
 def _detected(path: str, reading: Values, values: Values, cache: Path | None) -> MarketTensors:
     """The market of files of bars whose layout is detected; without a cache, in memory."""
+    # Days of a table are as long as those whose times need no detection.
+    settings, guesses = _detect_settings(path, reading, values, is_table=cache is None)
+    market = make_market(settings) if cache is None else _build(settings, cache)
+    return replace(market, guesses=guesses, trusted=True)
+
+
+def _detect_settings(
+    path: str, reading: Values, values: Values, *, is_table: bool = False
+) -> tuple[DataSettings, tuple[str, ...]]:
+    """Return the settings of files of bars, and a line for each guess among them."""
     from fintrader.bars.detect import detect
 
     known = {**values.get("source", {}), **reading}
     known.pop("kind", None)
     found = detect(path, calendar=values.get("calendar"), known=known)
-    # Days of a table are as long as those whose times need no detection.
-    is_day = cache is None and found.bar_minutes >= found.session_minutes
+    is_day = is_table and found.bar_minutes >= found.session_minutes
     detected = {
         "source": {"kind": "files", **found.source},
         "path": path,
@@ -136,13 +145,30 @@ def _detected(path: str, reading: Values, values: Values, cache: Path | None) ->
         "bar_minutes": DAY_MINUTES if is_day else found.bar_minutes,
     }
     settings = validate(DataSettings, merge_values(detected, values), "settings")
-    market = make_market(settings) if cache is None else _build(settings, cache)
     guesses = tuple(
         f"guessed {one.setting} {one.value} ({one.why})"
         for one in found.findings
         if one.sure in ("likely", "assumed")
     )
-    return replace(market, guesses=guesses, trusted=True)
+    return settings, guesses
+
+
+def find_settings(what: Settings | Values | Path | str, settings: Values) -> DataSettings:
+    """Find the settings by which `load_market` builds a configuration, or a file or folder of
+    bars, overridden by `settings`.
+
+    Raises ConfigError for a table or a market, which no other process can build again.
+    """
+    if _are_frames(_to_pandas(what)) or isinstance(what, MarketTensors):
+        raise ConfigError(
+            "it is built again in other processes, from files: write the bars to one, for example"
+            " bars.to_parquet('bars.parquet'), and give its path"
+        )
+    if "features" in settings:
+        settings = {**settings, "features": read_names(settings["features"])}
+    if isinstance(what, str | Path) and _holds_bars(str(what)):
+        return _detect_settings(str(what), {}, settings)[0]
+    return read_settings(what, settings)
 
 
 def _market_of(bars: Any, reading: Values, values: Values) -> MarketTensors:

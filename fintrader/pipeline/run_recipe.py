@@ -3,18 +3,14 @@ configuration."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from fintrader.config import validate
+from fintrader.config import list_code, validate
 from fintrader.errors import ReportError
 from fintrader.pipeline.config import RESULT_NEUTRAL, RunConfig, changed_results
 from fintrader.report.recipe import made_by
 from fintrader.runs import Manifest
-
-_CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-"""`package.module:name`, which is imported."""
 
 
 def run_recipe(
@@ -56,21 +52,10 @@ def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> 
         raise ReportError(
             f"{where}: a report must not set {', '.join(unknown)}; ask for the file again"
         )
-    named = sorted({text for text in _texts(values) if _CODE.fullmatch(text)})
+    named = list_code(values)
     if named and not allow_code:
         raise ReportError(
             f"{where}: its configuration imports {', '.join(named)}; read that code, then say"
             " --allow-code True"
         )
     return validate(RunConfig, {**values, **places}, where)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for below in value.values():
-            yield from _texts(below)
-    elif isinstance(value, list):
-        for below in value:
-            yield from _texts(below)

@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from fintrader.agents import make_agent, on_policy
+from fintrader import train
+from fintrader.agents import A2C, make_agent, on_policy
 from fintrader.agents.buffers import Transition
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.on_policy import Rollout, subtract_group_baseline
 from fintrader.agents.training import as_tensor
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
+from fintrader.errors import ConfigError
 from tests.engines.tiny import agent_settings
 from tests.factories import make_market
 
@@ -120,3 +122,9 @@ def test_clocks_teach_what_rows_teach(algo, kind):
     for one, other in pairwise(weights):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(weights[0], first, atol=1e-4)
+
+
+def test_a_rollout_beyond_the_machines_memory_is_refused_in_words():
+    env = TradingEnv(make_market(num_assets=3), EnvSettings(num_envs=4, episode_bars=20), seed=1)
+    with pytest.raises(ConfigError, match="a rollout of 1,000,000,000,000 steps of 4 accounts"):
+        train(A2C(num_steps=10**12), env, env_steps=64)

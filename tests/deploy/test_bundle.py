@@ -61,6 +61,21 @@ def test_a_missing_file_is_refused(copied):
         Bundle.open(copied / "nowhere")
 
 
+def double(bars):
+    return 2.0 * bars.close / bars.close[0]
+
+
+def test_code_that_a_bundle_imports_is_named_before_it_runs(home, tmp_path, caplog):
+    own = f"{__name__}:double"
+    frozen(tmp_path, settings(features={"names": ["return_1", own]}))
+    caplog.clear()
+    Bundle.open(tmp_path / "bundle")
+    assert f"imports {own}; read that code first" in caplog.text
+    caplog.clear()
+    Bundle.open(home / "bundle")
+    assert "imports" not in caplog.text
+
+
 def test_another_version_is_refused(copied):
     body = json.loads((copied / BUNDLE).read_text())
     body.pop("sha256")

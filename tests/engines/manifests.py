@@ -18,7 +18,7 @@ import yaml
 
 Manifest = dict[str, Any]
 KNOWN = {"apiVersion", "kind", "namespace", "resources", "patches", "images"}
-CLUSTER_WIDE = {"Namespace"}
+CLUSTER_WIDE = {"Namespace", "PriorityClass"}
 
 
 def render(folder: Path) -> list[Manifest]:

@@ -5,13 +5,15 @@ import shlex
 import shutil
 import string
 import subprocess
+from collections import Counter
 from functools import lru_cache
 
 import pytest
 import yaml
 
+from fintrader.tournament.prometheus import CATALOGUE
 from tests import ROOT
-from tests.engines.manifests import cluster_spec, matches, render, templates
+from tests.engines.manifests import CLUSTER_WIDE, cluster_spec, matches, render, templates
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is missing: pip install '.[dev]'"
@@ -57,6 +59,7 @@ def test_every_file_belongs_to_an_overlay():
 
     for name in OVERLAYS:
         follow(KUBERNETES / "overlays" / name)
+    follow(KUBERNETES / "monitoring")
     files = {
         path.resolve() for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml"
     }
@@ -214,10 +217,14 @@ def test_manifests_fit_together(name):
     names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
     assert len(set(names)) == len(names)
     for manifest in manifests:
-        assert manifest["kind"] == "Namespace" or manifest["metadata"]["namespace"] == "fintrader"
+        is_wide = manifest["kind"] in CLUSTER_WIDE
+        assert manifest["metadata"].get("namespace") == (None if is_wide else "fintrader")
     for where, template in pods(name):
         spec = template["spec"]
-        wanted = [("ServiceAccount", spec["serviceAccountName"])]
+        wanted = [
+            ("ServiceAccount", spec["serviceAccountName"]),
+            ("PriorityClass", spec["priorityClassName"]),
+        ]
         claims = [
             v["persistentVolumeClaim"]["claimName"]
             for v in spec["volumes"]
@@ -243,6 +250,65 @@ def test_manifests_fit_together(name):
     for found in labels:
         if found[COMPONENT] in ("app", "orchestrator"):
             assert sum(matches(budget, found) for budget in budgets) == 1, found[COMPONENT]
+
+
+@every_overlay
+def test_a_worker_goes_first_and_the_quota_holds_all_that_may_run(name):
+    """Every pod there may be at once, of each kind, fits; the autoscaler runs in the head's pod."""
+    manifests = overlay(name)
+    ranks = {m["metadata"]["name"]: m for m in manifests if m["kind"] == "PriorityClass"}
+    for where, template in pods(name):
+        rank = ranks[template["spec"]["priorityClassName"]]
+        is_worker = template["metadata"]["labels"][COMPONENT] == "worker"
+        assert (rank["value"] < 1000) == is_worker, where
+        assert rank["preemptionPolicy"] == "Never"
+    needed = Counter()
+    for manifest in manifests:
+        counts = {where: 1 for where, _ in templates(manifest)}
+        if manifest["kind"] in RAY:
+            for group in cluster_spec(manifest)["workerGroupSpecs"]:
+                counts[group["groupName"]] = group["maxReplicas"]
+        for where, template in templates(manifest):
+            needed["pods"] += counts[where]
+            for container in template["spec"]["containers"]:
+                for resource in ("cpu", "memory", "nvidia.com/gpu"):
+                    amount = parse_quantity(container["resources"]["requests"].get(resource, 0))
+                    needed[f"requests.{resource}"] += counts[where] * amount
+    hard = one(manifests, "ResourceQuota")["spec"]["hard"]
+    assert all(amount <= parse_quantity(hard[kind]) for kind, amount in needed.items()), needed
+
+
+def parse_quantity(text):
+    number, unit = re.fullmatch(r"([\d.]+)(m|Mi|Gi)?", str(text)).groups()
+    return float(number) * {None: 1, "m": 1e-3, "Mi": 2**20, "Gi": 2**30}[unit]
+
+
+def test_monitors_find_pods_and_rules_name_series_that_the_orchestrator_serves():
+    manifests = render(KUBERNETES / "monitoring")
+    for manifest in manifests:
+        assert manifest["apiVersion"] == "monitoring.coreos.com/v1"
+        assert manifest["metadata"]["namespace"] == "fintrader"
+    found = [
+        (template["metadata"]["labels"], {port["name"] for port in container["ports"]}, where)
+        for name in OVERLAYS
+        for where, template in pods(name)
+        for container in template["spec"]["containers"]
+    ]
+    monitor = one(manifests, "PodMonitor", "fintrader-orchestrator")["spec"]
+    scraped = [ports for labels, ports, _ in found if matches(monitor["selector"], labels)]
+    assert scraped
+    assert all(monitor["podMetricsEndpoints"][0]["port"] in ports for ports in scraped)
+    ray = one(manifests, "PodMonitor", "fintrader-ray")["spec"]["podMetricsEndpoints"][0]
+    nodes = [ports for _, ports, where in found if where.startswith(RAY)]
+    assert nodes
+    assert all(ray["port"] in ports for ports in nodes)
+    groups = one(manifests, "PrometheusRule")["spec"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    page = (ROOT / "docs" / "observability.md").read_text()
+    for rule in rules:
+        assert f"`{rule['expr']}`" in page
+        for series in re.findall(r"fintrader_\w+", rule["expr"]):
+            assert series.removesuffix("_total") in CATALOGUE, series
 
 
 @every_ray_overlay

@@ -53,6 +53,8 @@ def test_a_join_by_period_end_is_seen_at_once_and_named():
         # a date is over after the session's close
         ("reported", "2024-05-03"),
         ("45d", "2024-05-16"),
+        ("45 D", "2024-05-16"),
+        ("6w", "2024-05-13"),
         ("1d", "2024-04-02"),
         ("30min", "2024-04-02"),
     ],
@@ -140,6 +142,22 @@ def test_a_value_known_at_a_bars_close_is_no_leak(tmp_path):
     )
     report = lookahead(data, lab.ENV, lab.QUICK)
     assert report.clean, str(report)
+
+
+def test_the_check_takes_a_file_of_bars_and_names_the_remedy_for_a_table(tmp_path):
+    """A table is written to a file, as the refusal says; the options are those of load_market."""
+    options = {"features": {"names": ["return_1"], "extra": ["eps"], "context": []}}
+    options |= {"windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
+    table = bars().assign(ticker="AAA")
+    with pytest.raises(ConfigError, match=r"to_parquet\('bars\.parquet'\), and give its path"):
+        fintrader.lookahead(table, settings=lab.QUICK, **options)
+    path = tmp_path / "bars.parquet"
+    table.to_parquet(path)
+    report = fintrader.lookahead(path, settings=lab.QUICK, **options)
+    assert report.clean, str(report)
+    assert any("eps" in line and "trusted" in line for line in report.trusted)
+    with pytest.raises(ConfigError, match="did you mean 'features'"):
+        fintrader.lookahead(path, feature=["return_1"])
 
 
 def test_mistakes_say_what_to_do(tmp_path):

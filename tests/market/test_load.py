@@ -433,6 +433,23 @@ def test_own_functions_of_any_kind_are_read_anew_when_their_file_changes(tmp_pat
         assert (load_market(values, cache=tmp_path / "cache").features[..., :3] == value).all()
 
 
+def test_an_own_feature_is_read_anew_when_a_module_that_it_imports_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "own_parts"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "signals.py").write_text(
+        "import numpy, torch\nfrom . import levels\n"
+        "def level(bars): return numpy.full(len(bars), levels.LEVEL)\n"
+    )
+    source = {"kind": "synthetic", "num_symbols": 2, "num_sessions": 20}
+    features = {"names": ["own_parts.signals:level"], "context": [], "scaling": "none"}
+    for value in (1.0, 2.25):
+        (package / "levels.py").write_text(f"from own_parts import signals\nLEVEL = {value}\n")
+        values = {"source": source, "bar_minutes": 390, "features": features}
+        assert (load_market(values, cache=tmp_path / "cache").features[..., 0] == value).all()
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

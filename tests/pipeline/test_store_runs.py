@@ -1,7 +1,9 @@
 import json
+import re
 import shutil
 import threading
 import time
+from fnmatch import fnmatch
 
 import pytest
 
@@ -18,11 +20,13 @@ from fintrader.storage import lease, objects
 from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.store import RunStore
 from fintrader.verdict.looks import Ledger
+from tests import ROOT
 from tests.bars.tables import minute_table, write_csv
 from tests.cli.test_commands import complaint
 from tests.engines import object_stores, outages
 from tests.engines.emptied import results_in
 from tests.engines.runs import TINY, Struck, struck_when, write_config
+from tests.engines.waiting import until
 
 RACE = TINY["tournament"] | {
     "order": "generations",
@@ -184,6 +188,41 @@ def test_mistakes_are_one_line(tmp_path, s3):
         said = complaint(*words)
         assert message in said
         assert object_stores.SECRET not in said
+
+
+@pytest.mark.slow
+def test_a_backup_of_a_run_under_way_goes_on_from_another_store(tmp_path, monkeypatch):
+    """Copied in the order of the documentation, while pods come and go; then the store is lost."""
+    monkeypatch.setattr(lease, "LAPSE_SECONDS", 1.0)
+    page = (ROOT / "docs" / "storage.md").read_text()
+    left_out = re.findall(r'--exclude "(\*/[^"]+)"', page)
+    (objects_alone,) = re.findall(r'--include "([^"]+)"', page)
+    store = tmp_path / "store"
+    backup = tmp_path / "backup"
+
+    def copy(is_wanted):
+        for path in sorted(store.rglob("*")):
+            name = path.relative_to(store).as_posix()
+            if is_wanted(name) and path.is_file():
+                (backup / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, backup / name)
+
+    def back_up():
+        until(lambda: (store / "tiny/pods/p0001/result.json").exists(), "two results")
+        copy(lambda name: not any(fnmatch(name, pattern) for pattern in left_out))
+        copy(lambda name: fnmatch(name, objects_alone))
+
+    thread = threading.Thread(target=back_up)
+    thread.start()
+    run(load_config(write(tmp_path / "here", store=f"file://{store}")))
+    thread.join()
+    before = results_in(f"file://{backup}/tiny")
+    assert 2 <= len(before) < 4
+    shutil.rmtree(store)
+    run(load_config(write(tmp_path / "there", store=f"file://{backup}")))
+    assert artifacts(tmp_path / "there") == artifacts(tmp_path / "here")
+    after = results_in(f"file://{backup}/tiny")
+    assert {name: after[name] for name in before} == before
 
 
 def test_two_machines_do_not_drive_one_run(tmp_path, monkeypatch):

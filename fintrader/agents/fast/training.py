@@ -43,7 +43,7 @@ def predict_acting_mean(obs: Tensor, agent: Any) -> Any:
     bars = obs[:, -1].long()
     rows = cache.row_index.index_select(0, bars)
     if int(rows.min()) < 0:
-        steps_left = agent.settings.num_steps - step
+        steps_left = min(agent.settings.num_steps - step, len(table))  # beyond it is its last bar
         ahead = torch.arange(steps_left) * agent.decision_interval
         due = (bars[rows < 0].unsqueeze(1) + ahead).clamp_max(len(table) - 1)
         due = torch.unique(due)

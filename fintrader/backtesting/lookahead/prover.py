@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fintrader import files
 from fintrader.backtesting.lookahead.alarms import implausible
@@ -16,10 +17,12 @@ from fintrader.backtesting.lookahead.plan import WHOLE, TrialPlan
 from fintrader.backtesting.lookahead.report import LookaheadReport, gather, list_trusted
 from fintrader.backtesting.lookahead.views import View
 from fintrader.backtesting.settings import LookaheadSettings
+from fintrader.config import Settings
 from fintrader.envs import EnvSettings
 from fintrader.errors import FintraderError, RunError
 from fintrader.market.build import BUILD_VERSION, hash_own_modules, portable, refuse_functions
 from fintrader.market.index_level import EQUAL_WEIGHT
+from fintrader.market.load import Values, find_settings
 from fintrader.market.settings import DataSettings, list_trusted_columns, planted_column
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
@@ -44,27 +47,31 @@ class Tried:
 
 
 def lookahead(
-    data: DataSettings,
-    env: EnvSettings,
+    what: Settings | Values | Path | str,
+    env: EnvSettings | None = None,
     settings: LookaheadSettings | None = None,
     *,
     seed: int = 0,
     cache: Path | None = None,
     setup: str | None = None,
     progress: Progress = SILENT,
+    **changes: Any,
 ) -> LookaheadReport:
-    """Check the whole way from bars to equity, for a configuration, every view built in a process
-    that built nothing before.
+    """Check the whole way from bars to equity, for a configuration or a file or folder of bars
+    (`what` and `changes`: as `load_market` takes them), every view built in a process that built
+    nothing before.
 
     The first stage builds the whole market a few times with other futures after the training
     window, and is always finished. Then bar after bar is tried while the budget lasts, scaled by
     the statistics of the first market. Leaks are printed by `progress` as they are found. Below
     `cache`, where a vendor's bars lie too, the results are kept after each step, and the same call
     goes on from there. `setup` names a function (`package.module:function`) that the process calls
-    first. Raises DataError where the market cannot be built, BacktestError where there is no bar to
-    cut at or where code of your own fails on a part of the rows.
+    first. Raises ConfigError for a table, DataError where the market cannot be built, BacktestError
+    where there is no bar to cut at or where code of your own fails on a part of the rows.
     """
     settings = settings or LookaheadSettings()
+    env = env or EnvSettings()
+    data = find_settings(what, changes)
     begin = time.monotonic()
     budget_seconds = 60 * settings.budget_minutes
     refuse_functions(data)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 
 import psutil
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fintrader.config import validate
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
+from fintrader.tournament.launchers.ray import cluster as module
 from fintrader.tournament.launchers.ray.cluster import (
     connect,
     count_fits,
@@ -240,6 +242,35 @@ def test_a_cluster_with_a_token_wants_it(tmp_path, started, monkeypatch):
     (folder / "auth_token").write_text(token)
     friend = started(Racer(RunFolder(tmp_path / "friend"), cluster.address, "stub", pods=1))
     assert friend.wait()[0] == 0
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_head_that_refuses_at_once_is_gone_like_one_that_is_silent(monkeypatch, fails):
+    """Ray ends the process after a minute; the sentence comes before, however the head fails."""
+    ended = threading.Event()
+
+    def ask():
+        if fails:
+            raise RuntimeError("failed to connect to GCS")
+        ended.wait()
+
+    answers = iter([lambda: "nodes"])
+    monkeypatch.setattr(module, "connect", lambda settings: False)
+    monkeypatch.setattr(module, "read_nodes", lambda: next(answers, ask)())
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(module, "HEAD_SECONDS", 0.3)
+    cluster = module.Cluster(RaySettings())
+
+    def gone():
+        try:
+            cluster.refresh()
+        except TournamentError as error:
+            return "run the same command again on a new cluster" in str(error)
+
+    until(gone, "the head counts as gone")
+    assert cluster.silent
+    ended.set()
+    cluster.close()
 
 
 def test_errors_say_what_to_do(monkeypatch):

@@ -316,7 +316,8 @@ class Cluster:
         while not self._closing.is_set():
             self._wake.wait(REFRESH_SECONDS)
             self._wake.clear()
-            self._asked_since = time.monotonic()
+            # A question that fails at once leaves the head as silent as before it.
+            self._asked_since = self._asked_since or time.monotonic()
             try:
                 self._ask_for_more()
                 self.view = read_nodes()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from fintrader.config import SECRET_NAME, refuse_secret
+from fintrader.config import SECRET_NAME, list_texts, refuse_secret
 from fintrader.tournament.settings import LauncherSettings
 
 
@@ -61,7 +60,7 @@ class RaySettings(LauncherSettings):
                 f"env_vars holds {', '.join(secret)}: settings are stored and shown, so secrets"
                 " belong into the nodes' own environment (a Kubernetes secret, an instance's role)"
             )
-        for text in _list_texts(runtime_env):
+        for text in list_texts(runtime_env):
             refuse_secret(text)
         return runtime_env
 
@@ -82,12 +81,3 @@ class RaySettings(LauncherSettings):
         if address not in ("auto", "local") and not address.rpartition(":")[2].isdigit():
             raise ValueError("expected auto, local or HOST:PORT")
         return address
-
-
-def _list_texts(values: Any) -> Iterator[str]:
-    """List every text in plain values, at any depth."""
-    if isinstance(values, str):
-        yield values
-    elif isinstance(values, Mapping | list | tuple):
-        for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _list_texts(value)
