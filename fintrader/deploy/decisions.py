@@ -13,18 +13,19 @@ from fintrader.errors import BacktestError, DeployError
 
 
 class Decider:
-    """Asks one policy at bar after bar."""
+    """Asks a policy at bar after bar."""
 
-    def __init__(self, policy: PolicyModule) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
+        self._policy: PolicyModule | None = None
         self._strategy: PolicyStrategy | None = None
 
-    def __call__(self, account: BacktestAccount) -> NDArray[np.float32]:
+    def __call__(self, policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
         """`[N]`: the action at the account's bar, with the bits that a backtest has."""
         with torch.inference_mode():
             try:
-                if self._strategy is None:
-                    self._strategy = PolicyStrategy(self._policy, account, "policy")
+                if self._strategy is None or policy is not self._policy:
+                    self._strategy = PolicyStrategy(policy, account, "policy")
+                    self._policy = policy
                 else:
                     self._strategy.move(account)
                 return self._strategy(account)

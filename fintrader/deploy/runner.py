@@ -110,7 +110,7 @@ class Runner:
         self.until = until
         self._daily = daily
         self.policy = bundle.policy
-        self._decider = Decider(bundle.policy)
+        self._decide_action = Decider()
         self.recorder = Recorder(
             bundle,
             self.journal,
@@ -358,7 +358,7 @@ class Runner:
         self._start_session(bar, now)
         market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
         account = self.accounts.at(market, row, now)
-        action = self._decider(account) if not self.limits.halted else None
+        action = self._decide_action(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if self.flattening and self.simulated is not None:
             decision = self._sell_simulated(account, now)
