@@ -470,8 +470,10 @@ def _deploy(found: Named) -> str:
     many = found["hundred"]
     same = "" if quick["equal_to_the_backtest"] and many["equal_to_the_backtest"] else "**not** "
     return (
-        f"{quick['decisions_a_minute']:,.0f}; {many['p99_seconds']:.1f} s (median"
-        f" {many['p50_seconds']:.1f}); the account is {same}the backtest's to the last bit"
+        f"{quick['decisions_a_minute']:,.0f}, {1e3 * quick['p50_cpu_seconds']:.1f} ms of the"
+        f" processor; {1e3 * many['p99_seconds']:.0f} ms (median {1e3 * many['p50_seconds']:.0f}, of"
+        f" the processor {1e3 * many['p50_cpu_seconds']:.0f}); the account is {same}the backtest's"
+        " to the last bit"
     )
 
 
@@ -553,7 +555,7 @@ RUNNING = (
     ),
     Row(
         "paper: a replay's decisions a minute, 8 symbols; with 100 symbols of minute bars, from a"
-        " decision's bars to its last order, p99",
+        " decision's newest bars to its last order, p99",
         "deploy",
         _deploy,
         DASH,

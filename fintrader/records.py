@@ -55,8 +55,12 @@ class RecordError(RunError):
 
 def to_json(record: object) -> dict[str, JsonValue]:
     """Return the fields of a record by name, ready for `files.write_json`."""
-    names = (field.name for field in dataclasses.fields(cast(Any, record)))
-    return {name: to_plain(getattr(record, name)) for name in names}
+    return {name: to_plain(getattr(record, name)) for name in _names_of(cast(Any, type(record)))}
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def to_plain(value: Any) -> Any:

@@ -364,6 +364,12 @@ class PolicyStrategy:
         self.bound: Any = asked.bind(rows) if can_bind else None  # type: ignore[attr-defined]
         self._first: list[tuple[Any, NDArray[np.float32]]] = []
 
+    def move(self, account: BacktestAccount) -> None:
+        """Go on with another account, on a market of the same layout."""
+        self._account = account
+        if self.bound is not None:
+            self.bound.watch(account.rows)
+
     def __call__(self, account: BacktestAccount) -> NDArray[np.float32]:
         if self.bound is None:
             obs = account.observe()

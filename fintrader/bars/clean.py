@@ -71,6 +71,8 @@ class SymbolBars:
     """`[L]`: start of each bar, in the exchange's time zone."""
     skipped: int = 0
     """Number of its bars before the first of these (`since`)."""
+    wanted: int = 0
+    """Number of last bars of which features are asked for; 0: of all."""
 
     @cached_property
     def steps(self) -> Array:

@@ -12,10 +12,22 @@ from fintrader.backtesting.simulation import PolicyStrategy
 from fintrader.errors import BacktestError, DeployError
 
 
-def decide_row(policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
-    """`[N]`: the policy's action at the account's bar, with the bits that a backtest has."""
-    with torch.no_grad():
-        try:
-            return PolicyStrategy(policy, account, "policy")(account)
-        except BacktestError as error:
-            raise DeployError(f"{error}: freeze another one") from None
+class Decider:
+    """Asks a policy at bar after bar."""
+
+    def __init__(self) -> None:
+        self._policy: PolicyModule | None = None
+        self._strategy: PolicyStrategy | None = None
+
+    def __call__(self, policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
+        """`[N]`: the action at the account's bar, with the bits that a backtest has."""
+        with torch.inference_mode():
+            try:
+                if self._strategy is None or policy is not self._policy:
+                    self._strategy = PolicyStrategy(policy, account, "policy")
+                    self._policy = policy
+                else:
+                    self._strategy.move(account)
+                return self._strategy(account)
+            except BacktestError as error:
+                raise DeployError(f"{error}: freeze another one") from None

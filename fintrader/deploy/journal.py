@@ -18,7 +18,16 @@ from typing import Any, Generic, TypeVar
 
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.broker import OrderReport
-from fintrader.deploy.entries import NAMES, FlattenEnd, Flattening, Halt, Resumption, decode, encode
+from fintrader.deploy.entries import (
+    KEYS,
+    NAMES,
+    FlattenEnd,
+    Flattening,
+    Halt,
+    Resumption,
+    decode,
+    encode,
+)
 from fintrader.errors import DeployError
 from fintrader.records import RecordError
 
@@ -200,15 +209,17 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def entries(self, kind: type[T], *, key: str | None = None, after: int = 0) -> list[Entry[T]]:
         """Read entries of a kind (and key), oldest first, from the one after number `after`."""
-        condition = "" if key is None else "AND key = ? "
-        values: list[int | str] = [after, NAMES[kind], *([] if key is None else [key])]
-        return self._read_entries(f"WHERE seq > ? AND kind = ? {condition}ORDER BY seq", values)
+        condition, values = _select(kind, key)
+        # The newest entries of all kinds are fewer than all of one.
+        newest = "+" if after and len(values) == 1 else ""
+        return self._read_entries(
+            f"WHERE {newest}{condition} AND seq > ? ORDER BY seq", [*values, after]
+        )
 
     def last(self, kind: type[T], key: str | None = None) -> Entry[T] | None:
         """Find the newest entry of a kind (and key)."""
-        condition = "" if key is None else "AND key = ? "
-        values = [NAMES[kind], *([] if key is None else [key])]
-        found = self._read_entries(f"WHERE kind = ? {condition}ORDER BY seq DESC LIMIT 1", values)
+        condition, values = _select(kind, key)
+        found = self._read_entries(f"WHERE {condition} ORDER BY seq DESC LIMIT 1", values)
         return found[0] if found else None
 
     def tail(self, count: int) -> list[Entry[Any]]:
@@ -295,3 +306,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return DeployError(
             f"{self.path} cannot be read as a journal ({error}); see whether it is the right file"
         )
+
+
+def _select(kind: type, key: str | None) -> tuple[str, list[int | str]]:
+    """The condition for entries of a kind (and key), and its values. The index holds kind, key and
+    number, so that entries with a known key are found without the others."""
+    name = NAMES[kind]
+    if key is None and name in KEYS:
+        return "kind = ?", [name]
+    return "kind = ? AND key = ?", [name, key or ""]

@@ -298,18 +298,22 @@ class Execution:
             since = min(max(slot.begun, slot.terms.not_before) for slot in asked) - _LOOK_BACK
             listed = {report.id: report for report in self._broker.orders(max(0, since))}
             self.stranger = next(filter(self._is_strange, listed), self.stranger)
-        for slot in asked:
-            report = listed.get(slot.report.id) or self._broker.order(slot.report.id)
-            if report is not None:
-                # An answer with fewer fills is older than the one that is known.
-                if abs(report.filled) >= abs(slot.report.filled):
-                    self._note(slot, report, now)
-            elif slot.report.state in ("sent", "unknown"):
-                slot.absent = True
-            else:
-                self.trouble = (
-                    f"the broker took the order {slot.report.id} and has none of this id now"
-                )
+        answers: list[tuple[_Slot, OrderReport]] = []
+        try:
+            for slot in asked:
+                report = listed.get(slot.report.id) or self._broker.order(slot.report.id)
+                if report is not None:
+                    # An answer with fewer fills is older than the one that is known.
+                    if abs(report.filled) >= abs(slot.report.filled):
+                        answers.append((slot, report))
+                elif slot.report.state in ("sent", "unknown"):
+                    slot.absent = True
+                else:
+                    self.trouble = (
+                        f"the broker took the order {slot.report.id} and has none of this id now"
+                    )
+        finally:
+            self._note_all(answers, now)
         moved = any(slot.absent for slot in asked) or known != [slot.report for slot in asked]
         self._quiet = 0 if moved else self._quiet + 1
         if self._quiet >= _QUIET:
@@ -399,8 +403,9 @@ class Execution:
         )
 
     def _send(self, slots: Sequence[_Slot], now: int) -> None:
-        for first in range(0, len(slots), _GROUP):
-            self._send_group(slots[first : first + _GROUP], now)
+        size = len(slots) or 1 if self._broker.takes_baskets else _GROUP
+        for first in range(0, len(slots), size):
+            self._send_group(slots[first : first + size], now)
 
     def _send_group(self, group: Sequence[_Slot], now: int) -> None:
         """Write all as sent, then send one after the other; without an answer the rest waits to be

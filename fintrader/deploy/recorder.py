@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, MINUTE_NS, Bars
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid
@@ -100,7 +99,8 @@ class Recorder:
         names = [bars.symbols[code] for code in bars.symbol.tolist()]
         extras = [""] * len(bars)
         if bars.extras:
-            extras = list(map(json.dumps, pd.DataFrame(bars.extras).to_dict("records")))
+            rows = zip(*(values.tolist() for values in bars.extras.values()), strict=True)
+            extras = [json.dumps(dict(zip(bars.extras, row, strict=True))) for row in rows]
         columns = [getattr(bars, name).tolist() for name in COLUMNS]
         self.journal.keep_bars(
             zip(bars.ts.tolist(), names, *columns, extras, [at] * len(bars), strict=True)

@@ -8,6 +8,7 @@ build of all bars has there.
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +24,18 @@ from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars, concat,
 from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean
-from fintrader.bars.corporate_actions import Action, as_traded, load_actions, with_announced
+from fintrader.bars.corporate_actions import (
+    Action,
+    as_traded,
+    growth_of,
+    load_actions,
+    place_actions,
+    with_announced,
+)
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.deploy.journal import Bar
+from fintrader.envs.benchmark import find_session_starts
 from fintrader.errors import ConfigError, DataError, DeployError
 from fintrader.market import features as ft
 from fintrader.market.build import assemble, fit_features, scale_context
@@ -56,11 +65,15 @@ class History:
         self.extras = tuple(extras)
         self.fresh: list[Bars] = []
         """Bars that came since somebody emptied this list."""
+        self.needed = 0
+        """Time from which bars are kept, ns, with the one before it."""
         self._names = (*COLUMNS, *self.extras)
         self._rows = {symbol: Rows(len(self._names)) for symbol in symbols}
 
     def add(self, bars: Bars) -> Bars:
         """Take in the bars that are newer than the newest of their symbol; return the others."""
+        if not len(bars):
+            return bars
         order = np.lexsort((bars.ts, bars.symbol))
         late = np.zeros(len(bars), bool)
         values = [getattr(bars, name) for name in COLUMNS]
@@ -74,10 +87,10 @@ class History:
                 continue
             own = ts[start:stop]
             if own[0] > rows.newest and (np.diff(own) > 0).all():
-                rows.add(own, table[:, start:stop])
+                rows.add(own, table[:, start:stop], self.needed)
                 continue
             fresh = (own > rows.newest) & (np.diff(own, prepend=-1) > 0)
-            rows.add(own[fresh], table[:, start:stop][:, fresh])
+            rows.add(own[fresh], table[:, start:stop][:, fresh], self.needed)
             late[order[start:stop][~fresh]] = True
         known = np.isin(
             codes, [code for code, name in enumerate(bars.symbols) if name in self._rows]
@@ -133,14 +146,19 @@ class Rows:
         self.ts = np.zeros(64, dtype=np.int64)
         self.values = np.zeros((columns, 64))
 
-    def add(self, ts: Array, values: Array) -> None:
-        """Append rows: `ts` `[R]`, values `[C, R]`."""
+    def add(self, ts: Array, values: Array, needed: int) -> None:
+        """Append rows: `ts` `[R]`, values `[C, R]`; where there is no room, forget those that ended
+        before the one `needed`."""
         stop = self.size + len(ts)
         if stop > len(self.ts):
-            self.ts = np.resize(self.ts, 2 * stop)
-            wider = np.zeros((len(values), 2 * stop))
-            wider[:, : self.size] = self.values[:, : self.size]
-            self.values = wider
+            old = slice(max(int(np.searchsorted(self.ts[: self.size], needed)) - 1, 0), self.size)
+            self.size = old.stop - old.start
+            stop = self.size + len(ts)
+            room = 2 * stop
+            kept = self.ts[old], self.values[:, old]
+            self.ts = np.zeros(room, dtype=np.int64)
+            self.values = np.zeros((len(values), room))
+            self.ts[: self.size], self.values[:, : self.size] = kept
         self.ts[self.size : stop] = ts
         self.values[:, self.size : stop] = values
         self.size = stop
@@ -253,7 +271,9 @@ class RecentMarket:
         self._is_described = False
         self._window: SessionGrid
         self._days_open = np.empty(0)
-        self._stop = self._look_at = 0
+        self._closes: dict[dt.date, Array] = {}
+        """Closes `[N]` of finished days, as a market holds them."""
+        self._stop = self._taken = self._look_at = 0
 
     def _count_needed_sessions(self) -> int:
         try:
@@ -299,11 +319,11 @@ class RecentMarket:
             return
         self._days_open = days
         self._window = window = grid.cut(first, session)
+        oldest = max(session - self.history_sessions, 0)
+        self.history.needed = int(grid.minutes[grid.first_bar[oldest]])
         asked = self._asked
         self._first = int(grid.first_bar[first])
-        aliases = {**asked.universe.aliases, **self.companies}
-        membership = load_membership(asked.universe)
-        self._days = member_days(self.symbols, membership, window.dates, aliases)
+        self._days = self._member_days(window)
         shares = load_shares(asked.universe)
         self._shares = None if shares is None else share_days(self.symbols, shares, window.dates)
         self._index = np.empty(0)
@@ -319,7 +339,11 @@ class RecentMarket:
     def _extend(self, size: int) -> None:
         """Take the received bars into the columns of the window's first `size` bars."""
         window = self._window
+        before = self._stop
         self._stop = int(window.minutes[size - 1]) + self.settings.bar_minutes * MINUTE_NS
+        if min(before, self._stop) < self._taken:  # bars that were taken in come once more
+            self._recent.size = 0
+        self._taken = max(self._taken, self._stop)
         fresh = join_bars(self.history.fresh)
         if not len(fresh):
             fresh = replace(fresh, extras=dict.fromkeys(self.history.extras, np.empty(0)))
@@ -363,7 +387,11 @@ class RecentMarket:
         shown = slice(max(row + 1 - self.lookback, 0), row + 1)
         names = self._description.feature_names
         block = ft.last_features(
-            recent.bars(), names, shown.stop - shown.start, recent["returns"], recent["mean"][0]
+            recent.bars(shown.stop - shown.start),
+            names,
+            shown.stop - shown.start,
+            recent["returns"],
+            recent["mean"][0],
         )
         self._scaling.apply(block, arrays["member"][shown])
         arrays["features"] = np.zeros((*cells, len(names)), dtype=np.float32)
@@ -421,10 +449,7 @@ class RecentMarket:
         values = [columns.get(name, missing)[rows] for name in names]
         values += [level[rows] for level in self._daily]
         context = np.column_stack([np.empty((rows.stop - rows.start, 0)), *values])
-        chosen = self._asked.features
-        every = np.full(context.shape[1], chosen.standardise)
-        apply_scale(context[:, None, :], *self._context_scales, every, chosen.clip)
-        return context.astype(np.float32)
+        return self._scale_context(context)
 
     def find_faults(self, grid: SessionGrid, bar: int) -> list[Fault]:
         """Find the faults of a bar's session that would stop a build, at most every half an hour;
@@ -513,9 +538,58 @@ class RecentMarket:
         ).tolist():
             number = first + session
             if number not in self._turbulence:
-                opening = min(int(grid.first_bar[number]), bar)
-                wide, at = self._build_window(grid, opening, self.daily_sessions)
-                self._turbulence[number] = wide.context[at, columns].tolist()
+                self._turbulence[number] = self._find_turbulence(grid, number, bar)[
+                    columns
+                ].tolist()
             for column, value in zip(columns, self._turbulence[number], strict=True):
                 context[market.session == session, column] = value
         return replace(market, context=context, trusted=True)
+
+    def _find_turbulence(self, grid: SessionGrid, number: int, bar: int) -> Array:
+        """Find the context `[M]` of a session's opening, of which turbulence is known; `bar` is the
+        newest."""
+        if self._is_plain and self._recent.is_whole:
+            window = self._window
+            ends = self._recent["held_close"][:, window.first_bar[1:-1] - 1].astype(np.float32)
+            self._closes |= dict(zip(window.dates[:-1].tolist(), ends.T, strict=True))
+        first = number - self.daily_sessions
+        dates = grid.dates[max(first, 0) : number].tolist()
+        if first < 0 or not set(dates) <= self._closes.keys():
+            opening = min(int(grid.first_bar[number]), bar)
+            wide, at = self._build_window(grid, opening, self.daily_sessions)
+            over = find_session_starts(wide)[1:].nonzero().flatten()
+            known = wide.close[over[over < at]].numpy()
+            self._closes |= dict(zip(dates, known, strict=True))
+            return np.asarray(wide.to_numpy("context")[at])
+        self._closes = {day: self._closes[day] for day in dates}
+        window = grid.cut(first, number)
+        closes = np.stack([self._closes[day] for day in dates])
+        actions = with_announced(self._declared, self.actions)[0]
+        placed = place_actions(actions, self.symbols, window)
+        day_close = closes.astype(np.float64)
+        for column, events in enumerate(placed.values()):
+            inside = [(day, *event) for day, event in events.items() if 0 < day < len(dates)]
+            changes, growth = growth_of(inside, closes[:, column])
+            factor = growth[np.searchsorted(changes, np.arange(len(dates)), side="right")]
+            day_close[:, column] = (closes[:, column] * factor).astype(np.float32)
+        member = self._member_days(window)
+        context = np.full((1, len(self._description.context_names)), np.nan)
+        for column, name in enumerate(self.context):
+            days = ft.turbulence_days(name)
+            if days is not None:
+                rows = slice(len(dates) - days - 2, None)
+                found = ft.turbulence(day_close[rows], member[rows], days)[-1]
+                context[0, column] = np.log1p(found)
+        return np.asarray(self._scale_context(context)[0])
+
+    def _member_days(self, window: SessionGrid) -> Array:
+        universe = self._asked.universe
+        aliases = {**universe.aliases, **self.companies}
+        return member_days(self.symbols, load_membership(universe), window.dates, aliases)
+
+    def _scale_context(self, context: Array) -> Array:
+        """Scale context `[R, M]` by the stored statistics."""
+        chosen = self._asked.features
+        every = np.full(context.shape[1], chosen.standardise)
+        apply_scale(context[:, None, :], *self._context_scales, every, chosen.clip)
+        return context.astype(np.float32)

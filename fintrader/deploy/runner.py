@@ -33,7 +33,7 @@ from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
-from fintrader.deploy.decisions import decide_row
+from fintrader.deploy.decisions import Decider
 from fintrader.deploy.entries import (
     Alert,
     BarDecision,
@@ -127,6 +127,7 @@ class Runner:
         self.until = until
         self._daily = daily
         self.policy = bundle.policy
+        self._decide_action = Decider()
         self.recorder = Recorder(
             bundle,
             self.journal,
@@ -399,7 +400,7 @@ class Runner:
         market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
         account = self.accounts.at(market, row, now)
         self._read_at = now
-        action = decide_row(self.policy, account) if not self.limits.halted else None
+        action = self._decide_action(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if self.flattening and self.simulated is not None:
             decision = self._sell_simulated(account, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -144,9 +145,10 @@ class SimulatedBroker:
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         self._advance()
-        return [
-            report for order_id, report in self._reports.items() if self._decided[order_id] >= since
-        ]
+        recent = itertools.takewhile(
+            lambda order_id: self._decided[order_id] >= since, reversed(self._reports)
+        )
+        return [self._reports[order_id] for order_id in recent][::-1]
 
     def account(self) -> BrokerAccount:
         self._advance()

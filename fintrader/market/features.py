@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.bars.clean import SymbolBars
@@ -237,7 +237,8 @@ def _find_sessions(bars: SymbolBars) -> _Sessions:
 
 def volatility(bars: SymbolBars, window: int) -> Array:
     """Square root of the mean squared one-bar log return of the last `window` bars."""
-    return np.asarray(np.sqrt(moving_mean(bars.steps * bars.steps, window, bars.skipped)))
+    square = moving_mean(bars.steps * bars.steps, window, bars.skipped, bars.wanted)
+    return np.asarray(np.sqrt(square))
 
 
 def volume(bars: SymbolBars, window: int) -> Array:
@@ -249,7 +250,8 @@ def volume(bars: SymbolBars, window: int) -> Array:
 def relative_volume(bars: SymbolBars, window: int) -> Array:
     """ln((1 + mean volume of the last `window` bars) / (1 + that of the last 20 times as many))."""
     short, long = (
-        moving_mean(bars.volume, length, bars.skipped) for length in (window, 20 * window)
+        moving_mean(bars.volume, length, bars.skipped, bars.wanted)
+        for length in (window, 20 * window)
     )
     return np.asarray(np.log1p(short) - np.log1p(long))
 
@@ -331,16 +333,19 @@ def age(bars: SymbolBars, window: int) -> Array:
     return np.minimum(index - last, window).astype(np.float64)
 
 
-def beta(own: Array, market: Array, window: int, skipped: int = 0) -> Array:
+def beta(own: Array, market: Array, window: int, skipped: int = 0, wanted: int = 0) -> Array:
     """Slope of the one-bar log returns `[..., L]` on those of the members' mean `[L]` (equal
     weights), over the last `window` bars."""
-    mean = moving_mean(market, window, skipped)
-    square = moving_mean(market**2, window, skipped)
+    mean, square, product, alone = (
+        moving_mean(values, window, skipped, wanted)
+        for values in (market, market**2, market * own, own)
+    )
     variance = square - mean**2
-    product = moving_mean(market * own, window, skipped)
-    covariance = product - mean * moving_mean(own, window, skipped)
+    covariance = product - mean * alone
     moved = variance > 1e-12 * square  # a silent window has no slope
-    return np.asarray(np.divide(covariance, variance, out=np.full(own.shape, np.nan), where=moved))
+    return np.asarray(
+        np.divide(covariance, variance, out=np.full(covariance.shape, np.nan), where=moved)
+    )
 
 
 def member_return(close: Array | Sheet, member: Array | Sheet) -> Array:
@@ -486,10 +491,11 @@ def last_features(
             if kind in _MARKET_FEATURES:
                 start = max(start, 1)  # the first bar has no return
                 function = _MARKET_FEATURES[kind][0]
-                values = function(own[:, start:], market[start:], window, start - 1)
+                values = function(own[:, start:], market[start:], window, start - 1, rows)
             else:
                 values = _FEATURES[kind][0](since(0 if kind in _ENDLESS else start), window)
         table[..., column] = values[:, -rows:].T
+    table[np.isnan(bars.close[:, -rows:]).T] = np.nan  # after a symbol's end
     return table
 
 
@@ -647,6 +653,11 @@ def turbulence_days(name: str) -> int | None:
     return None if match is None else int(match.group(1) or TURBULENCE_DAYS)
 
 
+@cache
+def _find_pools() -> Any:
+    return ThreadpoolController()
+
+
 def turbulence(day_close: Array, member: Array, days: int) -> Array:
     """`[S]`: squared Mahalanobis distance of each day's returns from the `days` before, per symbol.
 
@@ -659,8 +670,8 @@ def turbulence(day_close: Array, member: Array, days: int) -> Array:
     returns = np.full(day_close.shape, np.nan)
     returns[1:] = np.log(day_close[1:] / day_close[:-1])
     result = np.full(len(day_close), np.nan)
-    with threadpool_limits(
-        1, user_api="blas"
+    with _find_pools().limit(
+        limits=1, user_api="blas"
     ):  # on a busy machine a second thread costs a hundred times what it saves
         for today in range(days + 1, len(day_close)):
             past = returns[today - days : today]

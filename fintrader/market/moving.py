@@ -20,25 +20,29 @@ def carry_forward(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(rows, axis=0), axis=0))
 
 
-def by_series(kernel: Callable[..., Any], *series: Array, with_: tuple[float, ...]) -> Array:
-    """Call a kernel with each series `[L]` of `[..., L]` and further numbers; stack its results."""
+def by_series(
+    kernel: Callable[..., Any], *series: Array, with_: tuple[float, ...], wanted: int = 0
+) -> Array:
+    """Call a kernel with each series `[L]` of `[..., L]` and further numbers; stack its results, or
+    the last `wanted` of each."""
     columns = [np.ascontiguousarray(values, dtype=np.float64) for values in series]
     if columns[0].ndim == 1:
-        return np.asarray(kernel(*columns, *with_))
-    return np.stack([kernel(*own, *with_) for own in zip(*columns, strict=True)])
+        return np.asarray(kernel(*columns, *with_)[-wanted:])
+    return np.stack([kernel(*own, *with_)[-wanted:] for own in zip(*columns, strict=True)])
 
 
-def moving_sum(values: Array, window: int, skipped: int = 0) -> Array:
+def moving_sum(values: Array, window: int, skipped: int = 0, wanted: int = 0) -> Array:
     """Sum of the last `window` values, `[..., L]` float64; NaN for the first window - 1. `skipped`:
-    number of values of the series before these, which a sum of the whole counts its blocks from."""
+    number of values of the series before these, which a sum of the whole counts its blocks from;
+    `wanted`: number of last sums, 0 for all."""
     from fintrader.bars import kernels
 
-    return by_series(kernels.moving_sum, values, with_=(window, skipped))
+    return by_series(kernels.moving_sum, values, with_=(window, skipped), wanted=wanted)
 
 
-def moving_mean(values: Array, window: int, skipped: int = 0) -> Array:
+def moving_mean(values: Array, window: int, skipped: int = 0, wanted: int = 0) -> Array:
     """Simple moving average, `[..., L]`."""
-    total = moving_sum(values, window, skipped)
+    total = moving_sum(values, window, skipped, wanted)
     total /= window
     return total
 

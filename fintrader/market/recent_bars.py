@@ -67,8 +67,8 @@ class RecentBars:
         """True where every symbol has a price from the window's first bar on."""
         return bool((self._first <= self._start).all())
 
-    def bars(self) -> SymbolBars:
-        """All symbols' bars, adjusted forward."""
+    def bars(self, wanted: int) -> SymbolBars:
+        """All symbols' bars, adjusted forward; of the last, features are `wanted`."""
         columns: Any = {name: self[name] for name in (*COLUMNS, "tradable")}
         one = SymbolBars(
             symbol="",
@@ -77,6 +77,7 @@ class RecentBars:
             session=self.grid.session[: self.size],
             extras={name: self[name] for name in self.extras},
             time=pd.DatetimeIndex([]),
+            wanted=wanted,
             **columns,
         )
         vars(one)["steps"] = self["steps"]

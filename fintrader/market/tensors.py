@@ -562,6 +562,8 @@ class MarketTensors:
                 "events need bar and asset as int64, split and dividend as float64, as many of"
                 " each, on the device of the prices"
             )
+        if not len(bar):
+            return
         if not bool(_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
             raise MarketError(
                 f"an event lies outside the market's {self.num_bars} bars and {self.num_assets}"

@@ -12,6 +12,7 @@ from fintrader.deploy import entries
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.journal import Journal
+from fintrader.deploy.reconcile import expect_holdings
 from fintrader.errors import DeployError
 from fintrader.records import RecordError
 
@@ -102,3 +103,29 @@ def test_entries_of_before_have_the_defaults_of_what_came_later(tmp_path):
     assert entries.decode("adopted", "", '{"findings": []}') == entries.Adoption(())
     with pytest.raises(RecordError, match="findings"):
         entries.decode("adopted", "", "{}")
+
+
+def test_questions_of_a_decision_cost_the_same_after_years(tmp_path):
+    """Counted in steps of the database, of which a row that is read takes several."""
+    costs = []
+    steps = []
+    for years in (1, 20):
+        with Journal(tmp_path / f"{years}.sqlite", durable=False) as journal, journal.together():
+            journal.write(entries.Halt("once"), entries.Resumption(), at=0)
+            for day in range(years * 25):
+                reports = [
+                    OrderReport(f"ft-{day}-{n}", "AAA", "filled", 1.0, 1.0) for n in range(8)
+                ]
+                journal.write(
+                    entries.Checkpoint("PA1", 1.0, {}, ()), entries.Mark(day, 1.0), at=day
+                )
+                journal.write(*reports, entries.Adjustment("fees", {}, -1.0), at=day)
+            steps.clear()
+            journal._base.set_progress_handler(lambda: steps.append(1), 1)
+            expect_holdings(journal)
+            journal.find_halt()
+            journal.is_flattening()
+            journal.last(entries.Alert, "halt")
+            journal._base.set_progress_handler(None, 1)
+        costs.append(len(steps))
+    assert costs[1] < 1.2 * costs[0]

@@ -53,11 +53,6 @@ class BoundNetworks:
             for k, member in enumerate(members)
             if layout.lookback > 1 and member.actor.kind != "mlp"
         }
-        self.market = torch.from_numpy(rows)
-        # With a lookback rows overlap; compiled code reads the memory that they share.
-        stride = rows.strides[0] // rows.itemsize
-        size = (len(rows) - 1) * stride + rows.shape[1]
-        flat = np.lib.stride_tricks.as_strided(rows, (size,), (rows.itemsize,))
         self.columns = layout.num_features + 1 + flags
         """P: columns of an asset, its holdings included, without encoded ones."""
         depth = 1 + max(len(member.network.hidden) for member in members)
@@ -73,8 +68,6 @@ class BoundNetworks:
         networks = Networks(self.plan, self.layers, self.numbers, weights, shares)
         encoded = max((encoder.width for encoder in self.encoders.values()), default=0)
         self.encoded = np.zeros((0, count, encoded, assets), np.float32)
-        self.bars = range(0)
-        """The encoded bars."""
         self.asked = 0
         self.action = np.zeros((1, assets), np.float32)
         # The widest array of all: inputs or hidden units of a trunk, logits of an mlp.
@@ -86,8 +79,20 @@ class BoundNetworks:
         shapes += [(self.columns, padded), common, layout.width, (1 + count, assets + 2)]
         shapes += [(count, assets)]
         buffers = tuple(np.zeros(shape, np.float32) for shape in shapes)
-        sizes = (account, assets, layout.num_features, flags, context, stride, rows.shape[1])
-        self.arguments = (flat, sizes, networks, buffers)
+        self._parts = (account, assets, layout.num_features, flags, context), networks, buffers
+        self.watch(rows)
+
+    def watch(self, rows: Numbers) -> None:
+        """Read the market's rows `[T, L*W]` of another window from now on."""
+        self.market = torch.from_numpy(rows)
+        # With a lookback rows overlap; compiled code reads the memory that they share.
+        stride = rows.strides[0] // rows.itemsize
+        size = (len(rows) - 1) * stride + rows.shape[1]
+        flat = np.lib.stride_tricks.as_strided(rows, (size,), (rows.itemsize,))
+        self.bars = range(0)
+        """The encoded bars."""
+        sizes, networks, buffers = self._parts
+        self.arguments = (flat, (*sizes, stride, rows.shape[1]), networks, buffers)
 
     def __call__(self, bar: int, private: Numbers) -> Numbers:
         """Act at `bar` on the private parts `[B, A + N]` of accounts: `[B, N]`."""
