@@ -17,6 +17,9 @@ FLAGS_elegantrl = --no-deps
 NEEDS_elegantrl = matplotlib
 NEEDS_agilerl = peft
 NEEDS_brax = "jax[cpu]"
+# The tests of a library have its name in theirs; those of predictors train sb3-contrib's models.
+WORD = $(subst -,_,$(patsubst %-lib,%,$(LIBRARY)))
+MORE_sb3-contrib = or test_predictors
 # Several threads per process slow small batches down by far; every process gets one.
 export OMP_NUM_THREADS := 1
 
@@ -62,8 +65,8 @@ pytest: $(DEV) ## The quick tests alone
 
 test-adapters: ## The adapters and their examples, JAX and RLlib included, in environments of their own
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
-	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" -e ".[adapters]" \
-		pytest pytest-timeout hypothesis
+	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" flax -e ".[adapters]" \
+		matplotlib stockstats pytest pytest-timeout hypothesis
 	.venv-adapters/bin/python -m pip install --quiet --no-deps finrl==0.3.7
 	.venv-adapters/bin/python -m pytest tests/envs/adapters $(EXAMPLES)
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
@@ -77,7 +80,8 @@ test-library: ## One library in an environment of its own, with its script: make
 		pytest pytest-timeout hypothesis
 	.venv-$(LIBRARY)/bin/python -m pip install --quiet $(FLAGS_$(LIBRARY)) $(LIBRARY)
 	.venv-$(LIBRARY)/bin/python -m pip list | grep -iE "^($(LIBRARY)|torch|gymnasium|numpy) "
-	.venv-$(LIBRARY)/bin/python -m pytest tests/envs/adapters
+	.venv-$(LIBRARY)/bin/python -m pytest tests/envs/adapters tests/backtesting/test_predictors.py \
+		-k "$(WORD) $(MORE_$(LIBRARY))"
 
 test-gcs: ## Storage on gs:// against an emulator of Google's storage, in an environment of its own
 	test -x .venv-gcs/bin/python || $(PYTHON) -m venv .venv-gcs

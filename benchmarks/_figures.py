@@ -9,8 +9,10 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks._claims import measured
+from benchmarks._libraries import LIBRARIES
 from benchmarks._records import (
     DASH,
+    ROOT,
     Named,
     Records,
     cells,
@@ -20,6 +22,7 @@ from benchmarks._records import (
     prose,
     rank_kelly,
     sentence,
+    spread,
     table,
     times,
 )
@@ -480,6 +483,34 @@ def gpu(records: Records) -> str:
     return f"{table(head, rows)}\n\n{said} {sentence(records, 'gpu')}"
 
 
+def borrowed(records: Records) -> str:
+    """Other libraries, their scripts, and the speed of their loops here and on an environment of
+    theirs."""
+    record = records["borrowed"]
+    rows = []
+    for name, library in LIBRARIES.items():
+        found = record["libraries"][name]
+        code = (ROOT / "examples" / f"{library.script}.py").read_text().splitlines()
+        lines = sum(bool(line.strip()) and not line.startswith("#") for line in code)
+        rates = [
+            f"{found[key]['median']:,.{digits}f} ({spread(found[key]['range'], digits)})"
+            for key, digits in (("trading", 0), ("reference", 0), ("times", 2))
+        ]
+        title = f"{library.title} {found['versions'].get(library.package, '')}".strip()
+        script = f"`{library.script}`, {lines}"
+        loop = f"{library.loop}; {library.reference}"
+        rows.append([title, script, library.through, loop, *rates, library.limitation])
+    head = ["library", "script, lines", "through", "loop; its reference", "steps/s here"]
+    head += ["in the reference", "times", "limitation"]
+    said = (
+        f"Env-steps a CPU-second with the library's updates, {record['accounts']} accounts on one"
+        f" thread: the median of {record['rounds']} rounds in turn, and their range. An observation"
+        f" of the trading market has {record['observation_width']} numbers and an action"
+        f" {record['assets']}; a pendulum's 3 and 1, of point chasing 8 and 2."
+    )
+    return "\n\n".join([table(head, rows, left=8), prose(said), sentence(records, "borrowed")])
+
+
 class Block(NamedTuple):
     """A generated part of a page."""
 
@@ -498,6 +529,7 @@ BLOCKS: dict[str, Block] = {
     "factored": Block(factored, ("env",)),
     "growth": Block(growth, ("growth",)),
     "gpu": Block(gpu, ("gpu",)),
+    "borrowed": Block(borrowed, ("borrowed",)),
     **{name: Block(make, names) for name, (make, names) in measured.items()},
 }
 

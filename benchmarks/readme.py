@@ -26,7 +26,8 @@ from fintrader.files import write_text
 
 OF_FIGURES = ("docs/results.md", "docs/measured.md")
 """Where every figure is a measured one: prose there has no digits of its own."""
-PAGES = ("README.md", *OF_FIGURES, "docs/algorithms/index.md", "docs/environment.md", "docs/gpu.md")
+OTHERS = ("algorithms/index", "environment", "gpu", "own-loop")
+PAGES = ("README.md", *OF_FIGURES, *(f"docs/{name}.md" for name in OTHERS))
 RESULTS_SECTION = re.compile(r"^## What came out\n(.*?)^## ", re.M | re.S)
 """The part of the README for which the same holds."""
 BLOCK = re.compile(r"^<!-- figures: (\w+) -->\n(.*?)^<!-- end -->$", re.M | re.S)

@@ -21,6 +21,8 @@ config["params"]["config"] |= {"minibatch_size": 128, "device": "cpu", "env_conf
 runner = Runner()
 runner.load(config)
 agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+# Its file multiplies rewards by 0.1.
+env.bootstrap_with(lambda obs: agent.get_values({"obs": obs}) / 0.1, agent.gamma)
 agent.train()
 policy = lambda obs: agent.get_action_values({"obs": obs})["mus"].clamp(-1, 1)
 print(fintrader.backtest(policy, market.test, settings, name="rl_games").verdict)

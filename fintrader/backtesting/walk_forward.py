@@ -78,7 +78,7 @@ def make_folds(
 
 
 def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForwardSettings:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise BacktestError(f"folds must be a whole number of at least 1, not {count!r}")
     ends = m.find_session_ends(market.to_numpy("session"))
     train = len(ends) // 2
@@ -90,7 +90,7 @@ def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForw
             f"{len(ends)} sessions, {train} of them for training, hold no {count} folds; ask for"
             " fewer, or give more data"
         )
-    return WalkForwardSettings(sessions=(train, length, length))
+    return WalkForwardSettings(sessions=(train, int(length), int(length)))
 
 
 def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:

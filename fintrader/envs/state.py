@@ -3,6 +3,7 @@ checked."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from operator import index
 from typing import Any, NamedTuple
@@ -17,6 +18,16 @@ from fintrader.errors import CheckpointError, EnvError
 AUTO_GROUPS = 16
 """`env.start_groups: auto`. Fewer groups show a rollout too little of the market, more cost
 time."""
+ARRAY_WRAPPERS = (
+    "DictInfoToList",
+    "FlattenObservation",
+    "NormalizeObservation",
+    "NormalizeReward",
+    "RecordEpisodeStatistics",
+    "RescaleObservation",
+    "VectorizeTransformObservation",
+)
+"""Vector wrappers of gymnasium that fail on tensors."""
 RESET_OPTIONS = ("reset_mask", "start", "cash_usd", "shares", "episode_bars")
 
 
@@ -76,6 +87,20 @@ def check_names(options: Any) -> None:
     unknown = [name for name in options if name not in RESET_OPTIONS]
     if unknown:
         raise EnvError(f"unknown reset option {unknown[0]!r}; known: {', '.join(RESET_OPTIONS)}")
+
+
+def check_wrappers(depth: int) -> None:
+    """Check that none of `ARRAY_WRAPPERS` is calling, `depth` frames above. Raises EnvError: an
+    environment does not know its wrappers, and theirs are errors about arrays."""
+    frame = sys._getframe(depth).f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("gymnasium."):
+        name = type(frame.f_locals.get("self")).__name__
+        if name in ARRAY_WRAPPERS:
+            raise EnvError(
+                f"{name} needs arrays: {name}(NumpyVectorEnv(TradingEnv(market,"
+                " autoreset_mode=AutoresetMode.NEXT_STEP))), from fintrader.envs.adapters.gymnasium"
+            )
+        frame = frame.f_back
 
 
 def endowment(

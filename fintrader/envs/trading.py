@@ -48,6 +48,7 @@ from fintrader.envs.state import (
     check_form,
     check_names,
     check_values,
+    check_wrappers,
     endowment,
     name_tensors,
     reset_mask,
@@ -362,6 +363,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises EnvError, changing nothing, for unknown options or ones of the wrong shape or range.
         """
+        check_wrappers(2)
         options = {} if options is None else options
         check_names(options)
         options = dict(options)

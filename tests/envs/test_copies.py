@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import vector as wrappers
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.adapters.gymnasium import NumpyVectorEnv, SingleTradingEnv
@@ -112,45 +111,6 @@ def test_single_accounts_step_in_processes_as_they_do_here():
         continues_alike(go_on(here, 8), go_on(there, 8))
     finally:
         there.close()
-
-
-OPTIONS = {
-    "ClipReward": {"min_reward": -0.001, "max_reward": 0.001},
-    "RescaleAction": {"min_action": -1.0, "max_action": 1.0},
-    "DtypeObservation": {"dtype": np.float64},
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NormalizeObservation", "NormalizeReward", "RecordEpisodeStatistics", "ClipAction", *OPTIONS],
-)
-def test_gymnasiums_vector_wrappers_work_on_arrays(name):
-    inner = TradingEnv(
-        make_market(90, 3), SETTINGS, num_envs=5, seed=3, autoreset_mode=AutoresetMode.NEXT_STEP
-    )
-    env = getattr(wrappers, name)(NumpyVectorEnv(inner), **OPTIONS.get(name, {}))
-    env.reset(seed=1)
-    assert all(np.isfinite(values).all() for values in go_on(env, 12))
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_episode_statistics_are_those_of_the_rewards(mode):
-    """The sums of gymnasium's wrapper against sums by hand, over the ends of episodes."""
-    inner = TradingEnv(make_market(90, 3), SETTINGS, num_envs=5, seed=3, autoreset_mode=mode)
-    env = wrappers.RecordEpisodeStatistics(NumpyVectorEnv(inner))
-    env.reset(seed=1)
-    total = np.zeros(5)
-    ends = 0
-    for step in range(20):
-        _, reward, terminated, truncated, info = env.step(act(step))
-        total += reward
-        done = terminated | truncated
-        if done.any():
-            np.testing.assert_allclose(info["episode"]["r"][done], total[done], atol=1e-6)
-            ends += int(done.sum())
-        total[done] = 0.0
-    assert ends > 10
 
 
 def test_an_environment_with_an_own_reward_copies_and_pickles():

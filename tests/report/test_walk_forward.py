@@ -41,7 +41,7 @@ def test_all_test_windows_are_one_backtest_with_its_verdict_and_page(tmp_path):
         return follow
 
     looks = len(Ledger().looks())
-    tests = fintrader.walk_forward(make_agent, MARKET, RULES, folds=3, name="rule")
+    tests = fintrader.walk_forward(make_agent, MARKET, RULES, folds=np.int64(3), name="rule")
     folds = make_folds(MARKET, 3)
     assert len(folds) == len(shown) == len(tests.windows) == 3
     assert [len(train) for train, _ in shown] == [SESSIONS // 2 * BARS] * 3

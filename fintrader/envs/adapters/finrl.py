@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from fintrader.config import Settings, validate
-from fintrader.envs.adapters.gymnasium import SingleTradingEnv
+from fintrader.envs.adapters.gymnasium import SingleTradingEnv, to_batch
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
@@ -33,14 +33,27 @@ OPENS_NS = 14 * 3_600_000_000_000 + 30 * 60_000_000_000
 def pivot(df: pd.DataFrame, column: str) -> Array:
     """One column of FinRL's table as `[T, N]`: a row a date, a column a `tic`, both sorted.
 
-    Raises EnvError for a column that is missing, and for dates that lack a tic.
+    Raises EnvError for a column that is missing or holds no numbers, dates that lack a tic, and rows
+    that are there twice.
     """
+    if not isinstance(df, pd.DataFrame) or df.empty:
+        found = "an empty one" if isinstance(df, pd.DataFrame) else type(df).__name__
+        raise EnvError(f"df must be a pandas.DataFrame with rows, not {found}")
     lacking = [name for name in ("date", "tic", column) if name not in df]
     if lacking:
         found = ", ".join(map(str, df.columns))
         raise EnvError(f"the table has no column {', '.join(lacking)}; it has {found}")
+    double = df[df.duplicated(["date", "tic"])]
+    if len(double):
+        date, tic = double[["date", "tic"]].iloc[0]
+        raise EnvError(
+            f"{tic} has several rows on {date}; keep one: df.drop_duplicates(['date', 'tic'])"
+        )
     wide = df.pivot(index="date", columns="tic", values=column).sort_index()
-    values = wide.to_numpy(dtype=np.float64)
+    try:
+        values = wide.to_numpy(dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise EnvError(f"{column} must hold numbers: {error}") from None
     if np.isnan(values).any():
         raise EnvError(
             f"{column} is missing on {wide.index[np.isnan(values).any(axis=1)][0]}; every date"
@@ -176,6 +189,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         }
         self.action_space = gymnasium.spaces.Box(-1, 1, (count,))
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,))
+        self.reset()
 
     def reset(
         self, *, seed: int | None = None, options: Any = None
@@ -195,7 +209,8 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         if len(self.asset_memory) == len(self.dates):
             return self.state, 0.0, False, True, {}
         held = self._shares()
-        terminated = self.env.step(np.asarray(actions, dtype=np.float32))[2]
+        batch = to_batch(actions, self.env.vector_env.device)
+        terminated = self.env.step(batch.numpy())[2]
         self.asset_memory.append(self._measure_equity())
         self.actions_memory.append((self._shares() - held).astype(np.int64))
         reward = (self.asset_memory[-1] - self.asset_memory[-2]) * self.reward_scaling

@@ -51,7 +51,8 @@ class IsaacVecEnv:
 
     def bootstrap_with(self, value: Callable[[Tensor], Tensor], gamma: float) -> None:
         """Add gamma V(final observation) to the reward of truncated accounts, and report no
-        `time_outs`; `value` maps observations `[B, D]` to `[B]` or `[B, 1]`."""
+        `time_outs`; `value` maps observations `[B, D]` to `[B]` or `[B, 1]`, divided by the factor
+        by which the library multiplies rewards."""
         self._value = value
         self._gamma = gamma
 

@@ -189,6 +189,31 @@ def test_what_it_cannot_do_is_refused(given, words):
         StockTradingEnv(df=table(), **arguments(**given))
 
 
+def test_it_steps_before_a_reset_as_finrls():
+    first, second = (StockTradingEnv(df=table(), **arguments()) for _ in range(2))
+    second.reset()
+    action = np.full(3, 0.5, dtype=np.float32)
+    for found, wanted in zip(first.step(action), second.step(action), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda df: pd.concat([df, df.iloc[4:5]]), "MSFT has several rows on 2021-01-05; keep one"),
+        (lambda df: df.assign(close="n/a"), "close must hold numbers"),
+        (lambda df: df.iloc[:0], "with rows, not an empty one"),
+        (lambda df: df.to_dict(), "must be a pandas.DataFrame with rows, not dict"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(change, words):
+    for use in (to_market, lambda df: StockTradingEnv(df=df, **arguments())):
+        with pytest.raises(EnvError, match=words):
+            use(change(table()))
+    doubled = pd.concat([table(), table()])
+    assert len(to_market(doubled.drop_duplicates(["date", "tic"])).close) == DAYS
+
+
 def test_a_date_without_a_symbol_is_named():
     df = table()
     with pytest.raises(EnvError, match="close is missing on 2021-01-05"):

@@ -1,5 +1,7 @@
 """Isaac Gym's contract: tensors without copies, exact bootstrapping at time limits, seeds, ends."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -105,3 +107,108 @@ def test_rsl_rls_returns_equal_the_known_value():
     assert storage.dones.sum() > 30
     expected = value(storage.observations["policy"]).unsqueeze(-1)
     torch.testing.assert_close(storage.returns, expected, atol=2e-3, rtol=0.0)
+
+
+def watch(env):
+    """Collect the actions that reach the environment, with all that it returns."""
+    seen, step = [], env.env.step
+    env.env.step = lambda actions: seen.append((actions, *step(actions))) or seen[-1][1:]
+    return seen
+
+
+def stack_ends(seen):
+    """Truncated and final value of every step, `[T, B]`."""
+    truncated = torch.stack([step[4] for step in seen])
+    final = value(torch.stack([step[5]["final_obs"] for step in seen]))
+    assert truncated.sum() > 30
+    assert torch.stack([step[3] for step in seen]).any()  # ruins
+    return truncated, torch.where(truncated, final, 0.0)
+
+
+def make_rl_games_agent(env, scale, decay):
+    """rl_games' PPO with the oracle in place of its critic, at the first observations."""
+    pytest.importorskip("rl_games", reason="rl_games is not installed")
+    import rl_games
+    import yaml
+    from rl_games.common import env_configurations, ivecenv, vecenv
+    from rl_games.torch_runner import Runner
+
+    world = type("Env", (IsaacVecEnv, ivecenv.IVecEnv), {})(env.env)
+    vecenv.register("oracle", lambda *names, **options: world)
+    env_configurations.register("oracle", {"vecenv_type": "oracle"})
+    config = yaml.safe_load(
+        (Path(rl_games.__path__[0]) / "configs/ppo_continuous.yaml").read_text()
+    )
+    config["params"]["torch_threads"] = 1
+    config["params"]["config"] |= {"env_name": "oracle", "horizon_length": 32, "device": "cpu"}
+    config["params"]["config"] |= {"minibatch_size": 128, "num_actors": env.num_envs}
+    config["params"]["config"] |= {"gamma": GAMMA, "tau": decay, "env_config": {}}
+    config["params"]["config"]["reward_shaper"] = {"scale_value": scale}
+    runner = Runner()
+    runner.load(config)
+    agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+    act = agent.get_action_values
+    agent.get_values = lambda obs: scale * value(obs["obs"]).unsqueeze(1)
+    agent.get_action_values = lambda obs: act(obs) | {"values": agent.get_values(obs)}
+    agent.init_tensors()
+    agent.obs = agent.env_reset()
+    return agent, world
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+@pytest.mark.parametrize("bootstraps", [True, False])
+def test_rl_gamess_returns(bootstraps, scale, tmp_path, monkeypatch):
+    """With the wrapper's bootstrap the known value, whatever its shaper multiplies rewards by.
+    Without, it adds gamma V of the state before the cut: wrong by gamma (V(s) - V(final))."""
+    monkeypatch.chdir(tmp_path)  # it writes a folder `runs`
+    env = IsaacVecEnv(TradingEnv(oracle_market(), oracle_settings(), num_envs=16, seed=3))
+    agent, world = make_rl_games_agent(env, scale, 0.95 if bootstraps else 0.0)
+    seen = watch(world)
+    if bootstraps:
+        world.bootstrap_with(lambda obs: agent.get_values({"obs": obs}) / scale, GAMMA)
+    with torch.no_grad():
+        batch = agent.play_steps()
+    truncated, final = stack_ends(seen)
+    by_time = {
+        name: batch[name].unflatten(0, (16, 32)).transpose(0, 1)
+        for name in batch.keys() & {"returns", "obses", "actions"}
+    }
+    known = value(by_time["obses"])
+    wrong = torch.where(truncated, GAMMA * (known - final), 0.0)
+    found = by_time["returns"].squeeze(-1) / scale - known
+    torch.testing.assert_close(found, 0.0 * wrong if bootstraps else wrong, atol=2e-3, rtol=0.0)
+    assert wrong.abs().max() > 0.1
+    # Gaussian samples, clipped, and nothing else.
+    sent = torch.stack([step[0] for step in seen])
+    torch.testing.assert_close(sent, by_time["actions"].clamp(-1, 1))
+    assert sent.abs().max() == 1.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("bootstraps", [True, False])
+def test_elegantrls_advantages(bootstraps, scale):
+    """With the wrapper's bootstrap zero, as the critic knows all. Without, it takes the time limit
+    for an end: wrong by gamma V(final)."""
+    module = pytest.importorskip("elegantrl.agents.AgentPPO", reason="elegantrl is not installed")
+    from elegantrl.train.config import Config
+
+    env = IsaacVecEnv(TradingEnv(oracle_market(), oracle_settings(), num_envs=16, seed=3))
+    seen = watch(env)
+    names = ("env_name", "num_envs", "max_step", "state_dim", "action_dim", "if_discrete")
+    config = Config(module.AgentPPO, None, {name: getattr(env, name) for name in names})
+    config.gamma, config.reward_scale = GAMMA, scale
+    config.lambda_gae_adv = 0.95 if bootstraps else 0.0
+    agent = module.AgentPPO([8], env.state_dim, env.action_dim, gpu_id=-1, args=config)
+    agent.cri = lambda obs: scale * value(obs)
+    if bootstraps:
+        env.bootstrap_with(lambda obs: agent.cri(obs) / scale, GAMMA)
+    agent.last_state = env.reset()
+    with torch.no_grad():
+        states, actions, _, rewards, undones = agent.explore_env(env, 32)
+        found = agent.get_advantages_origin(rewards, undones, agent.cri(states))
+    final = stack_ends(seen)[1]
+    wrong = -GAMMA * scale * final
+    torch.testing.assert_close(found, 0.0 * wrong if bootstraps else wrong, atol=2e-3, rtol=0.0)
+    # It squashes its samples, and its policy squashes their mean.
+    torch.testing.assert_close(torch.stack([step[0] for step in seen]), actions.tanh())
+    torch.testing.assert_close(agent.act(states[0]), agent.act.net(states[0]).tanh())

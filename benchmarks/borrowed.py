@@ -1,0 +1,59 @@
+"""Steps a second of other libraries' training loops, on `TradingEnv` and on an environment of theirs.
+
+    python benchmarks/borrowed.py [--libraries tianshou ...] [--fresh] [--save]
+
+Each library runs in the environment that `make test-adapters` makes for it (`.venv-NAME` in
+`--environments`), on one thread, both of its environments in turn within one process and in process
+CPU time: 16 accounts, rollouts of 32 steps, episodes of 200, two hidden layers of 64, minibatches of
+128, otherwise the library's defaults (`_borrowed.py`). `trading` and `reference` hold the median and
+the range of the rounds, env-steps/s with the library's updates; `times` those of the rounds' own
+ratios. Observations of the trading market are wider than a pendulum's, and its actions more.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import _borrowed
+from benchmarks._bench import ROOT, FinishedRuns, finish, read_arguments, run_child
+from benchmarks._libraries import LIBRARIES, Library
+
+
+def find_python(library: Library, environments: Path) -> Path:
+    """The interpreter of a library's environment. Raises SystemExit where there is none."""
+    python = environments / f".venv-{library.environment}" / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"{python} is not there; `make test-adapters` makes it")
+    return python
+
+
+def main() -> None:
+    """Measure and print."""
+    options = read_arguments(
+        __doc__,
+        libraries=list(LIBRARIES),
+        environments=str(ROOT),
+        rounds=3,
+        seconds=3.0,
+        fresh=False,
+    )
+    finished = FinishedRuns("borrowed", fresh=options.fresh)
+    settings = {"rounds": options.rounds, "seconds": options.seconds}
+    found: dict[str, Any] = {}
+    for name in options.libraries:
+        python = find_python(LIBRARIES[name], Path(options.environments))
+        words = ["-W", "ignore", "-m", "benchmarks._borrowed", name, *map(str, settings.values())]
+        found[name] = finished.get(name, settings, partial(run_child, words, python=str(python)))
+    env = _borrowed.make_env()
+    sizes = {"accounts": _borrowed.ACCOUNTS, "rollout": _borrowed.ROLLOUT}
+    sizes |= {"observation_width": env.layout.width, "assets": env.layout.num_assets, **settings}
+    finish("borrowed", {**sizes, "libraries": found}, options)
+
+
+if __name__ == "__main__":
+    main()
