@@ -298,22 +298,22 @@ class Execution:
             since = min(max(slot.begun, slot.terms.not_before) for slot in asked) - _LOOK_BACK
             listed = {report.id: report for report in self._broker.orders(max(0, since))}
             self.stranger = next(filter(self._is_strange, listed), self.stranger)
-        answers: list[tuple[_Slot, OrderReport]] = []
-        try:
-            for slot in asked:
-                report = listed.get(slot.report.id) or self._broker.order(slot.report.id)
-                if report is not None:
-                    # An answer with fewer fills is older than the one that is known.
-                    if abs(report.filled) >= abs(slot.report.filled):
-                        answers.append((slot, report))
-                elif slot.report.state in ("sent", "unknown"):
-                    slot.absent = True
-                else:
-                    self.trouble = (
-                        f"the broker took the order {slot.report.id} and has none of this id now"
-                    )
-        finally:
-            self._note_all(answers, now)
+        # Answers to one request are noted together, all others before the next question: a process
+        # that is killed again and again still gets on.
+        answered = [slot for slot in asked if slot.report.id in listed]
+        self._note_all([(slot, listed[slot.report.id]) for slot in answered], now)
+        for slot in asked:
+            if slot.report.id in listed:
+                continue
+            report = self._broker.order(slot.report.id)
+            if report is not None:
+                self._note_all([(slot, report)], now)
+            elif slot.report.state in ("sent", "unknown"):
+                slot.absent = True
+            else:
+                self.trouble = (
+                    f"the broker took the order {slot.report.id} and has none of this id now"
+                )
         moved = any(slot.absent for slot in asked) or known != [slot.report for slot in asked]
         self._quiet = 0 if moved else self._quiet + 1
         if self._quiet >= _QUIET:
@@ -441,9 +441,15 @@ class Execution:
             self._note_all(answers, now)
 
     def _note_all(self, news: Sequence[tuple[_Slot, OrderReport]], now: int) -> None:
-        if news:
+        """Note news in one transaction; a report with fewer fills is older than the one known."""
+        later = [
+            (slot, new)
+            for slot, new in news
+            if new != slot.report and abs(new.filled) >= abs(slot.report.filled)
+        ]
+        if later:
             with self._journal.together():
-                for slot, report in news:
+                for slot, report in later:
                     self._note(slot, report, now)
 
     def _note(self, slot: _Slot, report: OrderReport, now: int) -> None:
