@@ -17,7 +17,7 @@ from typing import Any
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.broker import Activity, OrderReport
-from fintrader.records import RecordError, from_json, to_json, to_plain
+from fintrader.records import JsonValue, RecordError, from_json, to_json, to_plain
 
 Shares = Mapping[str, float]
 
@@ -278,7 +278,7 @@ def decode(kind: str, key: str, text: str) -> Any:
 
 
 @functools.cache
-def _read_defaults(kind: type) -> Mapping[str, Any]:
+def _read_defaults(kind: type) -> Mapping[str, JsonValue]:
     """Read the fields of a kind that have defaults, as they are stored."""
     if not dataclasses.is_dataclass(kind):
         return {}

@@ -25,6 +25,7 @@ from fintrader.deploy.reconcile import expect_holdings
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import FintraderError
 from fintrader.files import read_json
+from fintrader.system import KILL, SENT_BY_OTHERS
 
 HEARTBEAT_VARIABLE = "FINTRADER_ALERT_HEARTBEAT"
 LOOK_SECONDS = 5.0
@@ -109,8 +110,8 @@ def supervise(command: Sequence[str], settings: AlertSettings, name: str) -> int
     # In a session of its own Ctrl-C reaches the loop once, through this process.
     child = subprocess.Popen(command, env=variables, pass_fds=(said,), start_new_session=True)
     os.close(said)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+    for number in SENT_BY_OTHERS:
+        if number != KILL and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda sent, _: child.send_signal(sent))
     while child.poll() is None:
         is_ready = select.select([heard], [], [], LOOK_SECONDS)[0]
