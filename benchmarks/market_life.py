@@ -8,7 +8,8 @@ was (`--fresh` lives them again). The record counts sessions, decisions, orders,
 kind and pairs of kinds within three sessions of each other, and lists each problem: an order that
 policy and limits do not explain, one lost or doubled, a false halt or one of which nobody heard, a
 cent or a share that broker and journal count differently, a flatten that ends neither flat nor
-aloud. The last line has status 1 where there is one.
+aloud. The last line has status 1 where there is one. Real money opens on a record of 40,000 sessions
+without a problem in which each pair was seen ten times, of the code that trades (`sources`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import FinishedRuns, finish, read_arguments
+from fintrader.deploy.broker import hash_sources
 from fintrader.deploy.bundle import Bundle
 from tests.engines.market_life_events import KINDS, OF_THE_CALENDAR, Years, draw_events
 from tests.engines.market_life_run import Life, freeze_life
@@ -77,6 +79,8 @@ def summarise(years: list[dict[str, Any]]) -> dict[str, Any]:
     found["cpu_seconds"] = round(sum(year["cpu_seconds"] for year in years), 1)
     problems = [problem for year in years for problem in year["problems"]]
     found["problems"] = len(problems)
+    found["passed"] = not problems and found["pairs_seen_ten_times"] == len(counts)
+    found["sources"] = hash_sources()
     found["first_problems"] = problems[:20]
     return found
 
@@ -92,7 +96,7 @@ def main() -> int:
         os.environ["XDG_STATE_HOME"] = place
         bundle = freeze_life(Path(place) / "bundle")
         for seed in range(options.first, options.first + options.years):
-            settings = {"seed": seed, "kinds": sorted(KINDS)}
+            settings = {"seed": seed, "kinds": sorted(KINDS), "sources": hash_sources()}
             years.append(finished.get(str(seed), settings, lambda seed=seed: live(seed, bundle)))
     found = summarise(years)
     finish("market_life", {**found, "commits": sorted(finished.commits)}, options)
