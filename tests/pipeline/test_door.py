@@ -27,7 +27,7 @@ from tests.factories import make_market
 NAMES = {
     *("load_market", "MarketTensors", "TradingEnv", "EnvSettings", "train"),
     *("run", "run_tournament", "backtest", "judge", "open_run", "load_policy"),
-    *("save_policy", "walk_forward"),
+    *("save_policy", "walk_forward", "lookahead"),
 }
 SMALL = {
     "source": {"kind": "synthetic", "num_symbols": 2, "num_sessions": 6},
