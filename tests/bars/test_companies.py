@@ -184,9 +184,9 @@ def test_the_equal_weight_index_counts_the_members_of_the_day():
     member[40:90, 2] = False
     expected = slow_equal_weight(pd.DataFrame(close), pd.DataFrame(member))
     np.testing.assert_allclose(equal_weight(close, grid.first_bar, member), expected, rtol=1e-12)
-    everybody = equal_weight(close, grid, np.ones(close.shape, dtype=bool))
+    everybody = equal_weight(close, grid.first_bar, np.ones(close.shape, dtype=bool))
     assert everybody[-1] > 1.2 * expected.iloc[-1]
-    nobody = equal_weight(close, grid, np.zeros(close.shape, dtype=bool))
+    nobody = equal_weight(close, grid.first_bar, np.zeros(close.shape, dtype=bool))
     assert (nobody == 100).all()
 
 
