@@ -300,6 +300,7 @@ def test_pages_render_over_a_websocket_with_the_cookie(guarded):
         assert "Runs" in rendered(link)
 
 
+@pytest.mark.slow
 def test_without_a_token_hosts_and_origins_are_checked_all_the_same(unlocked):
     assert unlocked.printed.strip().endswith(f"http://127.0.0.1:{unlocked.port}/")
     assert unlocked.get("/")[0] == 200

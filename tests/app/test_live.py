@@ -94,6 +94,7 @@ def test_behind_the_token_it_halts_resumes_and_flattens(tmp_path, monkeypatch):
     home = tmp_path / "mine-paper"
     bundle, market = frozen(home, settings(features={"names": ["return_1", "sma_26"]}))
     run_live(home, bundle, market, bars=12).close()
+    monkeypatch.delenv(GUARD_VARIABLE, raising=False)  # a server's page may have set it here
     assert not drawn(tmp_path, monkeypatch).button
     monkeypatch.setenv(GUARD_VARIABLE, "token")
     page = drawn(tmp_path, monkeypatch)

@@ -312,6 +312,7 @@ def test_dates_are_picked_and_rewards_chosen(open_page, tmp_path):
     assert test.session_state["new_draft"]["env"]["reward"] == "drawdown"
 
 
+@pytest.mark.slow
 def test_own_bars_become_a_configuration_to_start_from(open_page, tmp_path, monkeypatch):
     bars = write_csv(tmp_path, minute_table(3, 12))
     test = open_page(tmp_path, "new_run", section="run")

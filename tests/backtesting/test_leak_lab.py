@@ -102,6 +102,7 @@ class Said(Progress):
         self.lines.append(text)
 
 
+@pytest.mark.slow
 def test_the_same_call_goes_on_where_the_time_ended(tmp_path):
     path = lab.write_bars(tmp_path, sessions=16)
     features = {"names": ["return_1", lab.column(lab.next_return)], "context": []}
@@ -121,6 +122,7 @@ def test_the_same_call_goes_on_where_the_time_ended(tmp_path):
     assert lookahead(data, lab.ENV, lab.QUICK, cache=tmp_path) == first
 
 
+@pytest.mark.slow
 def test_a_scrambled_future_raises_no_warning(tmp_path, capfd):
     """The bars before and after are a hundredfold apart, which no build would let pass silently."""
     path = lab.write_bars(tmp_path, sessions=8)
@@ -137,6 +139,7 @@ def test_a_feature_that_opens_a_file_is_named(tmp_path):
     assert not [leak for leak in report.leaks if leak.what.startswith("feature")]
 
 
+@pytest.mark.slow
 def test_a_file_that_a_module_opens_is_named_for_all_its_features(tmp_path, monkeypatch):
     (tmp_path / "factor.csv").write_text("0.5")
     (tmp_path / "own_table.py").write_text(

@@ -255,6 +255,7 @@ def test_a_stopped_download_goes_on(alpaca_of):
     requests_nothing(fake, "x.yaml")
 
 
+@pytest.mark.slow
 def test_minutes_of_alpaca_come_by_month_and_reach_a_market(alpaca_of):
     fake = alpaca_of(minutes_table(["AAPL", "BRK.B"], 50))
     out = done("init", "AAPL", "BRK-B", "--from", "alpaca", "--days", "40", "--bar-minutes", "1")
@@ -453,6 +454,7 @@ def test_words_are_read_as_users_write_them():
     assert read_pair("ETHBTC", is_certain=True) == "ETH/BTC"
 
 
+@pytest.mark.slow
 def test_endings_name_calendars_that_exist():
     tickers = "005930.KS 7203.T RELIANCE.NS 0700.HK SAP.DE VOD.L BTC-USD EURUSD=X GC=F AAPL BRK.B"
     calendars = "XKRX XTKS XBOM XHKG XETR XLON 24/7 24/5 CMES XNAS XNAS"
@@ -523,6 +525,7 @@ def at_2016(tickers, first, last):
 SPAN = ["--start", "2016-03-07", "--end", "2016-04-01"]
 
 
+@pytest.mark.slow
 def test_the_members_of_an_index_come_by_date_and_the_papers_configuration_runs_on_them(alpaca_of):
     """SNDK leaves the index, and later the exchange; the bars of BKNG and META have today's
     tickers; most members have no bars."""
@@ -561,6 +564,7 @@ def test_a_vendors_source_gives_way_to_a_folder():
     assert own.data.effective().source.kind == "files"
 
 
+@pytest.mark.slow
 def test_daily_bars_of_another_index_come_from_yahoo(yahoo_of):
     pytest.importorskip("index_constitution")
     fake = yahoo_of(days_table(["AAPL", "MSFT", "JPM", "KO", "CAT"], 200))

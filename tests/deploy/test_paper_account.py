@@ -102,6 +102,7 @@ def test_a_second_deployment_is_refused_while_the_first_runs(mine):
     assert server.orders
 
 
+@pytest.mark.slow
 def test_orders_of_another_deployment_of_the_bundle_halt_it(mine):
     _home, bundle, _market, server = mine
     trade(*mine, 12).close()

@@ -29,6 +29,7 @@ def folder(tmp_path, monkeypatch, capsys):
     return made
 
 
+@pytest.mark.slow
 def test_the_unit_runs_this_command_and_starts_it_again(folder):
     (path,) = folder.glob("*.service")
     text = path.read_text()

@@ -74,6 +74,7 @@ def run_in_process(env, pipe):
     pipe.send(go_on(env, 9, first=5))
 
 
+@pytest.mark.slow
 def test_a_numpy_environment_goes_on_in_another_process():
     env = NumpyVectorEnv(TradingEnv(make_market(90, 3), SETTINGS, num_envs=5, seed=3))
     env.reset()

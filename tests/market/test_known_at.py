@@ -144,6 +144,7 @@ def test_a_value_known_at_a_bars_close_is_no_leak(tmp_path):
     assert report.clean, str(report)
 
 
+@pytest.mark.slow
 def test_the_check_takes_a_file_of_bars_and_names_the_remedy_for_a_table(tmp_path):
     """A table is written to a file, as the refusal says; the options are those of load_market."""
     options = {"features": {"names": ["return_1"], "extra": ["eps"], "context": []}}

@@ -115,6 +115,7 @@ def record(config):
     return found
 
 
+@pytest.mark.slow
 def test_a_head_that_cannot_act_is_refused_and_the_remedy_runs(tmp_path):
     """One symbol, fully invested: every agent would hold it."""
     alone = {"source": {"kind": "synthetic", "num_symbols": 1, "num_sessions": 12}}

@@ -49,6 +49,7 @@ def copy_of(folder, place):
     return copy
 
 
+@pytest.mark.slow
 def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
     judged, tmp_path, request
 ):

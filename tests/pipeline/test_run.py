@@ -184,6 +184,7 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
     assert honesty["selection"]["null_model"] is None
 
 
+@pytest.mark.slow
 def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path):
     source = TINY["data"]["source"] | {"num_sessions": 17}
     lengths = {

@@ -46,6 +46,7 @@ def _copies(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
 
 
+@pytest.mark.slow
 def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(s3, tmp_path):
     small = TINY["tournament"] | {"pods": 1, "ensemble_size": 1}
     here = tmp_path / "here"

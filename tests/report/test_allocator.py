@@ -200,6 +200,7 @@ def test_the_record_is_read_back_as_it_was(stored, page, tmp_path):
     assert from_json(Provenance, record["market"]) == MADE_UP
 
 
+@pytest.mark.slow
 def test_no_panel_of_the_tear_sheet_is_empty(stored):
     pytest.importorskip("pyfolio")
     import matplotlib

@@ -176,6 +176,7 @@ ALONE = {"without"} | {f"trades-{k}" for k in range(9)}
 """Charts of the report that the app draws as candles of the market file."""
 
 
+@pytest.mark.slow
 def test_report_and_app_draw_the_same_numbers(site, stored, open_page):
     report = charts_of(render_report(stored))
     beside = ",".join(name for name in stored.strategies if name != "ensemble")

@@ -81,6 +81,7 @@ def test_a_run_prints_the_papers_table_of_the_report(template, stored, sections)
     assert tuple(shown[: len(PAPER_COLUMNS)]) == rows["Ensemble"]
 
 
+@pytest.mark.slow
 def test_the_app_shows_the_sections_of_the_report(template, stored, sections, open_page):
     view = BacktestView.of(stored)
     choice = {"run": "demo", "strategy": view.main, "beside": ",".join(view.others)}

@@ -150,6 +150,7 @@ def test_no_right_and_no_credentials(s3, monkeypatch):
         ObjectStore("s3://bucket/runs", patience=0).get("a")
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer(s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     forget()

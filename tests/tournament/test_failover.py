@@ -205,6 +205,7 @@ def test_an_orphan_that_nobody_takes_over_ends_at_a_checkpoint(run):
         assert local.submit(spec).result(timeout=PATIENCE_SECONDS).status == "done"
 
 
+@pytest.mark.slow
 def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run):
     """One slot for two orphans: the second is not abandoned."""
     spec = stubs.spec(0, hyper={"counts": True})

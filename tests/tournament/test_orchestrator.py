@@ -134,6 +134,7 @@ def test_fewer_pods_while_one_of_them_is_not_done(race):
     assert race("a", pods=6, order="arrival").trials == 6
 
 
+@pytest.mark.slow
 def test_a_hung_pod_is_killed_and_blocks_nobody(race, tmp_path):
     plant(RunFolder(tmp_path / "a"), "p0000", "hang", times=9)
     result = race("a", pods=4, processes=True, retries=0, patience_seconds=10.0)

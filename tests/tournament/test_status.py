@@ -152,6 +152,7 @@ def test_what_cannot_be_replayed_says_so(race, tmp_path):
         replay(run, settings(pods=4), folder=RunFolder(tmp_path / "b"), market=tmp_path)
 
 
+@pytest.mark.slow
 def test_scale_is_honoured_while_it_runs(race, tmp_path):
     """4 -> 64 -> 3 pods, each within two reconciles of the wish. Pods wait until both were looked
     at."""

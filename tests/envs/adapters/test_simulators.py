@@ -105,6 +105,7 @@ def test_our_agents_learn_there(agent, steps, tmp_path):
     assert again.env_steps == result.env_steps
 
 
+@pytest.mark.slow
 def test_a_constant_reward_is_worth_its_geometric_sum():
     """A learner that took time-outs for deaths would learn about a third of it."""
 
