@@ -61,12 +61,14 @@ class Alerts:
         return True
 
     def deliver(self, news: Mapping[str, str]) -> None:
-        """Deliver news from a thread: a slow listener must not hold up an order."""
+        """Deliver news from a thread, after those before: a slow listener must not hold up an
+        order of the loop, and "ended" must not overtake an alert from before the end."""
         if self.urls or self.command:
-            parts = (self.urls, self.command, news)
+            alive = [thread for thread in self._under_way if thread.is_alive()]
+            parts = (self.urls, self.command, news, alive[-1:])
             thread = threading.Thread(target=_deliver, args=parts, daemon=True)
             thread.start()
-            self._under_way = [one for one in self._under_way if one.is_alive()] + [thread]
+            self._under_way = [*alive, thread]
 
     def look(self) -> None:
         """Send the alerts that have waited. Raise RunError where the supervisor has died: the end
@@ -128,7 +130,14 @@ def fetch(url: str, body: bytes | None = None) -> None:
     urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
 
 
-def _deliver(urls: Sequence[str], command: Sequence[str], news: Mapping[str, str]) -> None:
+def _deliver(
+    urls: Sequence[str],
+    command: Sequence[str],
+    news: Mapping[str, str],
+    before: Sequence[threading.Thread],
+) -> None:
+    for thread in before:
+        thread.join(3 * PATIENCE_SECONDS)
     body = json.dumps(news).encode()
     for number, url in enumerate(urls, 1):
         try:

@@ -1,5 +1,5 @@
 """A process that outlives the loop of a deployment. It sends the loop's alerts, calls a dead man's
-switch while the loop lives, and tells people when it has died or stands still, with what is held.
+switch while the loop lives, and alerts when the loop has died or stands still, with the positions.
 
 It imports no torch and no pandas. It starts nothing again: that is for systemd or Kubernetes
 (`deploy.service`).
@@ -45,15 +45,15 @@ class _Watch:
         """Address of a dead man's switch; empty without one."""
         self.home: Path | None = None
         """The deployment's folder, once the loop has it."""
-        self.has_told = False
-        """True once the loop has told its end itself."""
+        self.is_end_sent = False
+        """True once the loop itself has sent the alert of its end."""
         self._began = time.time()
         self._pinged = -PING_SECONDS
         self._is_silent = False
         self._rest = b""
 
-    def hear(self, text: bytes) -> bool:
-        """Take in lines of the loop; False at their end."""
+    def receive(self, text: bytes) -> bool:
+        """Take in the loop's messages, one JSON object a line; False at their end."""
         *lines, self._rest = (self._rest + text).split(b"\n")
         for line in lines:
             news = json.loads(line)
@@ -61,12 +61,12 @@ class _Watch:
                 self.home = Path(news["home"])
                 self.alerts.deployment = self.home.name
             else:
-                self.has_told |= news["kind"] == "ended"
+                self.is_end_sent |= news["kind"] == "ended"
                 self.alerts.deliver(news)
         return bool(text)
 
     def look(self) -> None:
-        """Call the switch while the loop lives; tell people once when it stands still."""
+        """Call the switch while the loop lives; send one alert when it stands still."""
         beat = self._began + START_SECONDS - SILENT_SECONDS
         with contextlib.suppress(FintraderError, OSError, TypeError, KeyError):
             if self.home is not None:
@@ -80,20 +80,20 @@ class _Watch:
             rest = describe_rest(self.home)
             self.alerts.send(Alert("silent", f"the loop has stood still for {age:.0f} s{rest}"))
 
-    def tell_end(self, status: int) -> None:
-        """Tell people that the loop has ended, unless it did, or a person ended it."""
+    def report_end(self, status: int) -> None:
+        """Send an alert of the loop's end, unless it has sent one or a person ended it."""
         how = f"the process ended with status {status}"
         if status < 0:
             how = f"the process was ended by {signal.Signals(-status).name}"
-        if self.home is not None and not self.has_told and status not in (0, _BY_HAND):
+        if self.home is not None and not self.is_end_sent and status not in (0, _BY_HAND):
             text = f"{how}{describe_rest(self.home)}. The same command goes on"
             self.alerts.send(Alert("ended", text))
 
     def _ping(self) -> None:
         if self.switch and time.monotonic() - self._pinged >= PING_SECONDS:
             self._pinged = time.monotonic()
-            with contextlib.suppress(OSError, ValueError):  # its owner hears of silence
-                fetch(self.switch)
+            with contextlib.suppress(OSError, ValueError):
+                fetch(self.switch)  # the owner of the switch learns of a failure by its silence
 
 
 def supervise(command: Sequence[str], settings: AlertSettings, name: str) -> int:
@@ -105,22 +105,22 @@ def supervise(command: Sequence[str], settings: AlertSettings, name: str) -> int
     if switch:
         check_address(switch, f"alerts.heartbeat (or {HEARTBEAT_VARIABLE})")
     watch = _Watch(Alerts(settings, name), switch)
-    heard, said = os.pipe()
-    variables = {**os.environ, SUPERVISOR: f"{said}:{os.getpid()}"}
-    # In a session of its own Ctrl-C reaches the loop once, through this process.
-    child = subprocess.Popen(command, env=variables, pass_fds=(said,), start_new_session=True)
-    os.close(said)
+    reader, writer = os.pipe()
+    variables = {**os.environ, SUPERVISOR: f"{writer}:{os.getpid()}"}
+    # In a new session, Ctrl-C reaches the loop once: through this process.
+    child = subprocess.Popen(command, env=variables, pass_fds=(writer,), start_new_session=True)
+    os.close(writer)
     for number in SENT_BY_OTHERS:
         if number != KILL and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda sent, _: child.send_signal(sent))
     while child.poll() is None:
-        is_ready = select.select([heard], [], [], LOOK_SECONDS)[0]
-        if is_ready and not watch.hear(os.read(heard, 65536)):
+        is_ready = select.select([reader], [], [], LOOK_SECONDS)[0]
+        if is_ready and not watch.receive(os.read(reader, 65536)):
             child.wait()
         watch.look()
-    while select.select([heard], [], [], 0.0)[0] and watch.hear(os.read(heard, 65536)):
+    while select.select([reader], [], [], 0.0)[0] and watch.receive(os.read(reader, 65536)):
         pass  # its last words
-    watch.tell_end(child.returncode)
+    watch.report_end(child.returncode)
     watch.alerts.finish()
     return child.returncode
 

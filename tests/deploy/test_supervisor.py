@@ -173,8 +173,8 @@ def test_the_switch_is_called_while_the_loop_lives_and_silence_is_told(home, web
     watch = supervisor._Watch(alerts, f"http://{web.at}/ping")
     watch.look()  # it is starting
     assert [path for _, path, _ in web.got] == ["/ping"]
-    watch.hear(f'{{"home": "{home}"'.encode())
-    watch.hear(b"}\n")
+    watch.receive(f'{{"home": "{home}"'.encode())
+    watch.receive(b"}\n")
     (home / HEARTBEAT).write_text(json.dumps({"time": time.time_ns()}))
     watch.look()
     assert [path for _, path, _ in web.got] == ["/ping"] * 2
