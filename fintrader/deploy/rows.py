@@ -8,7 +8,6 @@ build of all bars has there.
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,15 +26,12 @@ from fintrader.bars.clean import clean
 from fintrader.bars.corporate_actions import (
     Action,
     as_traded,
-    growth_of,
     load_actions,
-    place_actions,
     with_announced,
 )
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.deploy.journal import Bar
-from fintrader.envs.benchmark import find_session_starts
 from fintrader.errors import ConfigError, DataError, DeployError
 from fintrader.market import features as ft
 from fintrader.market.build import assemble, fit_features, scale_context
@@ -64,7 +60,7 @@ class History:
         self.symbols = tuple(symbols)
         self.extras = tuple(extras)
         self.fresh: list[Bars] = []
-        """Bars that came since somebody emptied this list."""
+        """Bars received since the list was last emptied."""
         self.needed = 0
         """Time from which bars are kept, ns, with the one before it."""
         self._names = (*COLUMNS, *self.extras)
@@ -236,7 +232,8 @@ class RecentMarket:
         self._turbulence: dict[int, list[float]] = {}
         self.sessions = warm_up_sessions or self._count_needed_sessions()
         days = [ft.turbulence_days(name) for name in chosen.context]
-        self.daily_sessions = max((of + 3 for of in days if of is not None), default=0)
+        # Five sessions more than turbulence asks for: a symbol may be silent in the first of them.
+        self.daily_sessions = max((of + 7 for of in days if of is not None), default=0)
         features = chosen.model_copy(update={"normalisation": str(normalisation)})
         universe = settings.universe.model_copy(
             update={"symbols": self.symbols, "max_symbols": None, "min_coverage": 0.0}
@@ -271,8 +268,6 @@ class RecentMarket:
         self._is_described = False
         self._window: SessionGrid
         self._days_open = np.empty(0)
-        self._closes: dict[dt.date, Array] = {}
-        """Closes `[N]` of finished days, as a market holds them."""
         self._stop = self._taken = self._look_at = 0
 
     def _count_needed_sessions(self) -> int:
@@ -356,8 +351,12 @@ class RecentMarket:
 
     def _read(self, symbol: str) -> Bars:
         """Read a symbol's clean bars of the window."""
-        bars = self.history.between(symbol, int(self._window.minutes[0]), self._stop)
-        return carry_extras(self._clean(bars), self.settings.features.known_at)
+        bars = self._read_between(symbol, int(self._window.minutes[0]), self._stop)
+        return carry_extras(bars, self.settings.features.known_at)
+
+    def _read_between(self, symbol: str, first: int, stop: int) -> Bars:
+        """Read a symbol's clean bars that were received of a span."""
+        return self._clean(self.history.between(symbol, first, stop))
 
     def _clean(self, bars: Bars) -> Bars:
         return as_traded(clean(bars)[0], factor_column(self.settings))
@@ -453,7 +452,7 @@ class RecentMarket:
 
     def find_faults(self, grid: SessionGrid, bar: int) -> list[Fault]:
         """Find the faults of a bar's session that would stop a build, at most every half an hour;
-        where the bars are none any more, the next market says so."""
+        bars that cannot be read are left to the next market's error."""
         minute = int(grid.minutes[bar])
         if isinstance(self.settings.source, SyntheticSettings) or minute < self._look_at:
             return []
@@ -548,36 +547,29 @@ class RecentMarket:
     def _find_turbulence(self, grid: SessionGrid, number: int, bar: int) -> Array:
         """Find the context `[M]` of a session's opening, of which turbulence is known; `bar` is the
         newest."""
-        if self._is_plain and self._recent.is_whole:
-            window = self._window
-            ends = self._recent["held_close"][:, window.first_bar[1:-1] - 1].astype(np.float32)
-            self._closes |= dict(zip(window.dates[:-1].tolist(), ends.T, strict=True))
+        opening = min(int(grid.first_bar[number]), bar)
         first = number - self.daily_sessions
-        dates = grid.dates[max(first, 0) : number].tolist()
-        if first < 0 or not set(dates) <= self._closes.keys():
-            opening = min(int(grid.first_bar[number]), bar)
+        if first < 0 or not self._is_plain:
             wide, at = self._build_window(grid, opening, self.daily_sessions)
-            over = find_session_starts(wide)[1:].nonzero().flatten()
-            known = wide.close[over[over < at]].numpy()
-            self._closes |= dict(zip(dates, known, strict=True))
             return np.asarray(wide.to_numpy("context")[at])
-        self._closes = {day: self._closes[day] for day in dates}
         window = grid.cut(first, number)
-        closes = np.stack([self._closes[day] for day in dates])
+        begin = int(grid.minutes[grid.first_bar[first]])
+        stop = int(grid.minutes[opening]) + self.settings.bar_minutes * MINUTE_NS
+        recent = RecentBars(
+            self.symbols,
+            (),
+            lambda name: replace(self._read_between(name, begin, stop), extras={}),
+        )
         actions = with_announced(self._declared, self.actions)[0]
-        placed = place_actions(actions, self.symbols, window)
-        day_close = closes.astype(np.float64)
-        for column, events in enumerate(placed.values()):
-            inside = [(day, *event) for day, event in events.items() if 0 < day < len(dates)]
-            changes, growth = growth_of(inside, closes[:, column])
-            factor = growth[np.searchsorted(changes, np.arange(len(dates)), side="right")]
-            day_close[:, column] = (closes[:, column] * factor).astype(np.float32)
+        size = opening + 1 - int(grid.first_bar[first])
         member = self._member_days(window)
+        recent.advance(window, size, join_bars([]), actions, member)
+        day_close = recent["level"][:, window.first_bar[1:-1] - 1].T.astype(np.float64)
         context = np.full((1, len(self._description.context_names)), np.nan)
         for column, name in enumerate(self.context):
             days = ft.turbulence_days(name)
             if days is not None:
-                rows = slice(len(dates) - days - 2, None)
+                rows = slice(len(day_close) - days - 2, len(day_close))
                 found = ft.turbulence(day_close[rows], member[rows], days)[-1]
                 context[0, column] = np.log1p(found)
         return np.asarray(self._scale_context(context)[0])

@@ -180,9 +180,10 @@ def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
 
 def count_finished(grid: SessionGrid, newest: int) -> int:
     """Count the sessions that are over, for all that bars show: the newest begins at `newest`."""
-    ends = grid.minutes[grid.first_bar[1:] - 1]
+    last = grid.minutes[grid.first_bar[1:] - 1]
     half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
-    return int(np.count_nonzero(ends <= newest + half_hour))
+    over = (last <= newest) | (last + grid.bar_minutes * MINUTE_NS <= newest + half_hour)
+    return int(np.count_nonzero(over))
 
 
 class Reader:

@@ -135,7 +135,7 @@ class RecentBars:
         """Let the window begin with the grid; mark the symbols `[N]` to be read again."""
         drop = self.size
         if self.size:
-            drop = int(np.searchsorted(self.grid.minutes, grid.minutes[0]))
+            drop = min(int(np.searchsorted(self.grid.minutes, grid.minutes[0])), self.size)
             if grid.minutes[0] < self.grid.minutes[0] or size < self.size - drop:
                 drop = self.size
         self.grid = grid

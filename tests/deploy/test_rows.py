@@ -163,7 +163,7 @@ def test_late_and_lost_bars_leave_the_rows_of_a_build(tmp_path):
 
 def test_a_restart_and_missed_decisions_change_no_row(tmp_path):
     live = Live(tmp_path, settings(source=FAULTY, features=EVERY))
-    for bar in (26 * 25 + 3, 26 * 25 + 4, 26 * 27 + 25, 26 * 28, 26 * 40, 26 * 40 + 9):
+    for bar in (26 * 25 + 3, 26 * 25 + 4, 26 * 27 + 25, 26 * 28, 26 * 40, 26 * 40 + 9, 26 * 58):
         live.receive(bar)
         live.compare(bar)
         live.fast = live.open()
@@ -193,6 +193,33 @@ def test_a_symbol_that_stops_trading_and_begins_again(tmp_path):
             ended += bool(market.close[-1, 2].isnan())
     assert ended > 5
     assert not market.close[-1, 2].isnan()
+
+
+@pytest.mark.parametrize(("bar_minutes", "lookback"), [(78, 1), (195, 20), (390, 1)])
+def test_turbulence_is_known_at_the_opening_of_a_session(tmp_path, bar_minutes, lookback):
+    """Symbols are silent for days, return in the middle of one, and decisions are missed."""
+    features = {"names": ["return_1"], "context": ["turbulence_8"]}
+    source = {**FAULTY, "num_symbols": 3, "events": {"halts": 3}}
+    data = settings(bar_minutes=bar_minutes, source=source, features=features)
+    live = Live(tmp_path, data, lookback=lookback)
+    random = np.random.default_rng(1)
+    length = 390 // bar_minutes
+    first = length * (live.fast.history_sessions + 2) + lookback
+    silent = random.random((first + 200, 3)) < 0.3
+
+    def drop(bars):
+        at = live.grid.locate(bars.ts)
+        day = live.grid.session[at]
+        begins = at - live.grid.first_bar[day] >= random.integers(length, size=len(bars))
+        return bars.take(~silent[day, bars.symbol] | (begins & (random.random(len(bars)) < 0.2)))
+
+    bar = first
+    while bar < live.grid.num_bars - 1:
+        live.receive(bar, drop)
+        if random.random() < 0.3:
+            live.fast = live.open()
+        live.compare(bar)
+        bar += int(random.choice([1, length - 1, length, 3 * length]))
 
 
 def test_a_symbol_that_is_listed_later_waits_for_its_history(tmp_path):
