@@ -8,9 +8,11 @@ import datetime as dt
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.limits import Limits
@@ -102,12 +104,12 @@ class Accounts:
         recorder: Recorder,
         limits: Limits,
         halt: Callable[[str, int], None],
-        tell: Callable[[str, str, int], None],
+        alert: Callable[[str, str, int], None],
         *,
         replays: bool,
         cap_usd: float | None,
     ) -> None:
-        """tell: gets the kind of news, a text and the time; cap_usd: most that is traded with, of a
+        """alert: gets the kind of news, a text and the time; cap_usd: most that is traded with, of a
         larger account; replays: the later bars are known already."""
         self.bundle = recorder.bundle
         self.broker = broker
@@ -116,7 +118,7 @@ class Accounts:
         self.env = self.bundle.env
         self.limits = limits
         self._halt = halt
-        self._tell = tell
+        self._alert = alert
         self.replays = replays
         self.cap_usd = cap_usd
         self.simulated = broker if isinstance(broker, SimulatedBroker) else None
@@ -147,11 +149,18 @@ class Accounts:
             held = self.simulated.account().shares
         else:
             cash, held = self.agreed(now)
-            # A symbol without bars for a session has no close; its shares keep their last price.
+            # A symbol without bars for a session has no close; shares of it keep their last price,
+            # in the equity and in what the limits count.
+            shares = _align(held, market.symbols)
             close = market.close[row].numpy().astype(np.float64)
             last = _align(self._price(held, now), market.symbols)
-            prices = np.where(np.isfinite(close), close, last)
-            equity = self._measure(cash, float(_align(held, market.symbols) @ prices))
+            silent = (shares != 0.0) & ~np.isfinite(close)
+            if silent.any():
+                close[silent] = last[silent]
+                filled = market.close.clone()
+                filled[row] = torch.from_numpy(close)
+                market = replace(market, close=filled, trusted=True)
+            equity = self._measure(cash, float(shares @ np.nan_to_num(close)))
             cash -= self.outside_usd
             state = AccountState(cash, equity, self._peak_usd, self._first_usd)
         return state.stand(market, self.env, row, _align(held, market.symbols))
@@ -203,7 +212,7 @@ class Accounts:
             taken = self.journal.last(Adoption)
             if taken is not None and taken.seq > named.seq:
                 text = f"accepted: {'; '.join(taken.body.findings)}"
-        self._tell("accept", text, now)
+        self._alert("accept", text, now)
 
     def expect(self, action: Action, opened: int, now: int) -> float:
         """Expect the shares of a split and the cash of a dividend, once; return the split that is
@@ -353,22 +362,22 @@ class Accounts:
     ) -> None:
         """Journal and apply changes of the account that are neither gain nor loss: deposits, what a
         person accepted, and shares that have got a `strange` symbol, which is not traded."""
-        told = [one for one in booked if one.kind == "transfer" or one.is_exchange]
-        if not told and not accepted:
+        notable = [one for one in booked if one.kind == "transfer" or one.is_exchange]
+        if not notable and not accepted:
             return
         moves = [(one.cash_usd, one.shares) for one in accepted]
         moves += [
             (one.cash_usd, {one.symbol: one.shares})
-            for one in told
+            for one in notable
             if strange or one.kind == "transfer"
         ]
         prices = self._price({name for _, shares in moves for name in shares}, now)
         usd = sum(cash for cash, _ in moves)
         usd += sum(count * prices[name] for _, shares in moves for name, count in shares.items())
-        texts = [_describe_booking(one) for one in told]
-        texts += [f"{name} is not traded here: sell it by hand" for name in strange if told]
+        texts = [_describe_booking(one) for one in notable]
+        texts += [f"{name} is not traded here: sell it by hand" for name in strange if notable]
         if texts:
-            self._tell("account", "; ".join(texts), now)
+            self._alert("account", "; ".join(texts), now)
         # A deposit goes to the part beyond the cap, and a withdrawal comes from there, if it is
         # there.
         outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0

@@ -108,7 +108,7 @@ def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
         )
         runner.run()
         lapse = f"the consent of {consent.given} has lapsed"
-        runner.tell_end(f"{lapse}, and `fintrader live {name}` asks for a new one")
+        runner.report_end(f"{lapse}, and `fintrader live {name}` asks for a new one")
         runner.alerts.finish()
     return place
 

@@ -78,7 +78,7 @@ _COUNTED_LATE = 120 * SECOND_NS
 """Time after a fill in which the broker's positions may still be those before it."""
 _DAY_NS = 86_400 * SECOND_NS
 _LAST_DAYS = 5
-"""Days before the end of a consent in which people hear of it after each session."""
+"""Days before the end of a consent in which each session is followed by an alert."""
 _FRESH = 120 * SECOND_NS
 """Time for which splits and the account are known well enough to send orders."""
 
@@ -200,7 +200,7 @@ class Runner:
             except BaseException as error:
                 if isinstance(error, Exception) or self.flattening:
                     is_known = isinstance(error, FintraderError)
-                    self.tell_end(str(error) if is_known else f"{type(error).__name__} {error}")
+                    self.report_end(str(error) if is_known else f"{type(error).__name__} {error}")
                 raise
 
     def _read_gauges(self) -> tuple[dict[str, float], dict[str, int]]:
@@ -359,13 +359,16 @@ class Runner:
             self.recorder.restore()
         newest = max((bar for bar, _ in self.journal.read_curve(1)), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
-        kinds = (BarDecision, Resumption, CapitalMove)
+        kinds = (BarDecision, Mark, Resumption, CapitalMove)
         past = [entry for kind in kinds for entry in self.journal.entries(kind)]
         for entry in sorted(past, key=lambda entry: entry.seq):
             if isinstance(entry.body, BarDecision):
                 self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
                 self.limits.traded_usd = entry.body.traded
                 self.accounts.remember(entry.body)
+            elif isinstance(entry.body, Mark):
+                if self.simulated is None:
+                    self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
             elif isinstance(entry.body, CapitalMove):
                 self.accounts.move(entry.body)
             else:
@@ -519,12 +522,14 @@ class Runner:
         else:
             equity = self.accounts.between(now)
         self.journal.write(Mark(int(self.grid.minutes[bar]), equity), at=now)
+        self._check_limits(bar, now, equity)
 
-    def _check_limits(self, bar: int, now: int) -> None:
-        """Check the losses with every bar between two decisions."""
+    def _check_limits(self, bar: int, now: int, equity: float | None = None) -> None:
+        """Check the losses of an account at a broker with every bar between two decisions; the
+        twin of an embedded one checks them at decisions alone."""
         if self.simulated is not None:
             return
-        equity = self.accounts.between(now)
+        equity = self.accounts.between(now) if equity is None else equity
         why = self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity)
         if why:
             self._halt(why, now)
@@ -548,7 +553,7 @@ class Runner:
         if self.clock.live and (self.execution is not None or self.flattening):
             self._pursue()
         if self.flattening and now - self._told_at >= _SELL_AGAIN:
-            self._tell_left(now, is_repeated=True)
+            self._report_left(now, is_repeated=True)
         return self.stopped
 
     def _carry_out_requests(self, now: int) -> None:
@@ -611,7 +616,7 @@ class Runner:
                 )
         except (BrokerError, BrokerUnsureError) as error:
             self._obstacles[""] = str(error)
-            self._tell_left(now)
+            self._report_left(now)
             return
         symbols = set(self.bundle.symbols)
         self._left = {name: count for name, count in account.shares.items() if name in symbols}
@@ -632,7 +637,7 @@ class Runner:
         orders = {name: -(float(math.trunc(self._left[name])) or self._left[name]) for name in free}
         if orders:
             self._sell(orders, now)
-        self._tell_left(now)
+        self._report_left(now)
 
     def _is_doubtful(self, name: str, known: Mapping[str, float], now: int) -> bool:
         """Check whether the broker's count may be older than a fill: sold twice is sold short."""
@@ -695,7 +700,7 @@ class Runner:
         if not self._left:
             self._end_flatten(now, {})
             return Decision(None)
-        self._tell_left(now)
+        self._report_left(now)
         return Decision(-account.held)
 
     def _end_flatten(self, now: int, others: Mapping[str, float]) -> None:
@@ -714,8 +719,8 @@ class Runner:
         whys = [f"{name}: {why}" if name else why for name, why in self._obstacles.items()]
         return "; ".join([left, *whys])
 
-    def _tell_left(self, now: int, *, is_repeated: bool = False) -> None:
-        """Tell people that a flatten has not ended."""
+    def _report_left(self, now: int, *, is_repeated: bool = False) -> None:
+        """Send an alert of a flatten that has not ended."""
         self._told_at = now if is_repeated else self._told_at
         self._record_news(
             "flatten", f"not flat yet: {self._describe_left()}", now, is_repeated=is_repeated
@@ -776,8 +781,8 @@ class Runner:
             with contextlib.suppress(*(DeployError,) if self.flattening else ()):
                 self.journal.write(alert, at=now)
 
-    def tell_end(self, why: str) -> None:
-        """Tell people that the process ends, with its open positions, also on a full disk."""
+    def report_end(self, why: str) -> None:
+        """Send an alert of the end of the process, with its open positions, also on a full disk."""
         rest = describe_rest(self.folder)
         text = f"ended: {why.strip()}{rest}. Once that is mended, the same command goes on"
         alert = Alert("ended", text)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.entries import Halt, Resumption
+from fintrader.deploy.journal import Journal
 from tests.engines import market_life_events as events
 from tests.engines.market_life import HOUR, MINUTE, SECOND, YEAR
 from tests.engines.market_life_run import Life, freeze_life
@@ -166,6 +168,29 @@ def test_a_flatten_that_cannot_end_says_so_every_minute(bundle, tmp_path):
     told = [at for at, alert in life.heard if alert.kind == "flatten"]
     inside = [at for at in told if session.open + HOUR <= at < session.close]
     assert len(inside) >= (session.close - session.open - HOUR) // MINUTE - 2
+
+
+def test_a_stock_that_is_halted_for_days_fills_the_limit_on_all_positions(bundle, tmp_path):
+    """Its last price counts: of this seed's year the first days hold such a halt."""
+    assert events.live_year(109, tmp_path, bundle, KINDS, 18).problems == []
+
+
+@pytest.mark.parametrize("drift", [-250, -1200])
+def test_the_close_of_a_session_counts_among_the_losses(bundle, tmp_path, drift):
+    """Prices fall in all bars of a day: a small fall halts at the close, after the day's decision;
+    after a large one the losses to the close are no losses of the next day."""
+
+    def fall(life, session):
+        life.world.at(session.open - HOUR, lambda: setattr(life.world, "drift", drift))
+        life.world.at(session.close + HOUR, lambda: setattr(life.world, "drift", 0))
+
+    crash = [(6, "crash", fall)]
+    life = Life(5, tmp_path, bundle, sessions=10, events=crash, begin_minutes=60).run()
+    assert life.problems == []
+    with Journal(tmp_path / "journal.sqlite", reading=True) as journal:
+        (halt,) = journal.entries(Halt)
+        assert "since the session before" in halt.body.why
+        assert journal.last(Resumption) is not None
 
 
 # --- through HTTP ---------------------------------------------------------------------------------

@@ -271,6 +271,7 @@ class World:
         """Basis points that every stock moves with each bar."""
         self.now = self.sessions[0].open - HOUR
         self._due: list[tuple[int, int, Callable[[], object]]] = []
+        self._owed_cents = 0
         self._count = itertools.count()
         for session in self.sessions:
             for begin, end in session.bars:
@@ -344,7 +345,23 @@ class World:
     @property
     def equity_cents(self) -> int:
         held = self.ledger.shares.items()
-        return self.ledger.cents + sum(self.value(symbol, shares) for symbol, shares in held)
+        return self.cents + sum(self.value(symbol, shares) for symbol, shares in held)
+
+    @property
+    def cents(self) -> int:
+        """The account's cash, with the dividends that are due."""
+        return self.ledger.cents + self._owed_cents
+
+    def pay_dividend(self, symbol: str, cents: int, moment: int) -> None:
+        """Owe the dividend of a share of `symbol` from now on, and book it at a moment."""
+        paid = self.ledger.shares[symbol] * cents // NANO
+        self._owed_cents += paid
+
+        def book() -> None:
+            self._owed_cents -= paid
+            self.ledger.book(self.now, "dividend", symbol, 0, paid)
+
+        self.at(moment, book)
 
     # --- orders ---
 

@@ -81,14 +81,9 @@ def dividend(life: Life, session: Session) -> object:
     cents = life.random.randrange(1, max(stock.cents // 60, 2))
     life.mark_odd(symbol, session.close)
     announce(life, symbol, session, world.now, dividend_usd=cents / 100)
-    paid = world.ledger.shares[symbol] * cents // NANO
     stock.cents -= cents
     stock.split_at = world.now
-    wait = life.random.randrange(40) * DAY
-    world.at(
-        session.open - HOUR + wait,
-        lambda: world.ledger.book(world.now, "dividend", symbol, 0, paid),
-    )
+    world.pay_dividend(symbol, cents, session.open - HOUR + life.random.randrange(40) * DAY)
     return None
 
 
@@ -197,39 +192,32 @@ def halt_of_days(life: Life, session: Session) -> object:
     return _halt(life, session.open, session.close + life.random.randrange(6) * DAY)
 
 
-def _mark_bars(life: Life, session: Session) -> tuple[str, list[tuple[str, int]]] | None:
+def _mark_bars(life: Life, session: Session, mark: Callable[[tuple[str, int]], object]) -> object:
+    """Mark two of a stock's bars, each by its symbol and its start."""
     symbol = life.pick()
     if symbol is None:
-        return None
+        return False
     life.mark_odd(symbol, session.close + 12 * HOUR)
     bars = life.random.sample(session.bars, min(2, len(session.bars)))
     life.disturb(session.open, session.close + DAY)
-    return symbol, [(symbol, begin) for begin, _ in bars]
+    for begin, _ in bars:
+        mark((symbol, begin))
+    return None
 
 
 def late_bars(life: Life, session: Session) -> object:
-    marked = _mark_bars(life, session)
-    if marked is None:
-        return False
-    for key in marked[1]:
+    def delay(key: tuple[str, int]) -> None:
         life.troubles.delay[key] = life.random.choice((20 * SECOND, 10 * MINUTE, 3 * HOUR))
-    return None
+
+    return _mark_bars(life, session, delay)
 
 
 def missing_bars(life: Life, session: Session) -> object:
-    marked = _mark_bars(life, session)
-    if marked is None:
-        return False
-    life.troubles.missing.update(marked[1])
-    return None
+    return _mark_bars(life, session, life.troubles.missing.add)
 
 
 def corrected_bars(life: Life, session: Session) -> object:
-    marked = _mark_bars(life, session)
-    if marked is None:
-        return False
-    life.troubles.corrected.update(marked[1])
-    return None
+    return _mark_bars(life, session, life.troubles.corrected.add)
 
 
 def disordered_bars(life: Life, session: Session) -> None:

@@ -375,14 +375,14 @@ class Life:
                 gap = (equity * goal // 1000 // price) - held.get(symbol, 0) // NANO
                 wishes[symbol] = max(-MOST, min(MOST, gap))
         prices = {symbol: self.last_close(symbol) for symbol in world.symbols}
-        orders = limit_orders(wishes, held, prices, world.ledger.cents)
+        orders = limit_orders(wishes, held, prices, world.cents)
         newest = [self._last_quote(symbol) for symbol in world.symbols]
         last = max((quote.end for quote in newest if quote), default=0)
         seen = sum(quote is not None and quote.end == last for quote in newest)
         if seen < LIMITS.symbols_with_bars * len(newest):
             orders = {}  # too few stocks trade; those that are gone may not count
         loose = {symbol: price * Fraction(97, 100) for symbol, price in prices.items()}
-        most = limit_orders(wishes, held, loose, world.ledger.cents * 103 // 100)
+        most = limit_orders(wishes, held, loose, world.cents * 103 // 100)
         cost = sum(prices[symbol] * count for symbol, count in orders.items() if count > 0)
         cents, odd = world.ledger.cents, frozenset(self.odd)
         found = Consult(world.now, wishes, orders, most, cents, int(cost) // NANO, odd)
@@ -519,7 +519,7 @@ class Life:
                 return
             self._check_halts(journal)
             self._check_orders(journal)
-            self._check_lost(session)
+            self._check_lost(session, journal)
             self._check_account(journal)
             self._seen = journal.tail(1)[0].seq
 
@@ -611,13 +611,16 @@ class Life:
                 return consult
         return None
 
-    def _check_lost(self, session: Session) -> None:
-        """Each decision of before the session's last minutes has led to its orders."""
+    def _check_lost(self, session: Session, journal: Journal) -> None:
+        """Each decision of before the session's last minutes has led to its orders, unless a halt
+        came with it, whose reason is checked elsewhere."""
+        halts = [entry.time for entry in journal.entries(Halt, after=self._seen)]
         for consult in self.consults[-8:]:
             if consult.is_checked or consult.time > session.close - 10 * MINUTE:
                 continue
             consult.is_checked = True
-            if self.is_disturbed(consult.time - DAY, session.close):
+            is_halted = any(consult.time <= at <= session.close for at in halts)
+            if is_halted or self.is_disturbed(consult.time - DAY, session.close):
                 continue
             for symbol, shares in consult.orders.items():
                 is_odd = symbol in self.odd | consult.odd
