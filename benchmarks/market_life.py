@@ -1,12 +1,12 @@
 """Market years of a deployment in an independent world: the real runner, a broker and a calendar
-with books of their own, and every kind of event beside every other (`tests/engines/market_life*`).
+with independent books, and every kind of event close to every other (`tests/engines/market_life*`).
 
     python benchmarks/market_life.py [--years 160] [--first 1000] [--save]
 
 Years are lived one after the other, a seed each from `--first` on; a stopped run goes on where it
 was (`--fresh` lives them again). The record counts sessions, decisions, orders, restarts, events by
 kind and pairs of kinds within three sessions of each other, and lists each problem: an order that
-policy and limits do not explain, one lost or doubled, a false halt or one of which nobody heard, a
+policy and limits do not explain, one lost or doubled, a false halt or one without an alert, a
 cent or a share that broker and journal count differently, a flatten that ends neither flat nor
 aloud. The last line has status 1 where there is one. Real money opens on a record of 40,000 sessions
 without a problem in which each pair was seen ten times, of the code that trades (`sources`).

@@ -24,7 +24,7 @@ class PlaceOptions(Settings):
 
 
 class FlattenOptions(PlaceOptions):
-    """What to flatten."""
+    """Deployments to flatten."""
 
     all: bool = False
     """Every deployment of the folder."""

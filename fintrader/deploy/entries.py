@@ -161,7 +161,7 @@ class Adoption:
     findings: tuple[str, ...]
     cash_usd: float = 0.0
     shares: Shares = field(default_factory=dict)
-    """What the account has more than was expected."""
+    """Of the account, beyond those that were expected."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 One SQLite file in write-ahead mode, append-only, with one writer, which holds the deployment's
 lease; the app and `fintrader status` read it meanwhile. No entry is changed or deleted: an order's
-state is the one written last. Counts of entries and the account's curve are kept beside them with
+state is the one written last. Counts of entries and the account's curve are updated with
 every entry, so that a look costs the same after a year as after a day.
 """
 
