@@ -598,11 +598,12 @@ class Runner:
         sent = {name: count for name, count in orders.items() if count < 0 or prices[name] > 0}
         without_price = orders.keys() - sent.keys()
         self.flatten.obstacles |= dict.fromkeys(without_price, "it has no price to buy it back at")
-        bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right"))
-        session = int(self.grid.session[min(bar, self.grid.num_bars - 1)])
-        if now >= self.grid.end[session]:  # a session's last bar may be shorter
-            bar = int(self.grid.first_bar[session + 1])
-        opens = max(int(self.grid.minutes[min(bar, self.grid.num_bars - 1)]), now)
+        last = self.grid.num_bars - 1
+        bar = min(int(np.searchsorted(self.grid.minutes, now - self.length, side="right")), last)
+        if now >= self.grid.end[self.grid.session[bar]]:  # a session's last bar may be shorter
+            bar = min(int(self.grid.first_bar[self.grid.session[bar] + 1]), last)
+        opens = max(int(self.grid.minutes[bar]), now)
+        closes = int(self.grid.end[self.grid.session[bar]])
         self.flatten.note_sent(orders, now)
         self._open_execution().begin(
             decision=now,
@@ -610,7 +611,7 @@ class Runner:
             prices=prices,
             at=now,
             not_before=opens,
-            until=opens + self.length,
+            until=min(opens + self.length, closes),  # sent before the close, or not
         )
 
     def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:
