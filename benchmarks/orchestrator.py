@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import finish, milliseconds, read_arguments
@@ -128,6 +130,8 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[s
     launcher = FarmLauncher(run, at_once, seconds)
     turns: list[float] = []
     counts = []
+    grown: dict[int, dict[str, float]] = {}
+    process = psutil.Process()
     reconcile = Orchestrator.reconcile
 
     def time_reconcile(self: Orchestrator) -> None:
@@ -135,6 +139,14 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[s
         reconcile(self)
         turns.append(time.perf_counter() - begun)
         counts.append(len(self.running))
+        ended = len(self.specs) - len(self.running) - len(self.waiting)
+        if 10 * ended // pods not in grown:
+            grown[10 * ended // pods] = {
+                "pods": ended,
+                "mib": round(process.memory_info().rss / 2**20, 1),
+                "threads": process.num_threads(),
+                "open_files": process.num_fds(),
+            }
 
     wall = time.perf_counter()
     cpu = time.process_time()
@@ -152,7 +164,19 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[s
         "reconcile_ms_p50": milliseconds(statistics.median(turns)),
         "reconcile_ms_p99": milliseconds(turns[int(0.99 * (len(turns) - 1))]),
         "reconcile_ms_max": milliseconds(turns[-1]),
+        "orchestrator_at_each_tenth": list(grown.values()),
+        "cpu_seconds_of": {name: time_command(name, run) for name in ("status", "verify")},
     }
+
+
+def time_command(name: str, run: RunFolder) -> float:
+    """Processor seconds of a command on a finished run."""
+    before = os.times()
+    command = [sys.executable, "-m", "fintrader", name, str(run.root)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = os.times()
+    spent = after.children_user + after.children_system
+    return round(spent - before.children_user - before.children_system, 2)
 
 
 def measure_submissions(home: Path, count: int, burst: int) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def accept(argv: list[str]) -> None:
 
 def flatten(argv: list[str]) -> None:
     """Ask a deployment, or all of them, to sell everything."""
-    from fintrader.deploy import status
+    from fintrader.deploy import control, status
 
     options, words = take_options(FlattenOptions(), argv, "flatten")
     if not options.all:
@@ -169,7 +169,8 @@ def flatten(argv: list[str]) -> None:
     refused = []
     for name in names:  # one that is damaged keeps no other from being flattened
         try:
-            _request("flatten", [name, "--deployments-dir", options.deployments_dir])
+            if not control.has_ended(Path(options.deployments_dir) / name):
+                _request("flatten", [name, "--deployments-dir", options.deployments_dir])
         except (FintraderError, OSError) as error:
             refused.append(f"{name}: {error}")
     if refused:

@@ -172,5 +172,6 @@ def refuse_real_money(is_wanted: bool) -> None:
     if not has_passed or record.get("sessions", 0) < FEWEST_SESSIONS:
         raise DeployError(
             "real-money trading is closed until a market-life simulator has passed on this same "
-            "code; paper trading goes on: `fintrader paper RUN --feed alpaca --broker alpaca`"
+            "code; paper trading goes on: `fintrader paper RUN --feed alpaca --broker alpaca`. "
+            "Positions of a deployment are sold at the broker, or by the version that traded them"
         )

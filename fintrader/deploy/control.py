@@ -6,11 +6,14 @@ Requests are files, so that they outlive both sides.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from fintrader.deploy.entries import DeploymentEnd
+from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
 from fintrader.files import publish, read_json, write_json
 
@@ -34,9 +37,14 @@ class Heartbeat:
 
 def ask(folder: Path, request: Request) -> None:
     """Leave a request for the process that runs the deployment in `folder`, now or next. Raises
-    DeployError for a folder without one."""
+    DeployError for a folder without one, and for a deployment that has ended."""
     if not (folder / "bundle" / BUNDLE).is_file():
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
+    if has_ended(folder):
+        raise DeployError(
+            f"{folder.name} has ended, so no process would carry this out; positions that it left"
+            " at a broker are sold there"
+        )
     home = folder / "requests"
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -46,6 +54,14 @@ def ask(folder: Path, request: Request) -> None:
         raise DeployError(
             f"{home} cannot be written ({error}); free space or rights there"
         ) from None
+
+
+def has_ended(folder: Path) -> bool:
+    """Check whether a deployment has ended for good, as a replay does. Its journal may be damaged:
+    a request is then left for the process that repairs it."""
+    with contextlib.suppress(DeployError), Journal(folder / JOURNAL, reading=True) as journal:
+        return journal.last(DeploymentEnd) is not None
+    return False
 
 
 ALIASES = "aliases.json"

@@ -17,7 +17,8 @@ from fintrader.bars.corporate_actions import Action, load_actions, with_announce
 from fintrader.bars.sources.alpaca import Alpaca
 from fintrader.bars.sources.vendor import Busy, Refused
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, VendorSettings
-from fintrader.deploy.rows import Level, join_bars
+from fintrader.deploy.received_bars import join_bars
+from fintrader.deploy.rows import Level
 from fintrader.errors import DataError, DeployError
 from fintrader.market.bar_source import open_feed
 from fintrader.market.settings import DataSettings

@@ -3,10 +3,6 @@ and money.
 
 A process may end at any moment. All its knowledge stands in the journal, so the same command goes
 on; decisions missed meanwhile are skipped, never made up for.
-
-A flatten is a state of the journal, too (`flatten` until `flat`). It ends once the broker confirms
-that nothing is held of the bundle's symbols and none of the deployment's orders is open; no error
-of the broker ends it before.
 """
 
 from __future__ import annotations
@@ -14,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,15 +36,15 @@ from fintrader.deploy.entries import (
     DeploymentEnd,
     DeploymentStart,
     FlattenEnd,
-    Flattening,
     Halt,
     Mark,
     Resumption,
 )
 from fintrader.deploy.feed import LiveFeed
+from fintrader.deploy.flatten import SELL_AGAIN, Flatten
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import Execution, OrderRules, order_prefix, read_sender
+from fintrader.deploy.orders import Execution, OrderRules, read_sender
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.settings import PaperSettings
@@ -71,11 +66,7 @@ from fintrader.records import to_json
 from fintrader.storage.lease import StoreLease
 
 BEAT_SECONDS = 10.0
-_SELL_AGAIN = 60 * SECOND_NS
-"""Time between two tries of a flatten in which nothing moves: with every bar of a minute."""
 _ASK_SOON = 5 * SECOND_NS
-_COUNTED_LATE = 120 * SECOND_NS
-"""Time after a fill in which the broker's positions may still be those before it."""
 _DAY_NS = 86_400 * SECOND_NS
 _LAST_DAYS = 5
 """Days before the end of a consent in which each session is followed by an alert."""
@@ -156,18 +147,15 @@ class Runner:
         self.last = -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
-        self.flattening = self.journal.is_flattening()
-        self._left: dict[str, float] | None = None
-        """Shares by symbol that a flatten has to sell; None before the broker's answer."""
-        self._obstacles: dict[str, str] = {}
-        """Reasons for which they are not sold yet, by symbol, or for all of them by an empty
-        name."""
-        self._sell_at = 0
-        """Time of a flatten's next question to the broker."""
-        self._told_at = 0
-        self._again_at: dict[str, int] = {}
-        """Time from which a flatten sells a symbol again of which nothing was sold."""
-        self._filled_at: dict[str, int] = {}
+        self.flatten = Flatten(
+            self.broker,
+            self.journal,
+            bundle.id,
+            frozenset(bundle.symbols),
+            is_on=self.journal.is_flattening(),
+        )
+        self._reported_at = 0
+        """Time of a flatten's newest alert."""
         self._read_at = self._retry_at = 0
         """Time at which the account was last read before orders, and of the next try."""
         self._lease: StoreLease | None = None
@@ -198,7 +186,7 @@ class Runner:
                 self._run()
             # A person who stops the loop knows that, but perhaps not of a flatten.
             except BaseException as error:
-                if isinstance(error, Exception) or self.flattening:
+                if isinstance(error, Exception) or self.flatten.is_on:
                     is_known = isinstance(error, FintraderError)
                     self.report_end(str(error) if is_known else f"{type(error).__name__} {error}")
                 raise
@@ -212,7 +200,7 @@ class Runner:
             states = journal.count(OrderReport)
         values = {
             "halted": float(bool(self.limits.halted)),
-            "flattening": float(self.flattening),
+            "flattening": float(self.flatten.is_on),
             "decisions": decisions,
             "missed": alerts.get("missed", 0) + alerts.get("skipped", 0),
             "beat_timestamp_seconds": self._beat,
@@ -307,7 +295,7 @@ class Runner:
         """Go on after an error while a flatten is under way; otherwise raise it."""
         # Before the first agreement the account may be another person's.
         is_agreed = bool(expect_holdings(self.journal).number)
-        if isinstance(error, RunError) or not self.flattening or not is_agreed:
+        if isinstance(error, RunError) or not self.flatten.is_on or not is_agreed:
             raise error
         self._record_news("skipped", f"the flatten goes on after an error: {error}", now)
 
@@ -392,9 +380,9 @@ class Runner:
                 self.accounts.agreed(now, start=True, adopt=self.settings.adopt)
             except FintraderError as error:
                 self._outlive(error, now)
-        if self.flattening and self.simulated is None:
+        if self.flatten.is_on and self.simulated is None:
             self._open_execution().stop(now, "flatten")
-            self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
+            self.flatten.doubt(now)
 
     # --- decisions --------------------------------------------------------------------------------
 
@@ -405,7 +393,7 @@ class Runner:
         self._read_at = now
         action = self._decide_action(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
-        if self.flattening and self.simulated is not None:
+        if self.flatten.is_on and self.simulated is not None:
             decision = self._sell_simulated(account, now)
         if not self.clock.live or not self._is_clock_off(now):
             self._order(bar, now, market, account, decision)
@@ -500,17 +488,17 @@ class Runner:
         if self.simulated is not None or is_fresh or not execution.is_due(now):
             return True
         if now < self._retry_at:
-            return self.flattening
-        caught = (Exception,) if self.flattening else (DataError, BrokerUnsureError)
+            return self.flatten.is_on
+        caught = (Exception,) if self.flatten.is_on else (DataError, BrokerUnsureError)
         self._retry_at = now + _ASK_SOON
         try:
             self._start_session(self._find_bar(now), now, again=True)
             self.accounts.agreed(now)
         except caught as error:
-            if not self.flattening:
+            if not self.flatten.is_on:
                 text = f"no order leaves before the account is read: {error}"
                 self._record_news("skipped", text, now)
-            return self.flattening
+            return self.flatten.is_on
         self._read_at = now
         return True
 
@@ -550,16 +538,16 @@ class Runner:
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
             self._show_beat()
         self._carry_out_requests(now)
-        if self.clock.live and (self.execution is not None or self.flattening):
+        if self.clock.live and (self.execution is not None or self.flatten.is_on):
             self._pursue()
-        if self.flattening and now - self._told_at >= _SELL_AGAIN:
+        if self.flatten.is_on and now - self._reported_at >= SELL_AGAIN:
             self._report_left(now, is_repeated=True)
         return self.stopped
 
     def _carry_out_requests(self, now: int) -> None:
         for path, request in list_requests(self.folder):
-            if request == "resume" and self.flattening:
-                text = f"nothing is resumed before the flatten has ended: {self._describe_left()}"
+            if request == "resume" and self.flatten.is_on:
+                text = f"nothing is resumed before the flatten has ended: {self.flatten.describe()}"
                 self._record_news("flatten", text, now)
             elif request == "resume":
                 self.limits.resume()
@@ -572,19 +560,15 @@ class Runner:
                 try:
                     self._begin_flatten(now)
                 except DeployError as error:  # a full disk: the request stays
-                    self.flattening = True
-                    self._obstacles[""] = str(error)
+                    self.flatten.is_on = True
+                    self.flatten.obstacles[""] = str(error)
                     continue
             path.unlink(missing_ok=True)
 
     def _begin_flatten(self, now: int) -> None:
         """Halt, which stops open orders; everything is sold from now on."""
         self._halt("asked to flatten", now)
-        if not self.journal.is_flattening():
-            self.journal.write(Flattening(), at=now)
-            self._sell_at = now
-            self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
-        self.flattening = True
+        self.flatten.begin(now)
 
     def _accept(self, now: int) -> None:
         try:
@@ -596,69 +580,16 @@ class Runner:
     # --- the flatten ---------------------------------------------------------------------------
 
     def _sell_left(self, now: int) -> None:
-        """Sell the broker's shares of the bundle's symbols; end the flatten once there are none.
-
-        Shares of a symbol whose orders are open are bound by them and wait for their end. Whole
-        shares go first: a fraction that the broker does not take must not keep them.
-        """
-        if now < self._sell_at:
+        """Sell what is left at the broker; end the flatten once there is nothing."""
+        if not self.flatten.is_due(now):
             return
-        self._sell_at = now + _SELL_AGAIN
-        self._obstacles.pop("", None)
-        known = expect_holdings(self.journal)
-        try:
-            standing = self._list_standing(now)
-            account = self.broker.account()
-            if account.number != known.number:
-                raise BrokerError(
-                    f"the keys are of account {account.number}, and the flatten is of"
-                    f" {known.number}"
-                )
-        except (BrokerError, BrokerUnsureError) as error:
-            self._obstacles[""] = str(error)
-            self._report_left(now)
+        orders = self.flatten.find_sales(self.execution, now)
+        if orders is None:
+            self._end_flatten(now)
             return
-        symbols = set(self.bundle.symbols)
-        self._left = {name: count for name, count in account.shares.items() if name in symbols}
-        others = {name: count for name, count in account.shares.items() if name not in symbols}
-        self._obstacles = {name: why for name, why in self._obstacles.items() if name in self._left}
-        if not self._left and not standing:
-            self._end_flatten(now, others)
-            return
-        self._obstacles |= {report.symbol: "an order is open" for report in standing}
-        busy = {report.symbol for report in standing}
-        busy.update(name for name, moment in self._again_at.items() if now < moment)
-        doubtful = {name for name in self._left if self._is_doubtful(name, known.shares, now)}
-        if doubtful:
-            self._sell_at = min(self._sell_at, now + _ASK_SOON)
-            why = "the broker's count is not the journal's yet"
-            self._obstacles |= dict.fromkeys(doubtful, why)
-        free = self._left.keys() - busy - doubtful
-        orders = {name: -(float(math.trunc(self._left[name])) or self._left[name]) for name in free}
         if orders:
             self._sell(orders, now)
         self._report_left(now)
-
-    def _is_doubtful(self, name: str, known: Mapping[str, float], now: int) -> bool:
-        """Check whether the broker's count may be older than a fill: sold twice is sold short."""
-        left = {} if self._left is None else self._left
-        differs = abs(left.get(name, 0.0) - known.get(name, 0.0)) > SAME_SHARES
-        return differs and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
-
-    def _list_standing(self, now: int) -> list[OrderReport]:
-        """List the open orders of this deployment; cancel those that nothing here pursues."""
-        pursued = {} if self.execution is None else self.execution.reports
-        standing = [report for report in pursued.values() if not report.is_over]
-        for report in self.broker.orders(max(now - _DAY_NS, 0)):
-            is_own = report.id.startswith(order_prefix(self.bundle.id))
-            is_pursued = report.id in pursued and not pursued[report.id].is_over
-            if report.is_over or not is_own or is_pursued:
-                continue
-            if self.journal.last(OrderReport, report.id) is not None:
-                self.broker.cancel(report)
-                self._sell_at = now + _ASK_SOON
-                standing.append(report)
-        return standing
 
     def _sell(self, orders: dict[str, float], now: int) -> None:
         """Write down a flatten's orders: at once, or at the next open, for the length of a bar."""
@@ -666,13 +597,13 @@ class Runner:
         prices = {name: history.last_close(name) for name in orders}
         sent = {name: count for name, count in orders.items() if count < 0 or prices[name] > 0}
         without_price = orders.keys() - sent.keys()
-        self._obstacles.update(dict.fromkeys(without_price, "it has no price to buy it back at"))
+        self.flatten.obstacles |= dict.fromkeys(without_price, "it has no price to buy it back at")
         bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right"))
         session = int(self.grid.session[min(bar, self.grid.num_bars - 1)])
         if now >= self.grid.end[session]:  # a session's last bar may be shorter
             bar = int(self.grid.first_bar[session + 1])
         opens = max(int(self.grid.minutes[min(bar, self.grid.num_bars - 1)]), now)
-        self._again_at |= dict.fromkeys(orders, now + _SELL_AGAIN)
+        self.flatten.note_sent(orders, now)
         self._open_execution().begin(
             decision=now,
             orders=sent,
@@ -682,49 +613,29 @@ class Runner:
             until=opens + self.length,
         )
 
-    def _note_ended(self, ended: list[OrderReport], now: int) -> None:
-        """Ask soon where an order has ended that was not refused; sell again where shares moved."""
-        for report in ended:
-            if report.filled:
-                self._filled_at[report.symbol] = now
-                self._again_at.pop(report.symbol, None)
-            if report.state == "rejected":
-                self._obstacles[report.symbol] = report.reason
-            else:
-                self._obstacles.pop(report.symbol, None)
-                self._sell_at = min(self._sell_at, now + SECOND_NS)  # an order's id has its second
-
     def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:
         """Decide to hold nothing: the embedded broker fills orders of decisions, and no others."""
-        self._left = _by_symbol(account.market.symbols, account.held)
-        if not self._left:
-            self._end_flatten(now, {})
+        self.flatten.left = _by_symbol(account.market.symbols, account.held)
+        if not self.flatten.left:
+            self._end_flatten(now)
             return Decision(None)
         self._report_left(now)
         return Decision(-account.held)
 
-    def _end_flatten(self, now: int, others: Mapping[str, float]) -> None:
-        self.journal.write(FlattenEnd(dict(others)), at=now)
-        self.flattening = False
+    def _end_flatten(self, now: int) -> None:
+        others = self.flatten.others
+        self.journal.write(FlattenEnd(others), at=now)
+        self.flatten.is_on = False
         text = "flat: nothing is held of its symbols, and none of its orders is open"
         if others:
             text += f"; {format_shares(others)} are not of its symbols and stay"
         self._record_news("flat", text, now, is_repeated=True)
 
-    def _describe_left(self) -> str:
-        """Describe the rest of a flatten, and its obstacles."""
-        left = "the shares left are not known yet"
-        if self._left is not None:
-            left = f"{format_shares(self._left) or 'nothing'} left to sell"
-        whys = [f"{name}: {why}" if name else why for name, why in self._obstacles.items()]
-        return "; ".join([left, *whys])
-
     def _report_left(self, now: int, *, is_repeated: bool = False) -> None:
         """Send an alert of a flatten that has not ended."""
-        self._told_at = now if is_repeated else self._told_at
-        self._record_news(
-            "flatten", f"not flat yet: {self._describe_left()}", now, is_repeated=is_repeated
-        )
+        self._reported_at = now if is_repeated else self._reported_at
+        text = f"not flat yet: {self.flatten.describe()}"
+        self._record_news("flatten", text, now, is_repeated=is_repeated)
 
     def _pursue(self) -> None:
         """Go on with orders and flatten. Raises RunError where another process has taken the
@@ -736,10 +647,10 @@ class Runner:
         try:
             if self.execution is not None:
                 self._step(self.execution, now)
-            if self.flattening and self.simulated is None:
+            if self.flatten.is_on and self.simulated is None:
                 self._sell_left(now)
         except FintraderError as error:
-            self._obstacles[""] = str(error)
+            self.flatten.obstacles[""] = str(error)
             self._outlive(error, now)
 
     def _step(self, execution: Execution, now: int) -> None:
@@ -755,14 +666,14 @@ class Runner:
                 self._halt(f"order {name} is of another deployment, which trades this account", now)
         except BrokerError as error:
             self._halt(str(error), now)
-        if self.flattening:
+        if self.flatten.is_on:
             ended = [execution.reports[name] for name in open_before]
-            self._note_ended([report for report in ended if report.is_over], now)
+            self.flatten.note_ended([report for report in ended if report.is_over], now)
 
     def _halt(self, why: str, now: int) -> None:
         if not self.limits.halted or self.journal.last(Halt) is None:
             self.limits.halted = why
-        if self.execution is not None and self.clock.live and not self.flattening:
+        if self.execution is not None and self.clock.live and not self.flatten.is_on:
             self.execution.stop(now, "halted")
         if self.journal.find_halt() is None:
             self.journal.write(Halt(why), at=now)
@@ -778,7 +689,7 @@ class Runner:
         if is_new or is_repeated:
             self.alerts.send(alert)  # first: the journal may lie on a full disk
         if is_new:
-            with contextlib.suppress(*(DeployError,) if self.flattening else ()):
+            with contextlib.suppress(*(DeployError,) if self.flatten.is_on else ()):
                 self.journal.write(alert, at=now)
 
     def report_end(self, why: str) -> None:

@@ -10,7 +10,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.bars.bars import concat
-from fintrader.deploy import rows
+from fintrader.deploy import received_bars
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.entries import BarDecision, Mark
 from fintrader.deploy.journal import Journal
@@ -98,9 +98,9 @@ def test_a_history_gives_the_rows_of_one_table_and_copies_few_of_them(monkeypatc
     bars = as_bars(minute_table(1, 2))
     copied = []
     monkeypatch.setattr(
-        rows, "concat", lambda parts: copied.append(sum(map(len, parts))) or concat(parts)
+        received_bars, "concat", lambda parts: copied.append(sum(map(len, parts))) or concat(parts)
     )
-    history = rows.History(["AAA"], [])
+    history = received_bars.ReceivedBars(["AAA"], [])
     assert len(history.between("AAA", 0, MINUTE)) == 0
     rng = default_rng(0)
     start = 0

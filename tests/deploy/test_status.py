@@ -2,11 +2,13 @@
 HTTP."""
 
 import json
+import shutil
 import urllib.request
 from collections import Counter
 
 import pytest
 
+from fintrader.cli import deployments
 from fintrader.deploy import control, status
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.gauges import Gauges
@@ -102,6 +104,19 @@ def test_a_loop_that_stands_still_is_not_running(home, tmp_path):
     assert status.list_names(tmp_path) == ["x"]
     with pytest.raises(DeployError, match="is missing and its journal is there"):
         status.read_status(tmp_path / "x")
+
+
+def test_a_replay_that_has_ended_is_asked_for_nothing(home, capsys):
+    place = ["--deployments-dir", str(home.parent)]
+    with pytest.raises(DeployError, match="mine has ended, so no process would carry this out"):
+        deployments.flatten(["mine", *place])
+    (home.parent / "torn" / "bundle").mkdir(parents=True)
+    (home.parent / "torn" / "bundle" / "bundle.json").write_text("{}")
+    (home.parent / "torn" / JOURNAL).write_bytes(b"no database")
+    deployments.flatten(["--all", *place])
+    assert capsys.readouterr().out.startswith("torn: asked to flatten")
+    assert control.list_requests(home) == []
+    shutil.rmtree(home.parent / "torn")
 
 
 def test_the_champion_and_the_one_before(tmp_path):

@@ -467,7 +467,7 @@ class Life:
         if known.shares == self._held() and cents == self.world.ledger.cents:
             self.ask("resume")
             # A request may still be unread, and an order of a person's hand under way.
-            self.causes = [cause for cause in self.causes if cause.time > self.world.now - 3 * DAY]
+            self.causes = [cause for cause in self.causes if cause.time > self.world.now - 5 * DAY]
             for cause in self.causes:
                 cause.must = False
             return
@@ -573,12 +573,10 @@ class Life:
         world = self.world
         name = f"{ticket.shares / NANO:g} {ticket.symbol} ({ticket.id})"
         self._end_flatten()
-        if world.session_at(world.now) is None and not self.flatten_asked:
+        if world.session_at(world.now) is None:
             self._note(f"{name} is sent while the exchange is closed")
         if self.flatten_asked:
-            if ticket.state != "rejected" and -ticket.shares > max(
-                world.ledger.shares.get(ticket.symbol, 0), 0
-            ):
+            if -ticket.shares > max(world.ledger.shares.get(ticket.symbol, 0), 0):
                 self._note(f"{name} sells more than is held")
             return
         consult = self._find_consult(ticket)

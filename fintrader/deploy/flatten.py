@@ -1,0 +1,151 @@
+"""The sale of everything that a deployment holds of its symbols at a broker.
+
+A flatten is a state of the journal (`flatten` until `flat`). It ends once the broker confirms that
+nothing is held of the bundle's symbols and none of the deployment's orders is open; no error of
+the broker ends it before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fintrader.deploy.broker import Broker, OrderReport
+from fintrader.deploy.clock import SECOND_NS
+from fintrader.deploy.entries import Flattening
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.orders import Execution, order_prefix
+from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
+from fintrader.deploy.supervisor import format_shares
+from fintrader.errors import BrokerError, BrokerUnsureError
+
+SELL_AGAIN = 60 * SECOND_NS
+"""Time between two tries in which nothing moves: with every bar of a minute."""
+_ASK_SOON = 5 * SECOND_NS
+_COUNTED_LATE = 120 * SECOND_NS
+"""Time after a fill in which the broker's positions may still be those before it."""
+_DAY_NS = 86_400 * SECOND_NS
+
+
+@dataclass
+class Flatten:
+    """A flatten of one deployment: whether it is on, what is left, and what is in its way."""
+
+    broker: Broker
+    journal: Journal
+    bundle: str
+    """Identity of the bundle."""
+    symbols: frozenset[str]
+    is_on: bool = False
+    left: dict[str, float] | None = None
+    """Shares by symbol that are to be sold; None before the broker's answer."""
+    others: dict[str, float] = field(default_factory=dict)
+    """Shares of symbols that are not the bundle's."""
+    obstacles: dict[str, str] = field(default_factory=dict)
+    """Reasons for which they are not sold yet, by symbol, or for all of them by an empty name."""
+    _ask_at: int = 0
+    """Time of the next question to the broker."""
+    _again_at: dict[str, int] = field(default_factory=dict)
+    """Time from which a symbol is sold again of which nothing was sold."""
+    _filled_at: dict[str, int] = field(default_factory=dict)
+
+    def begin(self, now: int) -> None:
+        """Note in the journal that everything is sold from now on."""
+        if not self.journal.is_flattening():
+            self.journal.write(Flattening(), at=now)
+            self._ask_at = now
+            self.doubt(now)
+        self.is_on = True
+
+    def doubt(self, now: int) -> None:
+        """Take the broker's counts for old ones: any symbol may just have been filled."""
+        self._filled_at = dict.fromkeys(self.symbols, now)
+
+    def is_due(self, now: int) -> bool:
+        """Check whether it is time to ask the broker again."""
+        return now >= self._ask_at
+
+    def find_sales(self, execution: Execution | None, now: int) -> dict[str, float] | None:
+        """Ask the broker; return the orders that sell what is left, shares by symbol, or None once
+        nothing is left to sell and no order is open.
+
+        Shares of a symbol whose orders are open are bound by them and wait for their end. Whole
+        shares go first: a fraction that the broker does not take must not keep them.
+        """
+        self._ask_at = now + SELL_AGAIN
+        self.obstacles.pop("", None)
+        known = expect_holdings(self.journal)
+        try:
+            standing = self._list_standing(execution, now)
+            account = self.broker.account()
+            if account.number != known.number:
+                raise BrokerError(
+                    f"the keys are of account {account.number}, and the flatten is of"
+                    f" {known.number}"
+                )
+        except (BrokerError, BrokerUnsureError) as error:
+            self.obstacles[""] = str(error)
+            return {}
+        held = account.shares.items()
+        left = {name: count for name, count in held if name in self.symbols}
+        self.left = left
+        self.others = {name: count for name, count in held if name not in self.symbols}
+        self.obstacles = {name: why for name, why in self.obstacles.items() if name in left}
+        if not left and not standing:
+            return None
+        self.obstacles |= {report.symbol: "an order is open" for report in standing}
+        busy = {report.symbol for report in standing}
+        busy.update(name for name, moment in self._again_at.items() if now < moment)
+        doubtful = {name for name in left if self._is_doubtful(name, known.shares, now)}
+        if doubtful:
+            self._ask_at = min(self._ask_at, now + _ASK_SOON)
+            why = "the broker's count is not the journal's yet"
+            self.obstacles |= dict.fromkeys(doubtful, why)
+        free = left.keys() - busy - doubtful
+        return {name: -(float(math.trunc(left[name])) or left[name]) for name in free}
+
+    def note_sent(self, symbols: Iterable[str], now: int) -> None:
+        """Note that orders in these symbols are on their way."""
+        self._again_at |= dict.fromkeys(symbols, now + SELL_AGAIN)
+
+    def note_ended(self, reports: Iterable[OrderReport], now: int) -> None:
+        """Ask soon where an order has ended that was not refused; sell again where shares moved."""
+        for report in reports:
+            if report.filled:
+                self._filled_at[report.symbol] = now
+                self._again_at.pop(report.symbol, None)
+            if report.state == "rejected":
+                self.obstacles[report.symbol] = report.reason
+            else:
+                self.obstacles.pop(report.symbol, None)
+                self._ask_at = min(self._ask_at, now + SECOND_NS)  # an order's id has its second
+
+    def describe(self) -> str:
+        """Describe what is left, and the obstacles."""
+        left = "the shares left are not known yet"
+        if self.left is not None:
+            left = f"{format_shares(self.left) or 'nothing'} left to sell"
+        whys = [f"{name}: {why}" if name else why for name, why in self.obstacles.items()]
+        return "; ".join([left, *whys])
+
+    def _is_doubtful(self, name: str, known: Mapping[str, float], now: int) -> bool:
+        """Check whether the broker's count may be older than a fill: sold twice is sold short."""
+        left = {} if self.left is None else self.left
+        differs = abs(left.get(name, 0.0) - known.get(name, 0.0)) > SAME_SHARES
+        return differs and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
+
+    def _list_standing(self, execution: Execution | None, now: int) -> list[OrderReport]:
+        """List the open orders of this deployment; cancel those that no execution pursues."""
+        pursued = {} if execution is None else execution.reports
+        standing = [report for report in pursued.values() if not report.is_over]
+        for report in self.broker.orders(max(now - _DAY_NS, 0)):
+            is_own = report.id.startswith(order_prefix(self.bundle))
+            is_pursued = report.id in pursued and not pursued[report.id].is_over
+            if report.is_over or not is_own or is_pursued:
+                continue
+            if self.journal.last(OrderReport, report.id) is not None:
+                self.broker.cancel(report)
+                self._ask_at = now + _ASK_SOON
+                standing.append(report)
+        return standing
