@@ -123,16 +123,14 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
     garbage = find_garbage(settings, markets, cache=cache, stored=stored)
     for line in garbage.lines():
         print(line)
+    size = f"{garbage.size / 1e9:.2f} GB"
     if not garbage:
         print("nothing to remove: something refers to all that is kept")
     elif remove:
         garbage.remove()
-        print(f"removed, {garbage.size / 1e9:.2f} GB")
+        print(f"removed, {size}")
     else:
-        print(
-            f"{garbage.size / 1e9:.2f} GB would be removed; the same command with --yes removes"
-            " them"
-        )
+        print(f"{size} would be removed; the same command with --yes removes them")
     return garbage
 
 

@@ -33,7 +33,6 @@ class Garbage:
     """By the URL of a stored run: its objects that none of its records names."""
     stores: Collection[str] = ()
     """URLs of the stores that were searched."""
-    bytes_of_objects: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.markets or self.objects or self.runs)
@@ -42,7 +41,25 @@ class Garbage:
     def size(self) -> int:
         """Bytes that a removal frees; objects that are not local files have no known size and are
         not counted."""
-        return sum(self.markets.values()) + self.bytes_of_objects
+        homes = [
+            *self.objects.values(),
+            *((run.objects, names) for run, names in self.runs.values()),
+        ]
+        local = sum(_size(home.local, names) for home, names in homes if home.local)
+        return sum(self.markets.values()) + local
+
+    def search_store(self, url: str, runs: Sequence[Mirror], markets: Collection[str]) -> None:
+        """Add the objects of a store that none of its runs names; these markets are needed."""
+        named = set(markets)
+        for run in runs:
+            hashes, names = run.find_unnamed()
+            named |= hashes
+            if names:
+                self.runs[run.objects.url] = run, names
+        shared = Markets(url)
+        names = shared.list_unnamed(named)
+        if names:
+            self.objects[shared.objects.url] = shared.objects, names
 
     def lines(self) -> Iterator[str]:
         """One line for each folder."""
@@ -132,18 +149,7 @@ def find_garbage(
             if names:
                 garbage.objects[home.url] = home, names
     for url, runs in stored.items():
-        named = set(live_markets)
-        for run in runs:
-            hashes, names = run.find_unnamed()
-            named |= hashes
-            if names:
-                garbage.runs[run.objects.url] = run, names
-        shared = Markets(url)
-        names = shared.list_unnamed(named)
-        if names:
-            garbage.objects[shared.objects.url] = shared.objects, names
-    homes = [*garbage.objects.values(), *((run.objects, n) for run, n in garbage.runs.values())]
-    garbage.bytes_of_objects = sum(_size(home.local, n) for home, n in homes if home.local)
+        garbage.search_store(url, runs, live_markets)
     return garbage
 
 
