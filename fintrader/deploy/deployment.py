@@ -172,7 +172,7 @@ def describe_alarm(report: DriftReport) -> str | None:
     if report.surprise is None or not report.surprise.is_alarm:
         return None
     return (
-        f"drift: after {report.sessions} sessions the account earns less than its backtest did;"
+        f"drift: after {report.sessions} sessions the account's days are worse than its backtest's;"
         f" `fintrader status {report.deployment} --drift` shows it"
     )
 

@@ -37,12 +37,13 @@ from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import daily_returns, find_session_ends
 from fintrader.seeding import create_numpy_generator
-from fintrader.verdict.alpha import e_process
 from fintrader.verdict.bootstrap import block_length, bootstrap_indices
 
 Array = NDArray[np.float64]
 BAND = (0.05, 0.5, 0.95)
 PATHS = 2_000
+STAKES = (0.2, 0.5, 0.9)
+"""Parts of the wealth that are bet on bad days; their mean is the bettor's wealth."""
 _BINS = 10
 _FEWEST = 8
 """Sessions of a backtest below which its days say nothing."""
@@ -148,12 +149,24 @@ def simulate_fan(expected: Array, sessions: int, start: float, *, seed: int) -> 
 
 
 def measure_surprise(ours: Array, expected: Array) -> Surprise | None:
-    """Bet that the account earns less than the backtest did; None for a backtest with too few
-    sessions."""
+    """Bet that the account's days are worse than the backtest's; None for a backtest with too few
+    sessions.
+
+    Each day has a rank p in (0, 1) among the backtest's days and the account's days before it.
+    While days of both come from one distribution, ranks are uniform and independent (Vovk,
+    Nouretdinov & Gammerman, 2003, Testing exchangeability on-line), however short the backtest is,
+    and no bet 1 + stake · (1 - 2p) gains on average.
+    """
     if len(expected) < _FEWEST:
         return None
-    wealth = e_process(float(expected.mean()) - ours, np.zeros(len(ours)))
-    return Surprise(tuple(wealth.tolist()))
+    days = np.concatenate([expected, ours])
+    wealth = np.ones((len(ours) + 1, len(STAKES)))
+    for number, day in enumerate(ours):
+        before = days[: len(expected) + number]
+        rank = (before < day).sum() + 0.5 * ((before == day).sum() + 1)
+        bets = 1 + np.array(STAKES) * (1 - 2 * rank / (len(before) + 1))
+        wealth[number + 1] = wealth[number] * bets
+    return Surprise(tuple(wealth[1:].mean(axis=1).tolist()))
 
 
 def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> Shortfall:

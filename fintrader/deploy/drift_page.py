@@ -25,14 +25,14 @@ _SHOWN = 20
 def find_heading(report: DriftReport) -> tuple[str, Tone]:
     """State the finding in a sentence, and its tone."""
     if report.surprise is not None and report.surprise.is_alarm:
-        return "It earns less than its backtest: stop it and find out why.", "doubt"
+        return "Its days are worse than its backtest's: stop it and find out why.", "doubt"
     if report.halts:
         return f"Halted: {report.halts[-1].text}.", "doubt"
     apart = abs(report.equity.difference_bps)
     if report.equity.largest_difference_usd == 0:
         return "The account is its twin's to the last bit.", "good"
     return (
-        f"{apart:,.1f} bps from its twin, and no evidence that it earns less than its backtest.",
+        f"{apart:,.1f} bps from its twin, and no evidence that its days are worse than its backtest's.",
         "good",
     )
 
@@ -104,9 +104,10 @@ def _present_alarm(report: DriftReport) -> Section:
         return Section("alarm", title, notes=(few,))
     draw = partial(betting_figure, surprise.path, pd.DatetimeIndex(report.daily.days))
     note = (
-        "The wealth, from 1, of a bettor who holds that the account earns less than its backtest"
-        f" did. Above {ALARM:g} he has a point: that happens to one in twenty deployments without"
-        " drift, however long they run. The first twenty sessions teach him how much days vary."
+        "The wealth, from 1, of a bettor on days that are worse than the backtest's days and the"
+        f" account's own before them. Above {ALARM:g} he has a point: without drift that happens to"
+        " at most one in twenty deployments, however long they run. Only the order of days counts:"
+        " a rare large loss is for the limits to find."
     )
     return Section("alarm", title, figures=(Chart("surprise", draw),), notes=(note,))
 

@@ -59,7 +59,7 @@ class DailyDrift:
 
 @dataclass(frozen=True)
 class Surprise:
-    """The wealth of a bettor who holds that the account earns less than its backtest did."""
+    """The wealth of a bettor who holds that the account's days are worse than its backtest's."""
 
     path: tuple[float, ...]
     """`[S]`, from 1."""
@@ -156,7 +156,7 @@ class DriftReport:
         if self.surprise is not None:
             state = "No evidence of drift"
             if self.surprise.is_alarm:
-                state = "Earns less than its backtest: stop it"
+                state = "Its days are worse than its backtest's: stop it"
             words += f" {state} (e-value {self.surprise.value:.2f}, alarm above {ALARM:g})."
         if self.halts:
             words += f" Halted: {self.halts[-1].text}."

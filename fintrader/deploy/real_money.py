@@ -150,7 +150,8 @@ def require_proof(home: Path, bundle: Bundle) -> DriftReport:
         )
     if report.surprise is not None and report.surprise.is_alarm:
         raise DeployError(
-            f"{home.name} earns less on paper than its backtest did; real money would, too"
+            f"the days of {home.name} are worse on paper than in its backtest; real money's would"
+            " be, too"
         )
     if daily.band is None:
         raise DeployError(

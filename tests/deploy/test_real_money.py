@@ -91,7 +91,7 @@ def report(home, made, *, band=BAND, account=1e6, **changes):
     ("changes", "match"),
     [
         ({"sessions": 19}, "needs 20"),
-        ({"surprise": Surprise((1.0, 30.0, 2.0))}, "earns less on paper"),
+        ({"surprise": Surprise((1.0, 30.0, 2.0))}, "are worse on paper"),
         ({"account": 8e5}, "outside the backtest's band"),
         ({"band": None}, "no band"),
         ({"bundle": "00000000"}, "another bundle"),
@@ -109,7 +109,9 @@ def test_a_drift_alarm_is_worth_an_alert(home, bundle):
     report(home, bundle, surprise=None)
     assert describe_alarm(read_report(home / REPORT)) is None
     report(home, bundle, surprise=Surprise((1.0, 30.0, 2.0)))
-    assert "after 25 sessions the account earns less" in describe_alarm(read_report(home / REPORT))
+    assert "after 25 sessions the account's days are worse" in describe_alarm(
+        read_report(home / REPORT)
+    )
 
 
 def test_a_replay_proves_nothing(tmp_path, bundle):

@@ -160,6 +160,8 @@ def busted_trade(life: Life, session: Session) -> object:
         if world.stocks[symbol].gone is None and symbol not in life.odd:
             left = world.ledger.shares.get(symbol, 0) - shares
             if left >= 0 and world.ledger.cents + cents >= 0:
+                for cause in life.causes:  # the fill may be the one that the hand made
+                    cause.must &= cause.name != f"a hand trade in {symbol}"
                 life.may_halt("a busted trade")
                 life.disturb(world.now - DAY, world.now + DAY)
                 world.ledger.book(world.now, "bust", symbol, -shares, cents)

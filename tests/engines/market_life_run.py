@@ -274,6 +274,7 @@ class Life:
         journal = MortalJournal(self.home / control.JOURNAL, durable=False)
         journal.cross = self.cross
         self.is_alive = True
+        begun = self.world.now
         try:
             runner = Runner(
                 self.bundle,
@@ -296,7 +297,8 @@ class Life:
                 self._note(f"died of {error!r}, and nobody was told")
             self.deaths += 1
             # It may refuse a start for a reason, which is told; it is begun again later.
-            is_due = self.troubles.broker or (self.causes and self.deaths <= 2)
+            is_feedless = self.troubles.feed == "outage" and self.world.now < begun + MINUTE
+            is_due = self.troubles.broker or is_feedless or (self.causes and self.deaths <= 2)
             if not is_due:
                 self._note(f"died of {type(error).__name__}: {error}")
             for cause in self.causes:
