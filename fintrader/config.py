@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from fintrader.errors import ConfigError, DataError, find_meant, suggest
 from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
+log = logging.getLogger("fintrader")
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
@@ -469,10 +471,12 @@ def load_object(reference: str) -> Any:
     if isinstance(reference, OwnFunction):
         return reference.call
     module_name, _, name = reference.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"{reference!r}: expected 'package.module:name'")
     try:
-        return getattr(importlib.import_module(module_name), name)
+        if _CODE.fullmatch(reference):  # no other text is code, so that `list_code` lists all of it
+            return getattr(importlib.import_module(module_name), name)
+        if not module_name or "<" not in name:
+            raise ConfigError(f"{reference!r}: expected 'package.module:name'")
+        raise AttributeError(name)
     except (ImportError, AttributeError) as error:
         if module_name == "__main__" or "<" in name:
             raise ConfigError(
@@ -496,6 +500,14 @@ def list_texts(values: Any) -> Iterator[str]:
 def list_code(values: Any) -> list[str]:
     """List the references `package.module:name` in plain settings, whose code is imported."""
     return sorted({text for text in list_texts(values) if _CODE.fullmatch(text)})
+
+
+def name_code(where: str, values: Any) -> None:
+    """Log the code that settings import, before it runs."""
+    code = list_code(values)
+    if code:
+        names = ", ".join(code)
+        log.warning("%s imports %s; read that code first, unless it is yours", where, names)
 
 
 def is_url(path: str | Path) -> bool:

@@ -246,7 +246,8 @@ class Manifest:
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format") != MANIFEST_FORMAT:
             raise RunError(
-                f"{path} is no manifest of this version; move the folder away and run again"
+                f"{path} is damaged or of another version; go on with the version of fintrader that"
+                " wrote it, or choose another --name"
             )
         return cls(path, values)
 

@@ -121,7 +121,7 @@ def test_a_bad_file_says_so(tmp_path, text, expected):
 
 def test_objects_are_imported_by_reference_and_misses_are_typed():
     assert load_object("math:sqrt")(9.0) == 3.0
-    for wrong in ("math", "math:nothing_there", "no_such_module_here:x", ":x"):
+    for wrong in ("math", "math:nothing_there", "no_such_module_here:x", ":x", "a-b:c", "a:b.c"):
         with pytest.raises(ConfigError):
             load_object(wrong)
 

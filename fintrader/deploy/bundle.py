@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fintrader.agents.policy import PolicyModule, export_onnx, load_policy
-from fintrader.config import list_code, validate
+from fintrader.config import name_code, validate
 from fintrader.deploy.bundle_record import (
     FORMAT,
     BundleOrigin,
@@ -51,7 +50,6 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.records import to_json
 from fintrader.storage.objects import ObjectStore, read_whole
 
-log = logging.getLogger("fintrader.deploy")
 POLICY = "policy.safetensors"
 NORMALISATION = "normalisation.json"
 PARITY = "parity.safetensors"
@@ -75,10 +73,7 @@ class Bundle:
         holds none, or one of which a byte was changed."""
         record = read_record(Path(folder))
         check_files(Path(folder), record)
-        code = list_code([record.data, record.env])
-        if code:
-            text = "the bundle in %s imports %s; read that code first, unless the bundle is yours"
-            log.warning(text, folder, ", ".join(code))
+        name_code(f"the bundle in {folder}", [record.data, record.env])
         return cls(Path(folder), record)
 
     @property

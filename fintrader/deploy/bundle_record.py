@@ -90,7 +90,10 @@ def read_record(folder: Path) -> BundleRecord:
         problem = str(body.get("format"))
     except RecordError as error:
         problem = str(error)
-    raise DeployError(f"{path} is of another version ({problem}); freeze the run again")
+    raise DeployError(
+        f"{path} is of another version ({problem}); go on with the version of fintrader that froze"
+        " it, or freeze the run under another --name"
+    )
 
 
 def check_files(folder: Path, record: BundleRecord) -> None:

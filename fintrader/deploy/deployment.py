@@ -29,7 +29,7 @@ from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
-from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.pipeline.config import RunConfig, load_config_of_run
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import open_run
 from fintrader.progress import reporter
@@ -201,7 +201,7 @@ def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
     """Make the bundle; return it, the window its policy was tested on, and the run's cache."""
     run = Run(open_run(where))
     folder = run.folder
-    config = load_config(run.folder.config)
+    config = load_config_of_run(run.folder.root)
     config = config.model_copy(
         update={"name": folder.root.resolve().name, "runs_dir": folder.root.resolve().parent}
     )

@@ -36,6 +36,7 @@ Bar = tuple[int, str, float, float, float, float, float, str, int]
 """Start (ns), symbol, open, high, low, close, volume, further columns (JSON), received (ns)."""
 
 FORMAT = 1
+_REMEDY = "go on with the version of fintrader that wrote it, or flatten with that one"
 _DAY_NS = 86_400_000_000_000
 _SCHEMA = """
 CREATE TABLE entries (seq INTEGER PRIMARY KEY, time INTEGER NOT NULL, kind TEXT NOT NULL,
@@ -100,7 +101,9 @@ class Entry(Generic[T]):
 class Journal(contextlib.AbstractContextManager["Journal"]):
     """Open for writing (`Journal(path)`, made where it is not there) or for reading alone.
 
-    Raises DeployError for a file that is no journal, is damaged, or cannot be written to.
+    A journal of an earlier version of this format is completed in one transaction. Raises
+    DeployError for a file that is no journal, is damaged, of another version, or cannot be written
+    to.
     """
 
     def __init__(self, path: Path, *, reading: bool = False, durable: bool = True) -> None:
@@ -121,8 +124,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise self._describe_damage(error) from None
         if version != FORMAT:
             raise DeployError(
-                f"{self.path} is no journal of this version; move it away to begin a new one"
+                f"{self.path} is no journal of this version (format {version}, not {FORMAT});"
+                f" {_REMEDY}"
             )
+        # Known before anything is decided: the newest entry of each kind is the one that counts.
+        self._read_entries(
+            "WHERE seq IN (SELECT (SELECT max(seq) FROM entries AS e WHERE e.kind = t.kind)"
+            " FROM tallies AS t)"
+        )
 
     def close(self) -> None:
         self._base.close()
@@ -282,8 +291,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
                 found.append(Entry(seq, time, kind, key, decode(kind, key, body)))
             except (RecordError, ValueError) as error:
                 raise DeployError(
-                    f"{self.path}: entry {seq} ({kind}) is of another version ({error}); move the"
-                    " file away to begin a new journal"
+                    f"{self.path}: entry {seq} ({kind}) is of another version ({error}); {_REMEDY}"
                 ) from None
         return found
 

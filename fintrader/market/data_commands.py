@@ -10,8 +10,14 @@ from fintrader.errors import ConfigError, DataError, FintraderError, StorageErro
 from fintrader.files import read_json
 from fintrader.market.bar_source import open_feed
 from fintrader.market.build import build_market
-from fintrader.market.data_config import DataConfig, data_of, load_data_config, markets_of
-from fintrader.market.garbage import Garbage, find_garbage
+from fintrader.market.data_config import (
+    DataConfig,
+    data_of,
+    load_data_config,
+    markets_of,
+    store_of,
+)
+from fintrader.market.garbage import Garbage, find_garbage, open_runs
 from fintrader.market.inspect import (
     DryRun,
     QualityReport,
@@ -93,11 +99,11 @@ def verify_data(config: DataConfig) -> list[Check]:
 
 def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> Garbage:
     """Find and print the markets and chunks that neither these configurations nor the runs in their
-    folders refer to.
+    folders and stores refer to, and the objects of stored runs that nothing names.
 
     With `remove` they are removed. Raises ConfigError when the configurations do not share one
-    cache, and DataError or StorageError when one's bars cannot be found: its references are then
-    unknown.
+    cache, DataError or StorageError when one's bars cannot be found, and RunError when a run of
+    a store is at work: its references are then unknown.
     """
     cache = configs[0].cache
     if any(config.cache.resolve() != cache.resolve() for config in configs):
@@ -109,23 +115,28 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
     for folder in sorted({config.runs_dir for config in configs}):
         for path in sorted(folder.glob("*/config.yaml")):
             settings += _settings_of_run(path.parent, markets, cache)
-    garbage = find_garbage(settings, markets, cache=cache)
+    stored = {store: open_runs(store) for store in map(store_of, configs) if store is not None}
+    for store, runs in stored.items():
+        for run in runs:
+            run.pull()
+            settings += _settings_of_run(run.home, markets, cache, store)
+    garbage = find_garbage(settings, markets, cache=cache, stored=stored)
     for line in garbage.lines():
         print(line)
+    size = f"{garbage.size / 1e9:.2f} GB"
     if not garbage:
         print("nothing to remove: something refers to all that is kept")
     elif remove:
         garbage.remove()
-        print(f"removed, {garbage.size / 1e9:.2f} GB")
+        print(f"removed, {size}")
     else:
-        print(
-            f"{garbage.size / 1e9:.2f} GB would be removed; the same command with --yes removes"
-            " them"
-        )
+        print(f"{size} would be removed; the same command with --yes removes them")
     return garbage
 
 
-def _settings_of_run(home: Path, markets: set[str], cache: Path) -> list[DataSettings]:
+def _settings_of_run(
+    home: Path, markets: set[str], cache: Path, store: str | None = None
+) -> list[DataSettings]:
     """Load the data settings of a run, and add its market's address to `markets`; none where its
     bars are gone."""
     manifest = home / "manifest.json"
@@ -133,6 +144,7 @@ def _settings_of_run(home: Path, markets: set[str], cache: Path) -> list[DataSet
         if manifest.is_file():
             markets.add(Path(str(read_json(manifest).get("market"))).parent.name)
         config = load_data_config(home / "config.yaml")
+        config = config.model_copy(update={"store": store or config.store})
         open_feed(data_of(config).effective(), cache)
     except FintraderError as error:
         print(f"{home}: {error}; only its market is kept")

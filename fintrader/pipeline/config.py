@@ -20,10 +20,12 @@ from fintrader.agents.settings import PPO, AgentSettings
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.config import (
     REFERENCE,
+    PathText,
     Settings,
     compare_values,
     load_object,
     merge_values,
+    name_code,
     refuse_own,
     validate,
     validate_below,
@@ -100,7 +102,7 @@ class RunConfig(DataConfig):
     agent: OneOrSeveralAgents = PPO()
     """The algorithm and its settings; or a list of several, which race each other in a
     tournament."""
-    from_run: str | None = None
+    from_run: PathText | None = None
     """`--from RUN`: a run (its folder or URL) whose leaderboard the first pods start from, with its
     networks and optimisers; on other symbols, too, where the network allows it. None: from new
     weights."""
@@ -248,6 +250,14 @@ def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> Ru
     for option, choice in (chosen or {}).items():
         choose(values, option, choice, CHOICES)
     return validate(RunConfig, values, str(path))
+
+
+def load_config_of_run(folder: Path) -> RunConfig:
+    """Load the configuration of a run that is to be acted on, and name the code that it imports.
+    Raises ConfigError."""
+    path = folder / "config.yaml"
+    name_code(str(path), read_values(path))
+    return load_config(path)
 
 
 def configured(

@@ -28,7 +28,12 @@ from fintrader.files import hash_bytes, remove, write_text
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.backtest_context import Repeat
-from fintrader.pipeline.config import RunConfig, changed_results, load_config
+from fintrader.pipeline.config import (
+    RunConfig,
+    changed_results,
+    load_config,
+    load_config_of_run,
+)
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import hold_run, observing, open_run, watching
 from fintrader.progress import reporter
@@ -134,7 +139,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
     tournament has not finished or the ledger of looks is broken.
     """
     RunFolder(folder).refuse_unsafe()
-    own = load_config(folder / "config.yaml")
+    own = load_config_of_run(folder)
     repeat = Repeat(_command(called or str(folder), own, config), own.trading)
     config = config.model_copy(
         update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent}

@@ -12,7 +12,7 @@ from typing import Any
 from fintrader import reproducible
 from fintrader.errors import ConfigError, RunError
 from fintrader.market.tensors import MarketTensors
-from fintrader.pipeline.config import load_config
+from fintrader.pipeline.config import load_config, load_config_of_run
 from fintrader.pipeline.run_stages import search
 from fintrader.results.verify import Check, check_run, find_searches
 from fintrader.runs import Manifest, RunFolder
@@ -104,7 +104,7 @@ def check_replay(folder: Path, name: str | None = None) -> Check:
     unfinished or lost a pod for good, RunError when the market has changed.
     """
     source = RunFolder(folder.resolve())
-    config = load_config(source.config)
+    config = load_config_of_run(source.root)
     reproducible.require(config.reproducible)
     manifest = Manifest.load(source.manifest)
     market = Path(manifest.values["market"])

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +57,8 @@ _NOT_INDEXED = re.compile(
     r"|(^|/)(market|information_free\w*)\.safetensors$|(^|/)\.[^/]+|\.tmp$"
 )
 """Files that the index leaves out: stored otherwise, local to a machine, or derived from others."""
+_CONTENT = re.compile(r"(^|/)(objects|state)/")
+_HASH = re.compile(rb"[0-9a-f]{64}")
 
 
 class Piece(NamedTuple):
@@ -132,6 +134,20 @@ class Mirror:
         held = leases.find_lease(self.objects)
         if held is not None and held.listing is not None:
             held.listing -= {f"objects/{digest}"}
+
+    def find_unnamed(self) -> tuple[set[str], list[str]]:
+        """Find the hashes that a pulled run names, and its objects that none of them names.
+
+        Such an object may be named the next moment, unless this process holds the run.
+        """
+        objects = self.objects.list_names("objects")  # before the records, which come after them
+        records = (name for name in self.objects.list_names() if not _CONTENT.search(name))
+        texts = [
+            *filter(None, self.objects.map(self.objects.get, records)),
+            *(read_bytes(path) for path in self._list_files() if path.suffix == ".json"),
+        ]
+        named = {digest.decode() for text in texts for digest in _HASH.findall(text)}
+        return named, [name for name in objects if name.removeprefix("objects/") not in named]
 
     def create_pod_file(
         self, pod: str, name: str, text: str, files: Mapping[str, str] | None = None
@@ -431,6 +447,17 @@ class Markets:
                 self.objects.put_file(f"objects/{hashes[name]}", path)
         for key in missing:
             self.objects.put(f"{key}.json", seal(hashes))
+
+    def list_unnamed(self, keys: Collection[str]) -> list[str]:
+        """List the records of the markets that none of these keys names, and then their files."""
+        names = self.objects.list_names()
+        records = [name for name in names if name.endswith(".json")]
+        files = {name: {*(self.objects.read_sealed(name) or {}).values()} for name in records}
+        named = set().union(*(files[f"{key}.json"] for key in keys if f"{key}.json" in files))
+        unnamed = [name for name in records if not files[name] & named]
+        needed = set().union(*(files[name] for name in records if name not in unnamed))
+        objects = [name for name in names if name.startswith("objects/")]
+        return unnamed + [name for name in objects if name.removeprefix("objects/") not in needed]
 
     def fetch(self, key: str, folder: Path) -> bool:
         """Copy a market's files into `folder`, the market itself last; False when the store lacks

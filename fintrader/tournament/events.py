@@ -29,7 +29,7 @@ from fintrader.results.tournament_events import (
     select_events,
 )
 from fintrader.system import BINARY
-from fintrader.tournament.spec import PodResult
+from fintrader.tournament.spec import PodResult, other_version
 
 
 def list_applied(events: Iterable[TournamentEvent]) -> list[str]:
@@ -40,8 +40,8 @@ def list_applied(events: Iterable[TournamentEvent]) -> list[str]:
 
 
 def read_log(path: Path) -> tuple[list[TournamentEvent], list[int]]:
-    """Read the events of a log by number, and the numbers (from 1) of lines that are changed,
-    misplaced or of another version."""
+    """Read the events of a log by number, and the numbers (from 1) of lines that are changed or
+    misplaced. Raises RunError for a line of another version."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
@@ -54,9 +54,11 @@ def read_log(path: Path) -> tuple[list[TournamentEvent], list[int]]:
         try:
             values = unseal(line, TournamentError(str(number)))
             event = parse_event(values)
-        except (TournamentError, RecordError):
+        except TournamentError:
             broken.append(number)
             continue
+        except RecordError as error:
+            raise other_version(path, error) from None
         n = values.get("n")
         if n != number:
             broken.append(number)
@@ -84,9 +86,9 @@ class EventLog:
         self.records, broken = read_log(path)
         if broken:
             raise TournamentError(
-                f"{path}: line {broken[0]} is not as it was written, not in its place, or of"
-                f" another version; `fintrader verify {path.parent} --repair` sets the log aside"
-                " and keeps its whole lines"
+                f"{path}: line {broken[0]} is not as it was written, or not in its place;"
+                f" `fintrader verify {path.parent} --repair` sets the log aside and keeps its whole"
+                " lines"
             )
         make_folder(path.parent)
         data = read_bytes(path) if path.exists() else b""

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from fintrader import records
 from fintrader.agents.settings import Budget
-from fintrader.errors import TournamentError
+from fintrader.errors import RunError, TournamentError
 from fintrader.files import find_seal, read_bytes, seal, unseal
 from fintrader.records import JsonValue, RecordError
 from fintrader.tournament.settings import Metric
@@ -22,6 +22,14 @@ SettingsValues: TypeAlias = Mapping[str, JsonValue]
 """Complete settings as plain values, validated by their model where they are used."""
 
 
+def other_version(path: Path, error: RecordError) -> RunError:
+    """Build the error for a file of a run whose seal is whole and whose fields are others."""
+    return RunError(
+        f"{path} is of another version ({error}); go on with the version of fintrader that the"
+        " run's manifest.json names, or choose another --name"
+    )
+
+
 class _SealedRecord:
     """Base of records that lie in a sealed JSON file each."""
 
@@ -31,8 +39,8 @@ class _SealedRecord:
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Read a file. Raises TournamentError when it is missing, damaged, or of another
-        version."""
+        """Read a file. Raises TournamentError when it is missing or damaged, RunError when another
+        version wrote it, so that nothing takes it for damaged and makes it anew."""
         mend = cls._describe_remedy(path)
         try:
             values = unseal(read_bytes(path), TournamentError(f"{path} is damaged: {mend}"))
@@ -40,7 +48,7 @@ class _SealedRecord:
         except FileNotFoundError:
             raise TournamentError(f"{path} does not exist: {mend}") from None
         except RecordError as error:
-            raise TournamentError(f"{path} is of another version ({error}): {mend}") from None
+            raise other_version(path, error) from None
         except OSError as error:
             raise TournamentError(f"{path} cannot be read ({error.strerror}): {mend}") from None
 

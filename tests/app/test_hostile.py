@@ -10,6 +10,7 @@ import pytest
 from fintrader.config import validate
 from fintrader.errors import FintraderError
 from fintrader.market.settings import DataSettings
+from fintrader.pipeline.config import RunConfig
 from fintrader.records import to_json
 from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
 from fintrader.results.tournament_events import DamageEvent, LossEvent
@@ -314,6 +315,9 @@ def test_credentials_in_data_urls_are_refused_untold(url):
         with pytest.raises(FintraderError, match="password or a key") as caught:
             validate(DataSettings, values, "settings")
         assert "s3cr3t" not in str(caught.value)
+    with pytest.raises(FintraderError, match=r"from_run.*password or a key") as caught:
+        validate(RunConfig, {"from_run": url}, "settings")
+    assert "s3cr3t" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

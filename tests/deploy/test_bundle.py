@@ -80,7 +80,7 @@ def test_another_version_is_refused(copied):
     body = json.loads((copied / BUNDLE).read_text())
     body.pop("sha256")
     (copied / BUNDLE).write_bytes(seal(body | {"format": "fintrader-bundle-0"}))
-    with pytest.raises(DeployError, match="another version"):
+    with pytest.raises(DeployError, match=r"another version .* or freeze the run under another"):
         Bundle.open(copied)
 
 

@@ -2,7 +2,10 @@
 
 import datetime as dt
 import json
+import os
+import signal
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -15,6 +18,7 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
 from fintrader.errors import DeployError
 from fintrader.records import RecordError
+from tests.engines.deployments import make_older
 
 EXAMPLES = [
     entries.DeploymentStart(
@@ -83,11 +87,55 @@ def test_an_entry_of_another_version_is_refused_with_a_remedy(tmp_path, kind, bo
             "INSERT INTO entries (time, kind, key, body) VALUES (1, ?, '', ?)",
             (kind, json.dumps(body)),
         )
-    with (
-        Journal(path, reading=True) as journal,
-        pytest.raises(DeployError, match=rf"entry 2 \({kind}\).*{problem}.*move the file away"),
-    ):
-        journal.tail(2)
+    for reading in (True, False):  # at the door, before anything is decided on the other entries
+        with pytest.raises(DeployError, match=rf"entry 2 \({kind}\).*{problem}.*go on with the"):
+            Journal(path, reading=reading)
+
+
+def test_a_journal_of_a_later_format_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / JOURNAL
+    Journal(path).close()
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("PRAGMA user_version = 2")
+    before = path.read_bytes()
+    for reading in (True, False):
+        with pytest.raises(DeployError, match=r"format 2, not 1\); go on with the version"):
+            Journal(path, reading=reading)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("steps", [0, 3, 10, 30, 100, 300])
+def test_a_kill_while_a_journal_is_completed_costs_nothing(tmp_path, steps, monkeypatch):
+    """Killed after so many thousands of the database's steps; readers look before and after."""
+    path = tmp_path / JOURNAL
+    reports = [OrderReport(f"ft-{n}", "AAA", "filled", 1.0, 1.0) for n in range(2000)]
+    with Journal(path, durable=False) as journal:
+        journal.write(*EXAMPLES, *reports, at=5)
+        wanted = {kind: journal.count(kind) for kind in entries.KINDS.values()}
+        curve = journal.read_curve()
+    make_older(path)
+    child = os.fork()
+    if child == 0:
+        connect = sqlite3.connect
+
+        def killed(*words, **named):
+            base = connect(*words, **named)
+            left = iter(range(steps))
+            base.set_progress_handler(
+                lambda: next(left, None) is None and os.kill(os.getpid(), signal.SIGKILL), 1000
+            )
+            return base
+
+        monkeypatch.setattr(sqlite3, "connect", killed)
+        Journal(path)
+        os._exit(0)
+    _, code = os.waitpid(child, 0)
+    assert code == signal.SIGKILL or steps == 300
+    for reading in (True, False, True):
+        with Journal(path, reading=reading) as journal:
+            assert {kind: journal.count(kind) for kind in entries.KINDS.values()} == wanted
+            assert journal.read_curve() == curve
+            assert len(journal.tail(9999)) == len(EXAMPLES) + len(reports)
 
 
 def test_entries_of_before_have_the_defaults_of_what_came_later(tmp_path):

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError, RunError
 from fintrader.storage.lease import claim
 from tests.engines.alpaca_paper import ConstantPolicy, account, trade
-from tests.engines.deployments import frozen
+from tests.engines.deployments import frozen, make_older
 
 
 @pytest.fixture
@@ -67,6 +69,37 @@ def test_a_deployment_trades_a_paper_account(mine):
     assert len(journal.entries(Halt)) == 1
     assert not any(e.body.orders for e in journal.entries(BarDecision)[9:])
     journal.close()
+
+
+@pytest.mark.slow
+def test_a_journal_of_an_earlier_version_is_completed_beside_open_positions(mine):
+    home, bundle, _market, server = mine
+    path = home / JOURNAL
+
+    def earlier(runner):  # orders had the bundle's name alone
+        runner.rules = replace(runner.rules, sender=bundle.id)
+
+    trade(*mine, 22, change=earlier).close()
+    held = dict(server.positions)
+    assert held
+    before = status.read_status(home)
+    make_older(path)
+    with Journal(path, reading=True) as journal:
+        assert dict(expect_holdings(journal).shares) == pytest.approx(held)
+    assert "tallies" not in str(sqlite3.connect(path).execute("SELECT * FROM sqlite_master"))
+    told = status.read_status(home)
+    assert (told.held, told.cash_usd, told.orders) == (before.held, before.cash_usd, before.orders)
+    journal = trade(*mine, 42)
+    assert journal.find_halt() is None
+    assert len(journal.entries(DeploymentStart)) == 1
+    assert len(journal.entries(BarDecision)) == journal.count(BarDecision)[""] == 9
+    assert sum(journal.count(OrderReport).values()) == len(server.orders)
+    assert dict(expect_holdings(journal).shares) == pytest.approx(server.positions)
+    assert server.positions != held
+    journal.close()
+    control.ask(home, "flatten")
+    trade(*mine, 50).close()
+    assert server.positions == {}
 
 
 def second(home):

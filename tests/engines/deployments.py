@@ -3,6 +3,9 @@ no waiting."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.bars import Bars
+from fintrader.deploy import journal as journals
 from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import Bundle, freeze
 from fintrader.deploy.bundle_record import BundleOrigin
@@ -238,6 +242,37 @@ def run_live(
     change(runner.feed, clock)
     runner.run()
     return journal
+
+
+LATER = {
+    "start": ("sender",),
+    "decision": ("outside_usd",),
+    "checkpoint": ("owed", "traded_usd", "open_usd"),
+    "adjust": ("due_usd",),
+    "adopted": ("cash_usd", "shares"),
+}
+"""Kind of an entry -> fields that the first version of a journal's format did not have."""
+
+
+def make_older(path: Path) -> None:
+    """Rewrite a journal as the first version of its format had it: without counts and curve, and
+    without the fields that came later."""
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        rows = base.execute("SELECT * FROM entries").fetchall()
+        bars = base.execute("SELECT * FROM bars").fetchall()
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    old = []
+    for seq, time, kind, key, text in rows:
+        body = json.loads(text)
+        for name in LATER.get(kind, ()):
+            body.pop(name)
+        old.append((seq, time, kind, key, json.dumps(body, sort_keys=True)))
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.executescript(f"{journals._SCHEMA} PRAGMA user_version = 1;")
+        base.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", old)
+        base.executemany("INSERT INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", bars)
+        base.commit()
 
 
 def equities(journal: Journal) -> dict[int, float]:

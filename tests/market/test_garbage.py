@@ -6,9 +6,13 @@ import pytest
 from fintrader.cli import main
 from fintrader.files import write_json
 from fintrader.market.build import build_market
-from fintrader.market.data_config import load_data_config
+from fintrader.market.data_config import load_data_config, markets_of
 from fintrader.market.inspect import check_stored_files
 from fintrader.results.verify import list_problems
+from fintrader.storage import lease
+from fintrader.storage.lease import hold
+from fintrader.storage.mirror import Markets, attach
+from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import minute_table, write_csv
 
 BODY = """
@@ -102,3 +106,68 @@ def test_bars_that_cannot_be_found_stop_it(tmp_path, capsys):
     assert stopped.value.code == 2
     assert "no bar file there" in capsys.readouterr().err
     assert kept(tmp_path) == before
+
+
+def made_with_store(home, name, seed):
+    """The same, of a store for its market and its bars."""
+    store = f"file://{home}/store"
+    path = write_csv(home, minute_table(2, 5, seed=seed), f"{name}.csv")
+    config = home / f"{name}.yaml"
+    config.write_text(BODY.format(home=home, path=path) + f"  store: {store}/.bars\nstore: {store}")
+    loaded = load_data_config(config)
+    build_market(loaded.data, cache=home / "tensors", markets=markets_of(loaded))
+    return config
+
+
+def store_run(home, config):
+    """A run in the store that another machine made with a configuration."""
+    copy = home / "elsewhere" / config.stem
+    copy.mkdir(parents=True)
+    (copy / "config.yaml").write_text(config.read_text())
+    mirror = attach(copy, f"file://{home}/store/{config.stem}")
+    with hold(mirror.objects):
+        mirror.publish()
+    return mirror.objects
+
+
+def in_store(home):
+    return {name for name in ObjectStore(home / "store").list_names() if name.startswith(".")}
+
+
+def test_runs_of_a_store_keep_their_markets_and_bars(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
+    one = made_with_store(tmp_path, "one", 0)
+    alone = in_store(tmp_path)
+    assert {name.split("/")[0] for name in alone} == {".bars", ".markets"}
+    two = made_with_store(tmp_path, "two", 1)
+    both = in_store(tmp_path)
+    made = store_run(tmp_path, two)
+    store_run(tmp_path, one)
+    gc(one, "--yes")
+    assert "nothing to remove" in capsys.readouterr().out
+    assert in_store(tmp_path) == both
+    made.put("objects/" + "0" * 64, b"of a killed process")
+    foreign = ObjectStore(tmp_path / "store" / "not-a-run")
+    foreign.put("objects/" + "0" * 64, b"not ours")
+    gc(one)
+    assert f"{made} (1 objects)" in capsys.readouterr().out
+    gc(one, "--yes")
+    assert made.get("objects/" + "0" * 64) is None
+    assert foreign.list_names()
+    with hold(made):
+        made_held = lease._held.pop(made.url)  # as another process has it
+        with pytest.raises(SystemExit):
+            gc(one, "--yes")
+        lease._held[made.url] = made_held
+    assert f"{made} is at work" in capsys.readouterr().err
+    assert in_store(tmp_path) == both
+    made.clear()
+    gc(one)
+    assert f"{tmp_path}/store/.markets (" in capsys.readouterr().out
+    assert in_store(tmp_path) == both
+    gc(one, "--yes")
+    assert in_store(tmp_path) == alone
+    loaded = load_data_config(one)
+    assert Markets(loaded.store).fetch(
+        build_market(loaded.data, cache=tmp_path / "tensors").parent.name, tmp_path / "fetched"
+    )

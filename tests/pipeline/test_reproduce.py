@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.cli import main
-from fintrader.errors import ConfigError, ReportError
+from fintrader.errors import ConfigError, FintraderError, ReportError
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.reproduction import check_report, compare_metrics, compare_origin
 from fintrader.pipeline.run_recipe import config_from, portable
@@ -119,12 +119,19 @@ def test_other_bars_are_told_before_anything_is_trained(report, tmp_path):
         reproduce(report, data=str(tmp_path / "elsewhere.parquet"))
 
 
-def test_what_a_stranger_wrote_is_checked(report, tmp_path):
+def test_what_a_stranger_wrote_is_checked(report, tmp_path, monkeypatch):
     record = read_record(report)
     config = record["recipe"]["config"]
     foreign = {**config, "env": {**config["env"], "reward": "os:abort"}}
     with pytest.raises(ReportError, match=r"imports os:abort; .*--allow-code True"):
         reproduce(changed(report, recipe={**record["recipe"], "config": foreign}))
+    (tmp_path / "odd-name.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for odd in ("odd-name:f", "odd-name:<f>"):  # no reference that the list of code leaves out
+        features = {**config["data"]["features"], "names": ["return_1", odd]}
+        foreign = {**config, "data": {**config["data"], "features": features}}
+        with pytest.raises(FintraderError, match=odd):
+            reproduce(changed(report, recipe={**record["recipe"], "config": foreign}))
     with pytest.raises(ConfigError, match="colour: unknown setting"):
         reproduce(
             changed(report, recipe={**record["recipe"], "config": {**config, "colour": "red"}})

@@ -1,20 +1,25 @@
 """`fintrader verify` and `fintrader looks`: a run as it was made passes, and every change of it
 shows."""
 
+import contextlib
 import json
 import os
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from fintrader.backtesting import read_backtest
+from fintrader.errors import FintraderError
 from fintrader.files import read_json, seal, unseal, write_json
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import run as run_stages
 from fintrader.pipeline.run_stages import walk_forward
+from fintrader.pipeline.verification import check_replay
 from fintrader.results.tournament_events import FinishEvent, read_events
 from fintrader.tournament.events import EventLog
 from fintrader.verdict.looks import HOME, Ledger
@@ -446,3 +451,78 @@ def test_the_folder_of_runs_and_that_of_a_run_may_be_links(run, tmp_path):
             done = fintrader(command, str(place))
             assert done.status == 0, (command, done.out, done.err)
     assert fintrader("backtest", str(run.parent / "also")).status == 0
+
+
+# --- what a run's folder runs ---------------------------------------------------------------------
+
+READING = (
+    ("status", "{run}"),
+    ("verify", "{run}"),
+    ("compare", "{run}", "{run}/../other"),
+    ("export", "{run}", "--out", "{run}/../made.onnx"),
+    ("runs", "{run}"),
+    ("looks", "--runs-dir", "{run}/.."),
+)
+
+
+class Trap:
+    """As a pickle: opening it makes a folder."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.place),)
+
+
+@pytest.mark.slow
+def test_no_file_of_a_run_runs_code(run, tmp_path, monkeypatch):
+    """Pickles in the place of all files of a kind, one kind after the other."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, run.parent / "other")
+    sprung = tmp_path / "sprung"
+    trap = pickle.dumps(Trap(sprung))
+    pickle.loads(trap)  # noqa: S301  it works
+    sprung.rmdir()
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    kinds = {path.suffix or path.name for path in files}
+    assert len(kinds) > 6
+    for kind in sorted(kinds):
+        for path in files:
+            if (path.suffix or path.name) == kind:
+                path.write_bytes(trap)
+        for words in READING[:4]:
+            found = fintrader(*(word.format(run=run) for word in words))
+            assert found.status in (0, 1, 2), (kind, words)
+            assert not sprung.exists(), (kind, words)
+        for path, data in files.items():
+            path.write_bytes(data)
+
+
+@pytest.mark.slow
+def test_what_reads_a_run_imports_nothing_and_what_acts_on_it_names_the_code(
+    run, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, run.parent / "other")
+    (tmp_path / "trap_of_a_run.py").write_text(
+        "import logging\nlogging.getLogger('fintrader').warning('sprung')\nraise KeyError('sprung')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = run / "config.yaml"
+    values = yaml.safe_load(config.read_text())
+    values["env"]["reward"] = "trap_of_a_run:reward"
+    values["launcher"]["kind"] = "trap_of_a_run:launcher"
+    values["data"]["features"]["names"] = ["return_1", "trap_of_a_run:feature"]
+    config.write_text(yaml.safe_dump(values))
+    for words in READING:
+        fintrader(*(word.format(run=run) for word in words))
+        assert "sprung" not in caplog.text, words
+    named = "imports trap_of_a_run:feature, trap_of_a_run:launcher, trap_of_a_run:reward; read that"
+    for act in ("backtest", "paper", check_replay):
+        caplog.clear()
+        with contextlib.suppress(KeyError, FintraderError):
+            act(run) if callable(act) else fintrader(act, str(run))
+        before, sprung, _ = caplog.text.partition("sprung")
+        assert f"{config} {named}" in before, act
+        assert sprung or act is check_replay, act  # which has found that the settings are others

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError
-from fintrader.files import read_jsonl, seal
+from fintrader.files import dump_json, hash_bytes, read_jsonl, seal
 from fintrader.results.leaderboard_reader import lineage, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
-from fintrader.storage.mirror import attach, find_mirror, open_working_copy
+from fintrader.storage.mirror import Markets, attach, find_mirror, open_working_copy
 from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.messages import FailureMessage, PodTask, ResultMessage
 from fintrader.tournament.mirrored_store import open_store
@@ -28,6 +28,7 @@ from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.repair import repair
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced
+from fintrader.tournament.state_sync import TrainingState
 from fintrader.tournament.status import compare, make_index, read_status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
@@ -369,3 +370,25 @@ def test_nobody_writes_without_the_lease(tmp_path):
     mirror = attach(tmp_path / "run", f"file://{tmp_path}/store/run")
     with pytest.raises(Exception, match="does not hold"):
         mirror.publish()
+
+
+@pytest.mark.parametrize("name", ["../away", "a/../../away", "/away", ".ssh/key", "snapshots/x"])
+def test_a_store_writes_nothing_outside_the_places_of_a_run(tmp_path, run, url, name):
+    store = ObjectStore(url)
+    name = str(tmp_path / name) if name.startswith("/") else name
+    digest = hash_bytes(b"foreign")
+    for place in ("objects", "pods/p0000/state"):
+        store.put(f"{place}/{digest}", b"foreign")
+    store.put("index/000001-000000.all.json", seal({"text": dump_json({name: digest})}))
+    mirror = find_mirror(run.root)
+    with pytest.raises(StorageDamagedError, match="which is no file of a run"):
+        mirror.pull()
+    if name != "snapshots/x":
+        folder = run.pod("p0000")
+        store.put("pods/p0000/state.json", seal({"spec": "x", "files": {name: digest}}))
+        assert not TrainingState(mirror, "p0000", "x", folder).restore()
+        markets = Markets(store.url)
+        markets.objects.put("key.json", seal({name: digest}))
+        with pytest.raises(StorageDamagedError, match="which is no file of a market"):
+            markets.fetch("key", tmp_path / "market")
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("away", "key", "x")]

@@ -3,6 +3,7 @@ line that says what to do."""
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fintrader.errors import FintraderError, TournamentError, UnsafePathError
+from fintrader.errors import FintraderError, RunError, TournamentError, UnsafePathError
 from fintrader.files import seal, unseal
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
@@ -106,6 +107,39 @@ def edit(path, **changes):
 def forge(path, **changes):
     """Change a record and seal it anew."""
     path.write_bytes(seal(unseal(path.read_bytes(), AssertionError()) | changes, indent=2))
+
+
+def add_field(body):
+    return body | {"colour": "red"}
+
+
+def drop_field(body):
+    return {name: body[name] for name in sorted(body)[:-1]}
+
+
+@pytest.mark.parametrize("change", [add_field, drop_field])
+@pytest.mark.parametrize(
+    "name", ["pods/p0001/result.json", "pods/p0002/spec.json", "tournament.json", "events.jsonl"]
+)
+def test_a_file_of_another_version_is_refused_and_left_as_it_is(run, name, change):
+    """Newer or older: nothing takes it for damaged, and trains again."""
+    path = run.root / name
+    data = path.read_bytes()
+    first = data[: data.index(b"\n") + 1] if name == "events.jsonl" else data
+    record = seal(change(unseal(first, AssertionError())))
+    path.write_bytes(record + data.removeprefix(first))
+
+    def read():
+        files = (path, *run.root.glob("*.json"), *run.pods.rglob("*.json"))
+        return {file: file.read_bytes() for file in files}
+
+    before = read()
+    refusal = rf"{name} is of another version .*go on with the version of fintrader that the run's"
+    assert re.search(refusal, again(run))
+    for act in (problems, repair):
+        with pytest.raises(RunError, match=refusal):
+            act(run)
+    assert read() == before
 
 
 @pytest.mark.parametrize("change", [edit, forge])
@@ -325,5 +359,7 @@ def test_what_is_foreign_in_the_database_does_not_survive(run, undisturbed):
 def test_lines_of_the_log_are_numbered(run):
     lines = run.events.read_bytes().splitlines(keepends=True)
     run.events.write_bytes(b"".join([*lines[:3], *lines[4:]]))
-    with pytest.raises(TournamentError, match=r"line 4 is not as it was written, not in its place"):
+    with pytest.raises(
+        TournamentError, match=r"line 4 is not as it was written, or not in its place"
+    ):
         EventLog(run.events)

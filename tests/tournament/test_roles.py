@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fintrader import metrics
 from fintrader.agents.settings import A2C, MAX_TILT_SCALE, PPO
 from fintrader.config import read_yaml
-from fintrader.errors import ConfigError, TournamentError
+from fintrader.errors import ConfigError, RunError, TournamentError
 from fintrader.files import seal
 from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import (
@@ -424,5 +424,5 @@ def test_a_record_of_another_version_is_a_typed_error(tmp_path):
     with pytest.raises(TournamentError, match="is damaged"):
         PodSpec.from_json(path)
     path.write_bytes(seal({"pod": "p0000", "colour": "red"}))
-    with pytest.raises(TournamentError, match="another version"):
+    with pytest.raises(RunError, match="another version"):
         PodSpec.from_json(path)
