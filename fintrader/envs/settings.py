@@ -9,14 +9,19 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fintrader.config import Own, Settings
+from fintrader.config import (
+    BelowOne,
+    Count,
+    Fraction,
+    NonNegative,
+    Own,
+    Positive,
+    PositiveFraction,
+    Settings,
+    Whole,
+)
 from fintrader.results.context import TradingTerms
 
-Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Positive = Annotated[float, Field(gt=0.0)]
 HalfSpread = Annotated[float, Field(ge=0.0, lt=5000.0)]
 OTHERS = "others"
 """Name in `half_spread_bps` of all symbols that it does not name."""
@@ -49,7 +54,7 @@ class RandomiseSettings(Settings):
     """Least and most factor on the fees, spread and impact of a variant; its logarithm is uniform
     between. Both alike, such as [1.5, 1.5], are a factor for all accounts: above 1 an agent learns
     to trade less than the true costs demand."""
-    delay_bars: Annotated[int, Field(ge=0)] = 0
+    delay_bars: Whole = 0
     """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
     delay."""
     block_sessions: Count | None = None
@@ -93,7 +98,7 @@ class TradingSettings(Settings):
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: Positive = 100.0
     """`trade` only: shares ordered per symbol by an action of 1."""
-    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    dead_band: BelowOne | None = None
     """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
     target is left alone (exits always trade); `trade`: actions of at most this size order nothing.
     None: 0 for `target`, 0.1 for `trade`."""
@@ -124,7 +129,7 @@ class TradingSettings(Settings):
     initial_cash_usd: Annotated[float, Field(gt=0.0, le=MOST_CASH_USD)] = 1_000_000.0
     """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of the largest
     exact sum."""
-    ruin_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    ruin_fraction: BelowOne = 0.1
     """Equity at or below this share of the episode's first equity is ruin: the episode
     terminates."""
     short: bool = False
@@ -301,7 +306,7 @@ class TraderSettings(Settings):
     """K: traders in one market."""
     impact_bps_per_million_usd: NonNegative = 10.0
     """kappa: basis points that the price moves per million USD of all traders' net orders."""
-    impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    impact_limit: BelowOne = 0.1
     """Largest move of the price, as a share of it."""
     cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
     """1: each trader gets the mean reward; 0: its own; -1: its own less the mean of the others."""
@@ -315,7 +320,7 @@ class GymnasiumSettings(Settings):
     id: str = "Pendulum-v1"
     """Its name in gymnasium; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`.
     `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
-    num_envs: int = Field(default=8, ge=1)
+    num_envs: Count = 8
     """Copies stepping at once."""
     workers: Literal["async", "sync"] = "async"
     """`async`: a process each; `sync`: one after the other in this process, faster for cheap
