@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
+from fintrader.agents.base import BaseAgent, Metrics, Parts, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.fast import fast_on_cpu
 from fintrader.agents.fast.graphs import look_up_mean, take_step
@@ -224,21 +224,15 @@ class OnPolicyAgent(BaseAgent):
     def _descend_rows(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """Take one gradient step on these rows, some at a time."""
         advantage = standardise(rollout.advantage[rows])
-        metrics: dict[str, Tensor] = {}
 
-        def iterate_losses() -> Iterator[Tensor]:
+        def iterate_parts() -> Parts:
             at_once = ROWS_AT_ONCE[self.device.type]
             pieces = (torch.split(column, at_once) for column in (rows, advantage))
             for part, part_advantage in zip(*pieces, strict=True):
-                share = len(part) / len(rows)
                 piece = rollout.select(part)._replace(advantage=part_advantage)
-                loss, values = self.loss(piece)
-                for name, value in values.items():
-                    metrics[name] = metrics.get(name, 0.0) + share * value.detach()
-                yield share * loss
+                yield len(part) / len(rows), *self.loss(piece)
 
-        norm = self.descend("adam", iterate_losses())
-        return {**metrics, "grad_norm": norm}
+        return self.descend("adam", iterate_parts())
 
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
