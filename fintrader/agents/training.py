@@ -24,7 +24,7 @@ from fintrader.agents.checkpoint import Json, add_prefix, read_tensors, select_b
 from fintrader.agents.description import MarketIdentity
 from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
-from fintrader.config import Settings, compare_values
+from fintrader.config import Settings, compare_values, describe_differences
 from fintrader.envs.account import may_hold
 from fintrader.envs.market_view import build_once
 from fintrader.envs.observation import ResetReturn, StepReturn, layout_to_json
@@ -387,14 +387,10 @@ class TrainingRun:
         tensors, header = read_tensors(self.path, FORMAT)
         odd = compare_values(header["identity"], self.identity)
         if odd:
-            listed = [
-                f"{name}: {there!s:.40} there, {here!s:.40} here"
-                for name, (there, here) in odd.items()
-            ]
             raise CheckpointError(
-                f"{self.path} belongs to another training ({'; '.join(listed[:5])}); go on with its"
-                " seed and settings (only the budget may differ), use another folder, or delete"
-                " this one to start over"
+                f"{self.path} belongs to another training ({describe_differences(odd)}); go on with"
+                " its seed and settings (only the budget may differ), use another folder, or"
+                " delete this one to start over"
             )
         device = self.agent.device
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
