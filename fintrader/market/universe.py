@@ -17,6 +17,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.companies import Interval, index_companies, overlaps
 from fintrader.config import Count, Fraction, PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
+from fintrader.market.features import mean_return
 from fintrader.metrics import TRADING_DAYS
 from fintrader.results.market_description import MOST_ABSENT, Survivorship
 from fintrader.storage.objects import read_csv
@@ -349,10 +350,8 @@ def survivorship(
 def _growth(returns: Array, held: Array, sessions_a_year: int) -> float | None:
     """Yearly log growth of equal weights in what is `held` (`[S - 1, N]` both), None when nothing
     ever is."""
-    counted = np.isfinite(returns) & held
-    number = counted.sum(axis=1)
-    if not number.any():
+    days = (held & np.isfinite(returns)).any(axis=1)
+    if not days.any():
         return None
-    days = number > 0
-    mean = np.where(counted, returns, 0.0).sum(axis=1)[days] / number[days]
+    mean = mean_return(returns, held)[days]
     return sessions_a_year * float(np.log1p(mean).mean())
