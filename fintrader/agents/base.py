@@ -108,7 +108,7 @@ class BaseAgent(Resumable):
         """Start the running statistics with observations `[B, D]`."""
         if not self.has_statistics:
             self.has_statistics = True
-            if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
+            if "observations" in self.settings.normalise and not self.normaliser.count[0]:
                 self.normaliser.update(obs)
 
     def normalise(self, obs: Tensor, *, acting: bool = False) -> Batch:

@@ -256,7 +256,7 @@ class TrainingRun:
         # on the host anyway.
         if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
             self.is_finite = is_finite if self.is_finite is None else self.is_finite & is_finite
-        elif not bool(is_finite):
+        elif not is_finite:
             raise self.fail(["actions"])
 
     def step(self, action: Tensor) -> Transition:
@@ -288,7 +288,7 @@ class TrainingRun:
         self.updates += 1
         self.seconds = time.perf_counter() - self.started
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if self.is_finite is not None and not bool(self.is_finite):
+        if self.is_finite is not None and not self.is_finite:
             broken.insert(0, "actions")
         self.is_finite = None
         if broken:
@@ -408,7 +408,7 @@ class TrainingRun:
         """Save, unless the last update broke the policy: the last good state is then worth more
         than this one."""
         weights = self.agent.policy.parameters()
-        if not bool(torch.stack([weight.isfinite().all() for weight in weights]).all()):
+        if not torch.stack([weight.isfinite().all() for weight in weights]).all():
             raise self.fail(["weights"])
         before = time.perf_counter()
         self.save()

@@ -243,7 +243,7 @@ def _quote_bars(
         buyable = tradable & market.member[rows] & (bars.unsqueeze(1) < last_bar)
         quotes[rows] = pack_quotes(limit if fractional else limit.trunc(), price, buyable, mark)
         roots[rows] = torch.where(volume > 0, volume.rsqrt(), LARGEST)
-    if participation != "none" and not bool((roots < LARGEST).any()):
+    if participation != "none" and not (roots < LARGEST).any():
         raise EnvError(
             "the bars hold no volume, of which an order may take a share; set env.participation to"
             " none to fill orders of any size"

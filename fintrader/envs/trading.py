@@ -403,7 +403,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         action = self._check_action(actions)
         mode = self.autoreset_mode
         is_checked = mode is AutoresetMode.DISABLED and self.device.type == "cpu"
-        if is_checked and bool(self.account.finished.any()):
+        if is_checked and self.account.finished.any():
             raise EnvError(
                 "an account's episode is over; reset it with options={'reset_mask': ...} before"
                 " stepping on"
@@ -506,9 +506,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """Check that accounts start with positive equity and with the `shares` `[B, N]` of this
         reset; those of an earlier reset may have ended."""
         checked = torch.ones_like(account.finished) if mask is None else mask
-        if shares is not None and bool(((account.shares != shares).any(1) & checked).any()):
+        if shares is not None and ((account.shares != shares).any(1) & checked).any():
             raise EnvError("options['shares'] holds a symbol that is not listed at the start bar")
-        if bool(((account.equity <= 0) & checked).any()):
+        if ((account.equity <= 0) & checked).any():
             raise EnvError(
                 "an account must start with positive equity; set options['cash_usd'] or ['shares']"
             )
@@ -521,7 +521,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             return
         starts = self.market.num_bars - 1 if self.settings.random_start else 1
         there = is_listed(self.view, torch.arange(starts, device=self.device)).to(torch.float32)
-        if bool(((owned != 0).to(torch.float32) @ there.T == 0).any()):
+        if ((owned != 0).to(torch.float32) @ there.T == 0).any():
             raise EnvError(
                 "without cash, a later episode may begin where none of options['shares'] is listed;"
                 " give some cash_usd"

@@ -430,7 +430,6 @@ def is_kind(name: object) -> bool:
         return False
 
 
-
 def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
     """Count the bars and whole sessions that features and context look back on, without the daily
     series and turbulence. Raises ConfigError for a user's own function, whose reach is unknown."""

@@ -564,18 +564,18 @@ class MarketTensors:
             )
         if not len(bar):
             return
-        if not bool(_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
+        if not (_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
             raise MarketError(
                 f"an event lies outside the market's {self.num_bars} bars and {self.num_assets}"
                 " assets"
             )
-        if not bool(((bar * self.num_assets + asset).diff() > 0).all()):
+        if not ((bar * self.num_assets + asset).diff() > 0).all():
             raise MarketError("events must come by bar and then asset, one of an asset a bar")
         before = self.close[(bar - 1).clamp(min=0), asset].to(torch.float64)
         # nothing is adjusted by a missing price
         before[(bar == 0) | before.isnan()] = math.inf
         wrong = ~is_possible(split, dividend, before)
-        if bool(wrong.any()):
+        if wrong.any():
             first = int(wrong.nonzero()[0])
             event = [float(values[first]) for values in (split, dividend, before)]
             refuse_event(self.symbols[int(asset[first])], self._day(int(bar[first])), *event)
@@ -604,7 +604,7 @@ class MarketTensors:
             ),
         }
         for message, holds in checks.items():
-            if not bool(holds):
+            if not holds:
                 raise MarketError(message)
         cells = ("open", "close", "volume", "features", "tradable")
         rows = {name: self.to_numpy(name) for name in cells}
