@@ -40,14 +40,6 @@ _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
 
-def why_not_fused(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
-    """Explain why the kernel cannot step this environment; None if it can."""
-    if device.type != "cpu":
-        return "it runs on CPU"
-    if settings.observation_dtype != "float32":
-        return "it makes float32 observations"
-    return "it keeps no record" if record else None
-
 
 def _references(arrays: list[_Array]) -> list[int]:
     return [sys.getrefcount(array) for array in arrays]
@@ -86,8 +78,14 @@ class ArrayPool:
 class FusedStep:
     """The CPU kernel, bound to one market and one set of settings."""
 
-    why_not = staticmethod(why_not_fused)
-
+    @staticmethod
+    def why_not(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
+        """Explain why the kernel cannot step this environment; None if it can."""
+        if device.type != "cpu":
+            return "it runs on CPU"
+        if settings.observation_dtype != "float32":
+            return "it makes float32 observations"
+        return "it keeps no record" if record else None
     def __init__(
         self,
         view: MarketView,
