@@ -89,10 +89,10 @@ def check_names(options: Any) -> None:
         raise EnvError(f"unknown reset option {unknown[0]!r}; known: {', '.join(RESET_OPTIONS)}")
 
 
-def check_wrappers(depth: int) -> None:
-    """Check that none of `ARRAY_WRAPPERS` is calling, `depth` frames above. Raises EnvError: an
+def check_wrappers() -> None:
+    """Check that none of `ARRAY_WRAPPERS` is calling, two frames above. Raises EnvError: an
     environment does not know its wrappers, and theirs are errors about arrays."""
-    frame = sys._getframe(depth).f_back
+    frame = sys._getframe(2).f_back
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("gymnasium."):
         name = type(frame.f_locals.get("self")).__name__
         if name in ARRAY_WRAPPERS:

@@ -363,7 +363,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises EnvError, changing nothing, for unknown options or ones of the wrong shape or range.
         """
-        check_wrappers(2)
+        check_wrappers()
         options = {} if options is None else options
         check_names(options)
         options = dict(options)

@@ -271,10 +271,10 @@ def make_market(settings: DataSettings) -> MarketTensors:
     return assemble(settings, open_feed(settings, None))
 
 
-def assemble(settings: DataSettings, feed: Feed, *, progress: Progress = SILENT) -> MarketTensors:
+def assemble(settings: DataSettings, feed: Feed) -> MarketTensors:
     """Build a market in memory from a feed, of which each symbol is read once. Equal inputs give
     equal tensors, to the bit."""
-    with _draft(settings, feed, None, progress) as draft:
+    with _draft(settings, feed, None, SILENT) as draft:
         return draft.tensors()
 
 

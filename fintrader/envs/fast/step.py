@@ -40,7 +40,6 @@ _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
 
-
 def _references(arrays: list[_Array]) -> list[int]:
     return [sys.getrefcount(array) for array in arrays]
 
@@ -86,6 +85,7 @@ class FusedStep:
         if settings.observation_dtype != "float32":
             return "it makes float32 observations"
         return "it keeps no record" if record else None
+
     def __init__(
         self,
         view: MarketView,

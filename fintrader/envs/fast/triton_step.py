@@ -34,7 +34,6 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-
 class TritonStep:
     """The CUDA kernel, bound to one market and one set of settings. Raises ImportError without
     triton."""
@@ -50,6 +49,7 @@ class TritonStep:
             "its clock is the episode's": settings.clock != "episode",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
     def __init__(
         self,
         view: MarketView,
