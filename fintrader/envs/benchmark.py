@@ -62,7 +62,7 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
 
     Raises EnvError for capitalisations that are not known.
     """
-    close = market.close.to(torch.float64)
+    close = market.close.double()
     if kind == "cash":
         return torch.zeros_like(close[:1]).expand_as(close)
     priced = ~close.isnan()
@@ -115,7 +115,7 @@ def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
     dividends reinvested."""
     price = market.adjusted_close
     session = market.session == market.session[0]
-    first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
+    first = (priced & session.unsqueeze(1)).long().argmax(0)
     chosen = (market.member & priced)[session].any(0)
     paid = price.gather(0, first.unsqueeze(0))
     return torch.where(priced & chosen, price / paid, 0.0)
@@ -129,7 +129,7 @@ def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
             "env.benchmark cap_weight needs the shares outstanding: name their file in "
             "data.universe.shares_outstanding, or set env.benchmark to equal_weight"
         )
-    worth = torch.where(chosen, market.close.to(torch.float64) * shares.to(torch.float64), 0.0)
+    worth = torch.where(chosen, market.close.double() * shares.double(), 0.0)
     unknown = (chosen & worth.isnan()).any(0)
     if unknown.any():
         names = ", ".join(

@@ -442,7 +442,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.autoreset_mode is AutoresetMode.SAME_STEP and may_hold(done):
             after = select(done, self.begin_next(after), after)
             obs = self.observe_accounts(after)
-        reward = reward.to(torch.float32)
+        reward = reward.float()
         return StepResult(after, reward, terminated, truncated, done, obs, final, final_bar, record)
 
     def _begin_finished(self, account: Account, step: StepResult) -> StepResult:
@@ -520,8 +520,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
         starts = self.market.num_bars - 1 if self.settings.random_start else 1
-        there = is_listed(self.view, torch.arange(starts, device=self.device)).to(torch.float32)
-        if ((owned != 0).to(torch.float32) @ there.T == 0).any():
+        there = is_listed(self.view, torch.arange(starts, device=self.device)).float()
+        if ((owned != 0).float() @ there.T == 0).any():
             raise EnvError(
                 "without cash, a later episode may begin where none of options['shares'] is listed;"
                 " give some cash_usd"
@@ -550,7 +550,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 " there"
             )
         differentiable = actions.requires_grad and torch.is_grad_enabled()
-        action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
+        action: Tensor = actions if differentiable else actions.detach().float()
         if self._fused is not None and not differentiable:
             return action  # kernels check by themselves
         return check_finite(action)

@@ -98,7 +98,7 @@ class Events(NamedTuple):
             return None
         inner = self.bar > 0  # what happened before the first bar changes nothing after it
         bar, asset, split, dividend = (value[inner] for value in self)
-        share = torch.nan_to_num(dividend / close[bar - 1, asset].to(torch.float64), nan=0.0)
+        share = torch.nan_to_num(dividend / close[bar - 1, asset].double(), nan=0.0)
         steps = torch.ones(close.shape, dtype=torch.float64, device=close.device)
         steps[bar, asset] = split / (1.0 - share)
         return steps.cumprod(0)
@@ -342,7 +342,7 @@ class MarketTensors:
         """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal
         to `close` at the first bar, so that nothing before an ex-date depends on it."""
         growth = self.events.growth(self.close)
-        close = self.close.to(torch.float64)
+        close = self.close.double()
         return close if growth is None else close * growth
 
     def to(self, device: torch.device | str) -> MarketTensors:
@@ -571,7 +571,7 @@ class MarketTensors:
             )
         if not ((bar * self.num_assets + asset).diff() > 0).all():
             raise MarketError("events must come by bar and then asset, one of an asset a bar")
-        before = self.close[(bar - 1).clamp(min=0), asset].to(torch.float64)
+        before = self.close[(bar - 1).clamp(min=0), asset].double()
         # nothing is adjusted by a missing price
         before[(bar == 0) | before.isnan()] = math.inf
         wrong = ~is_possible(split, dividend, before)

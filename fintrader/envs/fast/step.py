@@ -140,7 +140,7 @@ class FusedStep:
     ) -> StepResult:
         """Carry out one decision of every account. Raises EnvError, changing nothing, for an action
         that is not finite."""
-        values = action.detach().to(torch.float32).contiguous().numpy()
+        values = action.detach().float().contiguous().numpy()
         inputs = Inputs(values, *self.given(endow, key))
         new = self._fresh(old.memory)
         obs = self._obs.take()
