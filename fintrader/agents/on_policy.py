@@ -83,7 +83,7 @@ def subtract_group_baseline(advantage: Tensor, row_index: Tensor, bars: int) -> 
     nothing about their actions. The others' actions do not depend on an account's own, so the
     gradient keeps its mean (https://arxiv.org/abs/1803.07246).
     """
-    zeros = torch.zeros(bars, dtype=advantage.dtype, device=advantage.device)
+    zeros = advantage.new_zeros(bars)
     count = zeros.index_add(0, row_index, torch.ones_like(advantage))[row_index]
     mean = zeros.index_add(0, row_index, advantage)[row_index] / count
     # x_i − mean of the others = (x_i − mean of all) · n / (n − 1)
