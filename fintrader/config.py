@@ -36,12 +36,9 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Positive = Annotated[float, Field(gt=0.0)]
 
 
 def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    model_validator,
+)
 
 from fintrader.config import (
     BelowOne,
     Count,
     Fraction,
-    NonNegative,
-    Positive,
     PositiveFraction,
     Settings,
-    Whole,
 )
 
 MAX_TILT_SCALE = 4.0
@@ -74,12 +78,12 @@ class ActionHeadSettings(Settings):
     kind: Literal["auto", "direct", "aim", "tilt"] = "auto"
     """`tilt` and `aim` suit the environment's `target` actions, `direct` everything; `auto`: on
     markets `tilt` where there is a benchmark (`env.benchmark`), else `aim`."""
-    scale: Positive = 4.0
+    scale: PositiveFloat = 4.0
     """Logits per unit of latent (`aim`): at 4, latents of ±1 concentrate almost all weight."""
     cash_logit: float = -1.0
     """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter
     in cash."""
-    max_log_tilt: Positive = 1.0
+    max_log_tilt: PositiveFloat = 1.0
     """Largest distance of a weight's logarithm from its benchmark's (`tilt`), before weights are
     made to sum to 1."""
     max_active_tilt: PositiveFraction = 1.0
@@ -105,19 +109,19 @@ class BaseSettings(Settings):
 
     network: NetworkSettings = NetworkSettings()
     head: ActionHeadSettings = ActionHeadSettings()
-    learning_rate: Positive = 3e-3
+    learning_rate: PositiveFloat = 3e-3
     """Step size of Adam."""
     anneal: bool = False
     """Lower the step size linearly to zero over the budget: late updates then average more of the
     market's noise."""
     gamma: Fraction = 0.95
     """Discount per decision."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Shrinks weights by this share of the step size at every step (AdamW,
     https://arxiv.org/abs/1711.05101)."""
     feature_dropout: BelowOne = 0.0
     """Chance of each feature to be hidden until the next update (`regularisation.py`)."""
-    feature_noise: NonNegative = 0.0
+    feature_noise: NonNegativeFloat = 0.0
     """Standard deviation of the noise on standardised features while learning."""
     normalise: tuple[Literal["observations", "rewards"], ...] = ("observations", "rewards")
     """Standardise observations with running statistics (of a replay buffer, they freeze when
@@ -158,13 +162,13 @@ class OnPolicySettings(BaseSettings):
     """Steps of every account between updates."""
     gae_lambda: Fraction = 0.95
     """Bias (0) against variance (1) of the advantages."""
-    ent_coef: NonNegative = 0.0
+    ent_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus; without effect on a fixed noise."""
-    vf_coef: NonNegative = 0.5
+    vf_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
-    max_grad_norm: Positive = 0.5
+    max_grad_norm: PositiveFloat = 0.5
     """Gradients longer than this are shortened to it."""
-    noise: Positive = 0.5
+    noise: PositiveFloat = 0.5
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_persistence: BelowOne | None = None
     """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091).
@@ -188,7 +192,7 @@ class PPO(OnPolicySettings):
     algo: Literal["ppo"] = "ppo"
     num_steps: Count = 8
     """Steps of every account between updates."""
-    noise: Positive = 1.0
+    noise: PositiveFloat = 1.0
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_decay: NoiseDecay = 0.02
     """Share of the noise's deviation that goes with every update, down to 0.2; `learned`: the noise
@@ -197,9 +201,9 @@ class PPO(OnPolicySettings):
     """Passes over each rollout."""
     num_minibatches: Count = 2
     """Minibatches of each pass."""
-    clip_coef: Positive = 0.2
+    clip_coef: PositiveFloat = 0.2
     """Distance of the ratio from 1 at which its gradient is cut."""
-    target_kl: Positive | None = None
+    target_kl: PositiveFloat | None = None
     """Stop an update's passes once the policy moved this far from the one that collected the
     data."""
 
@@ -214,7 +218,7 @@ class APG(BaseSettings):
     """Settings of analytic policy gradient."""
 
     algo: Literal["apg"] = "apg"
-    learning_rate: Positive = 3e-3
+    learning_rate: PositiveFloat = 3e-3
     """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others
     never."""
     num_steps: Count = 16
@@ -223,9 +227,9 @@ class APG(BaseSettings):
     """λ of the value's targets."""
     bootstrap: bool = True
     """Add a learned value at the horizon."""
-    noise: NonNegative = 0.1
+    noise: NonNegativeFloat = 0.1
     """Standard deviation of the noise on the latents: spreads the accounts over the states."""
-    max_grad_norm: Positive = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Gradients longer than this are shortened to it."""
 
 
@@ -236,7 +240,7 @@ class OffPolicySettings(BaseSettings):
 
     network: NetworkSettings = NetworkSettings(layer_norm=True)
     """LayerNorm keeps the critics' values from running away (https://arxiv.org/abs/2302.02948)."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Step size of Adam, of the actor and of the critics."""
     n_steps: Count = 1
     """Steps summed before a critic's value is used."""
@@ -246,19 +250,19 @@ class OffPolicySettings(BaseSettings):
     """Replayed transitions per update."""
     buffer_size: Count = 200_000
     """Steps kept, summed over all accounts."""
-    learning_starts: Whole = 5_000
+    learning_starts: NonNegativeInt = 5_000
     """Steps with uniformly random latents before learning begins, summed over all accounts."""
-    updates_per_step: Positive = 1.0
+    updates_per_step: PositiveFloat = 1.0
     """Updates for each step of the vector environment; 0.5 is one every second step."""
-    noise: NonNegative = 0.5
+    noise: NonNegativeFloat = 0.5
     """Standard deviation of the exploration noise on the latents."""
     noise_persistence: BelowOne | None = None
     """Correlation of the noise from one decision to the next, also while warming up: under trading
     costs a deviation that lasts is cheaper and tells more. None: 0.9 with the heads `aim` and
     `tilt`, else 0."""
-    max_grad_norm: Positive = 10.0
+    max_grad_norm: PositiveFloat = 10.0
     """Gradients longer than this are shortened to it."""
-    saturation_coef: NonNegative = 5e-3
+    saturation_coef: NonNegativeFloat = 5e-3
     """Weight of the mean square of the tanh's argument: without it actors drift to ±1 and stop
     learning."""
 
@@ -280,9 +284,9 @@ class TD3(OffPolicySettings):
 class SACBase(OffPolicySettings):
     """Settings that SAC and REDQ share."""
 
-    noise: Positive = 0.3
+    noise: PositiveFloat = 0.3
     """Standard deviation of the policy at the start."""
-    alpha: Positive | Literal["auto"] = "auto"
+    alpha: PositiveFloat | Literal["auto"] = "auto"
     """Temperature: the price of a nat of entropy, in scaled rewards. `auto`: 0.1 at the start, then
     moved so that the entropy meets its target."""
     target_entropy: float = -1.5
@@ -305,7 +309,7 @@ class REDQ(SACBase):
     target: Count | Literal["min", "mean"] = 2
     """The target's value: the minimum over M critics, drawn anew for each update, or the minimum or
     mean over all of them."""
-    updates_per_step: Positive = 2.0
+    updates_per_step: PositiveFloat = 2.0
     """Updates for each step of the vector environment."""
     policy_delay: Count = 2
     """Critic updates for each actor update."""
@@ -328,7 +332,7 @@ class Budget(Settings):
     env_steps: Count | None = None
     """Steps summed over all accounts; training stops at the first update that
     reaches it, of off-policy agents at the first step."""
-    seconds: Positive | None = None
+    seconds: PositiveFloat | None = None
     """Wall-clock seconds of training, resumed parts included; results then depend on the machine's
     speed."""
 

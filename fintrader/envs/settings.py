@@ -7,18 +7,22 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    field_validator,
+    model_validator,
+)
 
 from fintrader.config import (
     BelowOne,
     Count,
     Fraction,
-    NonNegative,
     Own,
-    Positive,
     PositiveFraction,
     Settings,
-    Whole,
 )
 from fintrader.results.context import TradingTerms
 
@@ -50,11 +54,11 @@ class RandomiseSettings(Settings):
 
     variants: Count = 4
     """V: markets that the accounts are shared out among; a divisor of their number."""
-    costs: tuple[Positive, Positive] = (1.0, 1.0)
+    costs: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.0)
     """Least and most factor on the fees, spread and impact of a variant; its logarithm is uniform
     between. Both alike, such as [1.5, 1.5], are a factor for all accounts: above 1 an agent learns
     to trade less than the true costs demand."""
-    delay_bars: Whole = 0
+    delay_bars: NonNegativeInt = 0
     """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
     delay."""
     block_sessions: Count | None = None
@@ -96,7 +100,7 @@ class TradingSettings(Settings):
     is the papers' optimistic choice."""
     fractional: bool = False
     """Trade fractions of a share (the step is then differentiable in the action)."""
-    max_shares: Positive = 100.0
+    max_shares: PositiveFloat = 100.0
     """`trade` only: shares ordered per symbol by an action of 1."""
     dead_band: BelowOne | None = None
     """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
@@ -119,10 +123,10 @@ class TradingSettings(Settings):
     half_spread_bps: HalfSpread | Mapping[str, HalfSpread] = 0.0
     """Half the bid-ask spread, basis points of the notional: a number for all symbols, or a mapping
     such as {AAPL: 0.5, others: 2}; without `others` the rest has none."""
-    impact_bps: NonNegative = 0.0
+    impact_bps: NonNegativeFloat = 0.0
     """Temporary impact: basis points of the notional of an order as large as all of its bar's
     volume; falls with the square root of the order's share of the volume."""
-    min_commission_usd: NonNegative = 0.0
+    min_commission_usd: NonNegativeFloat = 0.0
     """Least commission of one order, USD."""
 
     # --- account ----------------------------------------------------------------------------------
@@ -136,7 +140,7 @@ class TradingSettings(Settings):
     """Allow negative positions."""
     max_leverage: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0
     """Most gross exposure after a fill, in multiples of equity; above 1 only with `short`."""
-    borrow_bps_per_year: NonNegative = 0.0
+    borrow_bps_per_year: NonNegativeFloat = 0.0
     """Interest on borrowed stock (short notional) and borrowed cash, basis points a year of 365
     days."""
     maintenance_margin: Fraction = 0.0
@@ -160,9 +164,9 @@ class TradingSettings(Settings):
     """profit, log_return, mean_variance, drawdown, differential_sharpe; against the benchmark
     active_return, active_mean_variance, differential_information_ratio; or a callable from an
     `Outcome` to `[B]`, in YAML `package.module:name`."""
-    reward_scale: Positive = 1.0
+    reward_scale: PositiveFloat = 1.0
     """Factor on every reward."""
-    risk_aversion: NonNegative = 1.0
+    risk_aversion: NonNegativeFloat = 1.0
     """lambda in r - lambda/2 * r^2 (mean_variance, active_mean_variance) and in r - lambda * (rise
     of the depth of the drawdown) (drawdown)."""
 
@@ -304,7 +308,7 @@ class TraderSettings(Settings):
 
     num_traders: Count = 2
     """K: traders in one market."""
-    impact_bps_per_million_usd: NonNegative = 10.0
+    impact_bps_per_million_usd: NonNegativeFloat = 10.0
     """kappa: basis points that the price moves per million USD of all traders' net orders."""
     impact_limit: BelowOne = 0.1
     """Largest move of the price, as a share of it."""

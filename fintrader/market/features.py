@@ -13,12 +13,12 @@ from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.bars.clean import SymbolBars
-from fintrader.config import Own, OwnFunction, PathText, Positive, Settings, load_object
+from fintrader.config import Own, OwnFunction, PathText, Settings, load_object
 from fintrader.errors import OWN_FAILURES, ConfigError, DataError
 from fintrader.market.columns import Sheet
 from fintrader.market.moving import (
@@ -97,7 +97,7 @@ class FeatureSettings(Settings):
     (a date counts once it is over), or a lag after the row's own time (3w, 45d, 2h, 30min). A bar sees
     the last value that was known at its close. `trusted`, the default, takes values as they stand;
     every verdict names such columns."""
-    clip: Positive = 10.0
+    clip: PositiveFloat = 10.0
     """Clip scaled features at this many standard deviations."""
     normalisation: PathText | None = None
     """Scale by an earlier market's statistics, not the training window's: its file, its build.json,

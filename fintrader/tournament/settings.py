@@ -6,17 +6,22 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from fintrader.agents.settings import Budget
 from fintrader.config import (
     Count,
     Fraction,
-    NonNegative,
-    Positive,
     PositiveFraction,
     Settings,
-    Whole,
 )
 from fintrader.seams import LAUNCHERS
 
@@ -69,7 +74,7 @@ class OperationsSettings(Settings):
     """Waits, retries and metrics of a run. They change no result, and a resumed run may change
     them."""
 
-    patience_seconds: Positive = 300.0
+    patience_seconds: PositiveFloat = 300.0
     """Seconds to wait for a process that is silent. A pod that gives no sign of life for this long
     is killed and started again. Pods whose orchestrator was killed train on for this long
     (`takeover`)."""
@@ -77,13 +82,13 @@ class OperationsSettings(Settings):
     """When the orchestrator is killed, its pods train on, and the same command, run again, takes
     them over. Those that are not taken over within `patience_seconds` end at their next checkpoint.
     False: pods end with their orchestrator."""
-    retries: Whole = 2
+    retries: NonNegativeInt = 2
     """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as
     failed. A pod whose process or node was ended from outside is always started again."""
-    store_seconds: NonNegative = 120.0
+    store_seconds: NonNegativeFloat = 120.0
     """Only with `store`: seconds between copies of a pod's training state in the store. One more is
     made when its node is drained. 0: never."""
-    outage_seconds: NonNegative = 3600.0
+    outage_seconds: NonNegativeFloat = 3600.0
     """Only with `store`: seconds to wait for a store that does not answer. Pods train on meanwhile
     and keep their results on their disk."""
     metrics: str | None = None
@@ -156,7 +161,7 @@ class TournamentSettings(Settings):
     other, e.g. 0.25 with a `search`."""
     founders: Count = 2
     """Results on the leaderboard before anyone becomes a parent."""
-    temperature: Positive = 1.0
+    temperature: PositiveFloat = 1.0
     """Temperature of the softmax over ranks that picks a parent: small favours the best, large
     favours none."""
     niche: Niche = "none"
@@ -190,7 +195,7 @@ class TournamentSettings(Settings):
     budget evenly; the windows' embargo lies around each block."""
     validation_windows: Count = 1
     """Equal parts of the validation window that are scored separately."""
-    spread_penalty: NonNegative = 0.0
+    spread_penalty: NonNegativeFloat = 0.0
     """Score = mean over the parts - spread_penalty x their standard deviation."""
     halving: float | None = Field(None, gt=0, lt=1)
     """Stop a pod early when it scores below this quantile of the pods of its generation (0.5:
@@ -211,7 +216,7 @@ class TournamentSettings(Settings):
     """Annual tracking error to which the members' tilts are scaled before the shrinkage, measured
     on their pooled validation returns (factor at most 4). None: tilts keep their learned size.
     Needs `ensemble_shrinkage`."""
-    diversity: NonNegative = 0.5
+    diversity: NonNegativeFloat = 0.5
     """Members are picked by standardised score - diversity x mean correlation with those picked
     already."""
 

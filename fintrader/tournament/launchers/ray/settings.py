@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from fintrader.config import SECRET_NAME, Count, NonNegative, Positive, list_texts, refuse_secret
+from fintrader.config import SECRET_NAME, Count, list_texts, refuse_secret
 from fintrader.tournament.settings import LauncherSettings
 
 
@@ -19,11 +19,11 @@ class RaySettings(LauncherSettings):
     address: str = "auto"
     """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster of this machine;
     `local`: a cluster of this machine alone, on loopback, that ends with the command."""
-    gpus: NonNegative | None = None
+    gpus: NonNegativeFloat | None = None
     """GPUs of a pod: a part of one, or a whole number. None: 1, or a part of one where
     `tournament.devices` names a device several times, on a
     cluster that has GPUs when the run starts (and `device` is not `cpu`), else 0."""
-    cpus: Positive = 1.0
+    cpus: PositiveFloat = 1.0
     """CPUs of a pod."""
     nodes: Count = 1
     """Nodes that a pod spans. It takes its CPUs, GPUs and further resources on each of them, and
@@ -32,13 +32,13 @@ class RaySettings(LauncherSettings):
     """Further resources of a pod by Ray's names, e.g. `accelerator_type:A100: 0.001`."""
     evaluators: bool = True
     """Score trained pods in separate tasks, so that no GPU waits for the validation window."""
-    evaluator_cpus: Positive = 1.0
+    evaluator_cpus: PositiveFloat = 1.0
     """CPUs of an evaluator."""
     evaluator_resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of an evaluator."""
-    wait_seconds: NonNegative = 120.0
+    wait_seconds: NonNegativeFloat = 120.0
     """Seconds to wait for a node that can hold a pod, at the start and when all have vanished."""
-    drain_seconds: NonNegative = 15.0
+    drain_seconds: NonNegativeFloat = 15.0
     """Seconds before a leaving node's deadline at which its pods are moved."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's runtime environment of the pods (`env_vars`, `pip`, ...). Empty: the nodes have
