@@ -19,7 +19,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Tag,
+    ValidationError,
+    WrapValidator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fintrader.errors import ConfigError, DataError, find_meant, suggest
@@ -27,6 +35,12 @@ from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
 log = logging.getLogger("fintrader")
 SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:
@@ -362,22 +376,16 @@ def list_shipped_configs() -> dict[str, Path]:
     return {}
 
 
-def find_config(path: Path | str) -> Path:
-    """Find a configuration by path, or a shipped one by name. An unknown path is returned
-    unchanged."""
-    path = Path(path)
-    if path.is_file() or len(path.parts) > 1:
-        return path
-    return list_shipped_configs().get(path.name, path)
-
-
 def read_yaml(path: Path | str) -> dict[str, Any]:
-    """Read a mapping from a YAML file, or from the shipped configuration of that name.
+    """Read a mapping from a YAML file; a name without a folder, of which there is no file, may be
+    that of a shipped configuration.
 
     Raises ConfigError when it is missing, unreadable or not a mapping.
     """
+    path = Path(path)
+    if not path.is_file() and len(path.parts) == 1:
+        path = list_shipped_configs().get(path.name, path)
     try:
-        path = find_config(path)
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
@@ -391,7 +399,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
             f" {', '.join(names)}; {hint}"
         ) from None
     except IsADirectoryError:
-        inside = Path(path) / "config.yaml"
+        inside = path / "config.yaml"
         hint = f"; a run's configuration is {inside}" if inside.is_file() else ""
         raise ConfigError(
             f"{path} is a folder; give the path of a YAML configuration{hint}"
@@ -453,6 +461,15 @@ def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name)
     }
+
+
+def describe_differences(found: Mapping[str, tuple[Any, Any]]) -> str:
+    """Describe the first five of the differences that `compare_values` found, the values before as
+    those `there`."""
+    return "; ".join(
+        f"{name}: {there!s:.40} there, {here!s:.40} here"
+        for name, (there, here) in list(found.items())[:5]
+    )
 
 
 def dump_yaml(settings: Settings) -> str:
@@ -571,11 +588,8 @@ def check_no_secret(path: str) -> str:
 
 
 def refuse_secret(path: Any) -> Any:
-    """Check a path for secrets as a pydantic validator. Raises ValueError."""
-    try:
-        return check_no_secret(str(path)) if isinstance(path, str | Path) else path
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+    """Check a path for secrets as a pydantic validator. Raises ConfigError."""
+    return check_no_secret(str(path)) if isinstance(path, str | Path) else path
 
 
 PathText = Annotated[str, BeforeValidator(refuse_secret)]

@@ -94,6 +94,7 @@ class RunFolder:
     pods = _Inside("pods")
     backtest = _Inside("backtest")
     ensemble = _Inside("ensemble")
+    snapshots = _Inside("snapshots")
 
     @property
     def null_model(self) -> RunFolder:
@@ -109,6 +110,11 @@ class RunFolder:
         """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`,
         `result.json`."""
         return self.pods / pod_id
+
+    def list_snapshots(self) -> list[Path]:
+        """List the states that pods were published with; without those that were set aside."""
+        paths = sorted(self.snapshots.glob("*.safetensors"))
+        return [path for path in paths if ".damaged-" not in path.name]
 
     def list_misplaced(self) -> list[Path]:
         """List the entries in the place of a tournament's file or folder that are of another kind.
@@ -130,14 +136,9 @@ class RunFolder:
                     found.append(pod)
         if _is_folder(self.ensemble):
             files += [self.ensemble / name for name in _IN_ENSEMBLE]
-        snapshots = self.root / "snapshots"
-        if _is_folder(snapshots):
-            files += [
-                path
-                for path in sorted(snapshots.glob("*.safetensors"))
-                if ".damaged-" not in path.name
-            ]
-        for folder in (self.ensemble, snapshots, self.root / "lease", self.root / "logs"):
+        if _is_folder(self.snapshots):
+            files += self.list_snapshots()
+        for folder in (self.ensemble, self.snapshots, self.root / "lease", self.root / "logs"):
             found += _list_irregular(folder)
         found += [
             path

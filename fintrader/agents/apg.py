@@ -111,13 +111,8 @@ class APGAgent(BaseAgent):
             reward = self.rewards(reward)
 
         objective = self._estimate_objective(reward, rollout.terminated, rollout.truncated)
-        norm = self.descend("actor", -objective)
-
-        metrics = {
-            "objective": objective.detach(),
-            "grad_norm": norm,
-            "reward_mean": rollout.reward.mean(),
-        }
+        metrics = self.descend("actor", [(1.0, -objective, {"objective": objective})])
+        metrics["reward_mean"] = rollout.reward.mean()
         if settings.bootstrap:
             metrics |= self._fit_value(rollout._replace(reward=reward.detach()))
         if "observations" in settings.normalise:
@@ -158,7 +153,7 @@ class APGAgent(BaseAgent):
             _, target = gae(reward, value, next_value, *ends, settings.gamma, settings.gae_lambda)
         for _ in range(VALUE_EPOCHS):
             loss = (self.critic(batch) - target.flatten()).pow(2).mean()
-            self.descend("critic", loss)
+            self.descend("critic", [(1.0, loss, {})])
         return {
             "value_loss": loss.detach(),
             "explained_variance": explained_variance(value, target),

@@ -23,6 +23,8 @@ from fintrader.envs.observation import Layout, MarketTable
 from fintrader.seeding import create_generator, derive
 
 Metrics: TypeAlias = dict[str, float]
+Parts: TypeAlias = Iterable[tuple[float, Tensor, dict[str, Tensor]]]
+"""Shares of a batch, with their losses and metrics."""
 
 
 class BaseAgent(Resumable):
@@ -106,7 +108,7 @@ class BaseAgent(Resumable):
         """Start the running statistics with observations `[B, D]`."""
         if not self.has_statistics:
             self.has_statistics = True
-            if "observations" in self.settings.normalise and not bool(self.normaliser.count[0]):
+            if "observations" in self.settings.normalise and not self.normaliser.count[0]:
                 self.normaliser.update(obs)
 
     def normalise(self, obs: Tensor, *, acting: bool = False) -> Batch:
@@ -155,23 +157,26 @@ class BaseAgent(Resumable):
         """Add Adam over `parameters`."""
         self.optimisers[name] = make_adam(parameters, rate, self.settings.weight_decay, eps)
 
-    def descend(self, name: str, loss: Tensor | Iterable[Tensor]) -> Tensor:
-        """Take one step of an optimiser down `loss`, or down the sum of several, computed one at a
-        time; return the gradient's norm."""
+    def descend(self, name: str, parts: Parts) -> dict[str, Tensor]:
+        """Take one step of an optimiser down the mean of the losses of a batch's parts, computed
+        one at a time; return the metrics' means, and the gradient's norm."""
         optimiser = self.optimisers[name]
         optimiser.zero_grad()
         # Only this optimiser's parameters get a gradient: other networks that the loss passes
         # through are left alone.
         parameters = (weight for group in optimiser.param_groups for weight in group["params"])
         inputs = [weight for weight in parameters if weight.requires_grad]
-        for part in (loss,) if isinstance(loss, Tensor) else loss:
-            torch.autograd.backward(part, inputs=inputs)
+        metrics: dict[str, Tensor] = {}
+        for share, loss, values in parts:
+            for key, value in values.items():
+                metrics[key] = metrics.get(key, 0.0) + share * value.detach()
+            torch.autograd.backward(share * loss, inputs=inputs)
         grads = [weight.grad for weight in inputs if weight.grad is not None]
         # Like nn.utils.clip_grad_norm_ without its sorting by device: all are on one.
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._foreach_mul_(grads, (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimiser.step()
-        return norm
+        return {**metrics, "grad_norm": norm}
 
     def anneal(self, fraction: float) -> None:
         """With `anneal`, scale step sizes by 1 - `fraction`, the share of the budget used."""

@@ -18,8 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fintrader.agents.base import Parts
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.off_policy import OffPolicyAgent, Parts, ReplaySample
+from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
 
 
 class DDPGAgent(OffPolicyAgent):
@@ -51,4 +52,4 @@ class DDPGAgent(OffPolicyAgent):
                 saturation = self.settings.saturation_coef * raw.pow(2).mean()
                 yield share, policy_loss + saturation, {"policy_loss": policy_loss}
 
-        return self.descend_parts("actor", iterate_parts())
+        return self.descend("actor", iterate_parts())

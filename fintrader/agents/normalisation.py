@@ -59,7 +59,7 @@ def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[
     A GPU's result is padded with zeros: to a power of two, so that few sizes occur, or without
     `wait` to the most there can be, because counting the values makes the host wait.
     """
-    occurs = torch.zeros(count, dtype=torch.int64, device=numbers.device)
+    occurs = numbers.new_zeros(count, dtype=torch.int64)
     occurs.index_fill_(0, numbers, 1)
     if numbers.device.type == "cpu":
         occurring = occurs.nonzero()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.base import BaseAgent, Metrics, to_metrics
+from fintrader.agents.base import BaseAgent, Metrics, Parts, to_metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import add_prefix, select_below
 from fintrader.agents.fast.graphs import take_step
@@ -25,8 +25,7 @@ from fintrader.agents.settings import OffPolicySettings
 
 REPORT_STEPS = 50
 """Steps of the environment between two lines of metrics: reading one waits for the device."""
-Parts: TypeAlias = Iterator[tuple[float, Tensor, dict[str, Tensor]]]
-"""Shares of a batch, with their losses and metrics."""
+
 CELLS_AT_ONCE = 1 << 15
 """Samples times assets whose gradients are computed together on a CPU: a bound on memory."""
 
@@ -181,23 +180,9 @@ class OffPolicyAgent(BaseAgent):
                 means = {"critic_loss": loss / self.members, "value_mean": values.mean()}
                 yield share, loss, means
 
-        metrics = self.descend_parts("critic", iterate_parts())
+        metrics = self.descend("critic", iterate_parts())
         del metrics["grad_norm"]  # the actor's is reported
         return metrics
-
-    def descend_parts(self, name: str, parts: Parts) -> dict[str, Tensor]:
-        """Take one step of an optimiser down the mean of the losses of a batch's parts, from their
-        shares, losses and metrics; return the metrics' means, and the gradient's norm."""
-        metrics: dict[str, Tensor] = {}
-
-        def iterate_losses() -> Iterator[Tensor]:
-            for share, loss, values in parts:
-                for key, value in values.items():
-                    metrics[key] = metrics.get(key, 0.0) + share * value.detach()
-                yield share * loss
-
-        norm = self.descend(name, iterate_losses())
-        return {**metrics, "grad_norm": norm}
 
     def judge_following(self, batch: Batch, latent: Tensor) -> Tensor:
         """Judge latents `[R, L]` by the target critics, `[K, R]`, in parts."""

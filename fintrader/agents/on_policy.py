@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
+from fintrader.agents.base import BaseAgent, Metrics, Parts, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.fast import fast_on_cpu
 from fintrader.agents.fast.graphs import look_up_mean, take_step
@@ -83,7 +83,7 @@ def subtract_group_baseline(advantage: Tensor, row_index: Tensor, bars: int) -> 
     nothing about their actions. The others' actions do not depend on an account's own, so the
     gradient keeps its mean (https://arxiv.org/abs/1803.07246).
     """
-    zeros = torch.zeros(bars, dtype=advantage.dtype, device=advantage.device)
+    zeros = advantage.new_zeros(bars)
     count = zeros.index_add(0, row_index, torch.ones_like(advantage))[row_index]
     mean = zeros.index_add(0, row_index, advantage)[row_index] / count
     # x_i − mean of the others = (x_i − mean of all) · n / (n − 1)
@@ -224,21 +224,15 @@ class OnPolicyAgent(BaseAgent):
     def _descend_rows(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """Take one gradient step on these rows, some at a time."""
         advantage = standardise(rollout.advantage[rows])
-        metrics: dict[str, Tensor] = {}
 
-        def iterate_losses() -> Iterator[Tensor]:
+        def iterate_parts() -> Parts:
             at_once = ROWS_AT_ONCE[self.device.type]
             pieces = (torch.split(column, at_once) for column in (rows, advantage))
             for part, part_advantage in zip(*pieces, strict=True):
-                share = len(part) / len(rows)
                 piece = rollout.select(part)._replace(advantage=part_advantage)
-                loss, values = self.loss(piece)
-                for name, value in values.items():
-                    metrics[name] = metrics.get(name, 0.0) + share * value.detach()
-                yield share * loss
+                yield len(part) / len(rows), *self.loss(piece)
 
-        norm = self.descend("adam", iterate_losses())
-        return {**metrics, "grad_norm": norm}
+        return self.descend("adam", iterate_parts())
 
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""

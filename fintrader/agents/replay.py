@@ -113,12 +113,11 @@ def sum_n_steps(
     end of an episode, the factor of the value of the observation that followed step `last` (0 after
     a termination), and that step's number, int64 in [0, n).
     """
-    steps, accounts = rewards.shape
     total = torch.zeros_like(rewards[0])
     discount = torch.ones_like(rewards[0])
     running = torch.ones_like(rewards[0])
-    last = torch.zeros(accounts, dtype=torch.int64, device=rewards.device)
-    for k in range(steps):
+    last = torch.zeros_like(total, dtype=torch.int64)
+    for k in range(len(rewards)):
         total = total + running * gamma**k * rewards[k]
         last = torch.where(running > 0, k, last)
         discount = torch.where(

@@ -20,8 +20,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fintrader.agents.base import Parts
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.off_policy import OffPolicyAgent, Parts, ReplaySample
+from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
 from fintrader.agents.on_policy import gaussian_log_prob
 from fintrader.agents.settings import SACBase
 
@@ -95,10 +96,10 @@ class SACAgent(OffPolicyAgent):
                 loss = policy_loss + settings.saturation_coef * mean.pow(2).mean()
                 yield share, loss, {"policy_loss": policy_loss, "entropy": -log_prob.mean()}
 
-        metrics = self.descend_parts("actor", iterate_parts())
+        metrics = self.descend("actor", iterate_parts())
         if settings.alpha == "auto":
             surplus = metrics["entropy"] - settings.target_entropy * self.head.latents
-            self.descend("temperature", log_alpha.exp() * surplus)
+            self.descend("temperature", [(1.0, log_alpha.exp() * surplus, {})])
         return {**metrics, "alpha": log_alpha.detach().exp()}
 
 

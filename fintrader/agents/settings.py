@@ -7,9 +7,22 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    model_validator,
+)
 
-from fintrader.config import Settings
+from fintrader.config import (
+    BelowOne,
+    Count,
+    Fraction,
+    PositiveFraction,
+    Settings,
+)
 
 MAX_TILT_SCALE = 4.0
 """Largest multiple of a learned tilt: beyond it a portfolio no longer resembles the learned one."""
@@ -65,15 +78,15 @@ class ActionHeadSettings(Settings):
     kind: Literal["auto", "direct", "aim", "tilt"] = "auto"
     """`tilt` and `aim` suit the environment's `target` actions, `direct` everything; `auto`: on
     markets `tilt` where there is a benchmark (`env.benchmark`), else `aim`."""
-    scale: float = Field(default=4.0, gt=0)
+    scale: PositiveFloat = 4.0
     """Logits per unit of latent (`aim`): at 4, latents of ±1 concentrate almost all weight."""
     cash_logit: float = -1.0
     """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter
     in cash."""
-    max_log_tilt: float = Field(default=1.0, gt=0)
+    max_log_tilt: PositiveFloat = 1.0
     """Largest distance of a weight's logarithm from its benchmark's (`tilt`), before weights are
     made to sum to 1."""
-    max_active_tilt: float = Field(default=1.0, gt=0, le=1)
+    max_active_tilt: PositiveFraction = 1.0
     """Largest share of the portfolio away from the benchmark's (`tilt`): the active share
     ½ Σ|w − b|."""
     fully_invested: bool = True
@@ -96,24 +109,24 @@ class BaseSettings(Settings):
 
     network: NetworkSettings = NetworkSettings()
     head: ActionHeadSettings = ActionHeadSettings()
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: PositiveFloat = 3e-3
     """Step size of Adam."""
     anneal: bool = False
     """Lower the step size linearly to zero over the budget: late updates then average more of the
     market's noise."""
-    gamma: float = Field(default=0.95, ge=0, le=1)
+    gamma: Fraction = 0.95
     """Discount per decision."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: NonNegativeFloat = 0.0
     """Shrinks weights by this share of the step size at every step (AdamW,
     https://arxiv.org/abs/1711.05101)."""
-    feature_dropout: float = Field(default=0.0, ge=0, lt=1)
+    feature_dropout: BelowOne = 0.0
     """Chance of each feature to be hidden until the next update (`regularisation.py`)."""
-    feature_noise: float = Field(default=0.0, ge=0)
+    feature_noise: NonNegativeFloat = 0.0
     """Standard deviation of the noise on standardised features while learning."""
     normalise: tuple[Literal["observations", "rewards"], ...] = ("observations", "rewards")
     """Standardise observations with running statistics (of a replay buffer, they freeze when
     learning begins); divide rewards by the deviation of the discounted return."""
-    learners: int = Field(default=1, ge=1)
+    learners: Count = 1
     """K learners on one device, each learning from its own share of the accounts; after every
     update their networks and optimiser moments are averaged. For ppo and a2c; `env.num_envs` must
     be a multiple of K."""
@@ -145,19 +158,19 @@ class OnPolicySettings(BaseSettings):
 
     has_learners: ClassVar[bool] = True
 
-    num_steps: int = Field(default=16, ge=1)
+    num_steps: Count = 16
     """Steps of every account between updates."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: Fraction = 0.95
     """Bias (0) against variance (1) of the advantages."""
-    ent_coef: float = Field(default=0.0, ge=0)
+    ent_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus; without effect on a fixed noise."""
-    vf_coef: float = Field(default=0.5, ge=0)
+    vf_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = Field(default=0.5, gt=0)
+    max_grad_norm: PositiveFloat = 0.5
     """Gradients longer than this are shortened to it."""
-    noise: float = Field(default=0.5, gt=0)
+    noise: PositiveFloat = 0.5
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
-    noise_persistence: float | None = Field(default=None, ge=0, lt=1)
+    noise_persistence: BelowOne | None = None
     """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091).
     Under trading costs a deviation that lasts is cheaper and tells more than one that is taken back
     at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
@@ -177,20 +190,20 @@ class PPO(OnPolicySettings):
     """Settings of proximal policy optimisation."""
 
     algo: Literal["ppo"] = "ppo"
-    num_steps: int = Field(default=8, ge=1)
+    num_steps: Count = 8
     """Steps of every account between updates."""
-    noise: float = Field(default=1.0, gt=0)
+    noise: PositiveFloat = 1.0
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_decay: NoiseDecay = 0.02
     """Share of the noise's deviation that goes with every update, down to 0.2; `learned`: the noise
     moves by gradient."""
-    update_epochs: int = Field(default=3, ge=1)
+    update_epochs: Count = 3
     """Passes over each rollout."""
-    num_minibatches: int = Field(default=2, ge=1)
+    num_minibatches: Count = 2
     """Minibatches of each pass."""
-    clip_coef: float = Field(default=0.2, gt=0)
+    clip_coef: PositiveFloat = 0.2
     """Distance of the ratio from 1 at which its gradient is cut."""
-    target_kl: float | None = Field(default=None, gt=0)
+    target_kl: PositiveFloat | None = None
     """Stop an update's passes once the policy moved this far from the one that collected the
     data."""
 
@@ -205,18 +218,18 @@ class APG(BaseSettings):
     """Settings of analytic policy gradient."""
 
     algo: Literal["apg"] = "apg"
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: PositiveFloat = 3e-3
     """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others
     never."""
-    num_steps: int = Field(default=16, ge=1)
+    num_steps: Count = 16
     """H: decisions differentiated through."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: Fraction = 0.95
     """λ of the value's targets."""
     bootstrap: bool = True
     """Add a learned value at the horizon."""
-    noise: float = Field(default=0.1, ge=0)
+    noise: NonNegativeFloat = 0.1
     """Standard deviation of the noise on the latents: spreads the accounts over the states."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: PositiveFloat = 1.0
     """Gradients longer than this are shortened to it."""
 
 
@@ -227,29 +240,29 @@ class OffPolicySettings(BaseSettings):
 
     network: NetworkSettings = NetworkSettings(layer_norm=True)
     """LayerNorm keeps the critics' values from running away (https://arxiv.org/abs/2302.02948)."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: PositiveFloat = 1e-3
     """Step size of Adam, of the actor and of the critics."""
-    n_steps: int = Field(default=1, ge=1)
+    n_steps: Count = 1
     """Steps summed before a critic's value is used."""
-    tau: float = Field(default=0.01, gt=0, le=1)
+    tau: PositiveFraction = 0.01
     """Part of the way that target networks follow at each update."""
-    batch_size: int = Field(default=512, ge=1)
+    batch_size: Count = 512
     """Replayed transitions per update."""
-    buffer_size: int = Field(default=200_000, ge=1)
+    buffer_size: Count = 200_000
     """Steps kept, summed over all accounts."""
-    learning_starts: int = Field(default=5_000, ge=0)
+    learning_starts: NonNegativeInt = 5_000
     """Steps with uniformly random latents before learning begins, summed over all accounts."""
-    updates_per_step: float = Field(default=1.0, gt=0)
+    updates_per_step: PositiveFloat = 1.0
     """Updates for each step of the vector environment; 0.5 is one every second step."""
-    noise: float = Field(default=0.5, ge=0)
+    noise: NonNegativeFloat = 0.5
     """Standard deviation of the exploration noise on the latents."""
-    noise_persistence: float | None = Field(default=None, ge=0, lt=1)
+    noise_persistence: BelowOne | None = None
     """Correlation of the noise from one decision to the next, also while warming up: under trading
     costs a deviation that lasts is cheaper and tells more. None: 0.9 with the heads `aim` and
     `tilt`, else 0."""
-    max_grad_norm: float = Field(default=10.0, gt=0)
+    max_grad_norm: PositiveFloat = 10.0
     """Gradients longer than this are shortened to it."""
-    saturation_coef: float = Field(default=5e-3, ge=0)
+    saturation_coef: NonNegativeFloat = 5e-3
     """Weight of the mean square of the tanh's argument: without it actors drift to ±1 and stop
     learning."""
 
@@ -264,16 +277,16 @@ class TD3(OffPolicySettings):
     """Settings of twin delayed deep deterministic policy gradient."""
 
     algo: Literal["td3"] = "td3"
-    policy_delay: int = Field(default=2, ge=1)
+    policy_delay: Count = 2
     """Critic updates for each actor update."""
 
 
 class SACBase(OffPolicySettings):
     """Settings that SAC and REDQ share."""
 
-    noise: float = Field(default=0.3, gt=0)
+    noise: PositiveFloat = 0.3
     """Standard deviation of the policy at the start."""
-    alpha: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    alpha: PositiveFloat | Literal["auto"] = "auto"
     """Temperature: the price of a nat of entropy, in scaled rewards. `auto`: 0.1 at the start, then
     moved so that the entropy meets its target."""
     target_entropy: float = -1.5
@@ -291,14 +304,14 @@ class REDQ(SACBase):
     """Settings of randomised ensembled double Q-learning."""
 
     algo: Literal["redq"] = "redq"
-    num_critics: int = Field(default=5, ge=1)
+    num_critics: Count = 5
     """K."""
-    target: Annotated[int, Field(ge=1)] | Literal["min", "mean"] = 2
+    target: Count | Literal["min", "mean"] = 2
     """The target's value: the minimum over M critics, drawn anew for each update, or the minimum or
     mean over all of them."""
-    updates_per_step: float = Field(default=2.0, gt=0)
+    updates_per_step: PositiveFloat = 2.0
     """Updates for each step of the vector environment."""
-    policy_delay: int = Field(default=2, ge=1)
+    policy_delay: Count = 2
     """Critic updates for each actor update."""
 
     @model_validator(mode="after")
@@ -316,10 +329,10 @@ AgentSettings: TypeAlias = Annotated[
 class Budget(Settings):
     """Length of a training: exactly one of the two."""
 
-    env_steps: int | None = Field(default=None, ge=1)
+    env_steps: Count | None = None
     """Steps summed over all accounts; training stops at the first update that
     reaches it, of off-policy agents at the first step."""
-    seconds: float | None = Field(default=None, gt=0)
+    seconds: PositiveFloat | None = None
     """Wall-clock seconds of training, resumed parts included; results then depend on the machine's
     speed."""
 

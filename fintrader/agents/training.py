@@ -24,7 +24,7 @@ from fintrader.agents.checkpoint import Json, add_prefix, read_tensors, select_b
 from fintrader.agents.description import MarketIdentity
 from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
-from fintrader.config import Settings, compare_values
+from fintrader.config import Settings, compare_values, describe_differences
 from fintrader.envs.account import may_hold
 from fintrader.envs.market_view import build_once
 from fintrader.envs.observation import ResetReturn, StepReturn, layout_to_json
@@ -256,7 +256,7 @@ class TrainingRun:
         # on the host anyway.
         if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
             self.is_finite = is_finite if self.is_finite is None else self.is_finite & is_finite
-        elif not bool(is_finite):
+        elif not is_finite:
             raise self.fail(["actions"])
 
     def step(self, action: Tensor) -> Transition:
@@ -288,7 +288,7 @@ class TrainingRun:
         self.updates += 1
         self.seconds = time.perf_counter() - self.started
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if self.is_finite is not None and not bool(self.is_finite):
+        if self.is_finite is not None and not self.is_finite:
             broken.insert(0, "actions")
         self.is_finite = None
         if broken:
@@ -387,14 +387,10 @@ class TrainingRun:
         tensors, header = read_tensors(self.path, FORMAT)
         odd = compare_values(header["identity"], self.identity)
         if odd:
-            listed = [
-                f"{name}: {there!s:.40} there, {here!s:.40} here"
-                for name, (there, here) in odd.items()
-            ]
             raise CheckpointError(
-                f"{self.path} belongs to another training ({'; '.join(listed[:5])}); go on with its"
-                " seed and settings (only the budget may differ), use another folder, or delete"
-                " this one to start over"
+                f"{self.path} belongs to another training ({describe_differences(odd)}); go on with"
+                " its seed and settings (only the budget may differ), use another folder, or"
+                " delete this one to start over"
             )
         device = self.agent.device
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -412,7 +408,7 @@ class TrainingRun:
         """Save, unless the last update broke the policy: the last good state is then worth more
         than this one."""
         weights = self.agent.policy.parameters()
-        if not bool(torch.stack([weight.isfinite().all() for weight in weights]).all()):
+        if not torch.stack([weight.isfinite().all() for weight in weights]).all():
             raise self.fail(["weights"])
         before = time.perf_counter()
         self.save()

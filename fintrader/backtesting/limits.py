@@ -11,9 +11,9 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
-from fintrader.config import Settings
+from fintrader.config import Fraction, Settings
 from fintrader.metrics import Array
 
 Share = Annotated[float, Field(gt=0.0, le=100.0)]
@@ -37,10 +37,10 @@ class LimitSettings(Settings):
     """Loss since the session before, as a share of its equity, that halts the deployment."""
     drawdown: Share = 0.10
     """Loss since the highest equity, as a share of it, that halts the deployment."""
-    symbols_with_bars: Annotated[float, Field(ge=0.0, le=1.0)] = 0.8
+    symbols_with_bars: Fraction = 0.8
     """Least share of the members with a bar in the last three minutes; below it nothing is
     ordered."""
-    clock_seconds: Annotated[float, Field(gt=0.0)] = 2.0
+    clock_seconds: PositiveFloat = 2.0
     """Largest difference between the machine's clock and the broker's; above it nothing is
     ordered."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 
 from fintrader.config import Settings
 
@@ -25,6 +25,6 @@ class WalkForwardSettings(Settings):
 class LookaheadSettings(Settings):
     """Time for the look-ahead check."""
 
-    budget_minutes: float = Field(2.0, ge=0)
+    budget_minutes: NonNegativeFloat = 2.0
     """Time within which bar after bar is tried, once the first stage has built the whole market
     with other futures; 0: the first stage only. The same command goes on where the time ended."""

@@ -15,7 +15,7 @@ from fintrader.bars.sources.presets import Preset
 from fintrader.bars.sources.tickers import is_path, is_ticker, read_tickers
 from fintrader.bars.sources.vendor_settings import DownloadOptions
 from fintrader.cli.options import parse
-from fintrader.config import Ticker, validate
+from fintrader.config import Count, Ticker, validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.progress import reporter
 
@@ -69,7 +69,7 @@ class InitOptions(DownloadOptions):
     """Decimal sign."""
     delimiter: str | None = Field(None, min_length=1, max_length=1)
     """Character between the fields."""
-    price_divisor: int | None = Field(None, ge=1)
+    price_divisor: Count | None = None
     """Divisor of prices that are whole numbers."""
     out: Path | None = None
     """File to write; named after the bars, in this folder, unless set."""

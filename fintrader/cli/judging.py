@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from fintrader.cli.options import parse, take_argument
-from fintrader.config import Settings
+from fintrader.config import Count, Settings
 from fintrader.errors import ConfigError, ReturnsError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class JudgeOptions(FileOptions):
     """Digest of the claim that `judge register` printed, for the returns of its window."""
     strategy: Path | None = None
     """Files of the strategy that the claim sealed."""
-    trials: Annotated[int, Field(ge=1)] | Literal["unknown"] | None = None
+    trials: Count | Literal["unknown"] | None = None
     """Number of strategies tried on these returns, or unknown."""
     held_out: bool = False
     """State that the strategy was selected without these returns."""
@@ -70,7 +70,7 @@ class JudgeOptions(FileOptions):
     """File of target weights, one column per symbol, instead of returns."""
     prices: Path | None = None
     """File of prices at which to trade the weights, one column per symbol."""
-    cost_bps: float = Field(0.0, ge=0)
+    cost_bps: NonNegativeFloat = 0.0
     """Trading costs of the weights, in basis points of turnover."""
     out: Path | None = None
     """Page to write; NAME-verdict.html in this folder by default."""

@@ -274,7 +274,7 @@ def place_orders(
     cash, shares, income = apply_events(
         account.cash, account.shares, mark, split, view.dividends[row], settings
     )
-    new_mark = (mark.to(torch.float64) - view.dividends[row]) / split
+    new_mark = (mark.double() - view.dividends[row]) / split
     return Orders(bar, cash, shares, shares + order, new_mark, income)
 
 
@@ -287,9 +287,9 @@ def desired_shares(
     The order is rounded, not the holding: an action that asks for the present holding orders
     nothing.
     """
-    action = (action if action.requires_grad else action.to(torch.float32)).clamp(-1.0, 1.0)
+    action = (action if action.requires_grad else action.float()).clamp(-1.0, 1.0)
     if settings.action == "target":
-        price = mark.to(torch.float64)
+        price = mark.double()
         target = target_shares(action, equity, price, settings)
         gap = target - shares
         order = step_towards(gap, settings)
@@ -301,14 +301,14 @@ def desired_shares(
         # In float32, where 0.29 * 100 is 29, as intended; in float64 it truncates to 28.
         size = action * settings.max_shares
         size = torch.where(action.abs() > settings.band, size, 0.0)
-        order = round_to_zero(size.to(torch.float64), settings)
+        order = round_to_zero(size.double(), settings)
     desired = shares + order
     return desired if settings.short else torch.relu(desired)
 
 
 def clip_weights(action: Tensor, settings: EnvSettings) -> Tensor:
     """Round actions `[B, N]` to the grid of weights; without shorts, negative ones to 0."""
-    weights = to_grid(action.to(torch.float64), WEIGHT_GRID)
+    weights = to_grid(action.double(), WEIGHT_GRID)
     return weights if settings.short else torch.relu(weights)
 
 
@@ -354,7 +354,7 @@ def apply_events(
     after = split_shares(shares, split, settings)
     # With fractions the rest is rounding, far below a unit of money.
     rest = shares * split - after
-    income = (in_usd(shares, dividend) + in_usd(rest, mark.to(torch.float64) / split)).sum(1)
+    income = (in_usd(shares, dividend) + in_usd(rest, mark.double() / split)).sum(1)
     return cash + income, after, income
 
 
@@ -376,7 +376,7 @@ def fill_orders(orders: Orders, quote: Quote, settings: EnvSettings) -> Fills:
     Long-only accounts keep cash >= 0 and shares >= 0.
     """
     shares = orders.shares
-    limit = quote.order_limit.to(torch.float64)
+    limit = quote.order_limit.double()
     # Limit each order to its share of the bar's volume.
     desired = torch.clamp(orders.desired, shares - limit, shares + limit)
 
@@ -480,7 +480,7 @@ def trade_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvSett
     """USD `[B, N]`: cost of orders of these shares (signed) and notionals (USD, >= 0)."""
     cost = variable_cost(shares, notional, quote, settings)
     if settings.min_commission_usd > 0.0:
-        orders = (notional > DUST_USD).to(torch.float64)
+        orders = (notional > DUST_USD).double()
         missing = settings.min_commission_usd * orders - settings.fee_rate * notional
         cost = cost + torch.relu(missing)
     return to_grid(cost, USD_GRID)
@@ -494,7 +494,7 @@ def variable_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvS
         return cost
     # `where` differentiates both branches, and the root's slope at 0 is infinite.
     root = torch.sqrt(torch.where(shares == 0, 1.0, shares.abs()))
-    share = torch.clamp(root * quote.inverse_root_volume.to(torch.float64), max=1.0)
+    share = torch.clamp(root * quote.inverse_root_volume.double(), max=1.0)
     return torch.minimum(cost + settings.impact_rate * (notional * share), notional)
 
 
@@ -607,7 +607,7 @@ def change_books(
         cash, shares, income = apply_events(
             cash, shares, before, view.splits[due], view.dividends[due], settings
         )
-        before = before.to(torch.float64) / view.splits[row]
+        before = before.double() / view.splits[row]
     if settings.charges_interest:
         # A year's rate on the short notional at the last close and on borrowed cash.
         borrowed = torch.relu(-in_usd(shares, before)).sum(1) + torch.relu(-cash)
@@ -715,7 +715,7 @@ def record_step(
     interest = torch.zeros_like(marks.closes)
     income = torch.where(number == 0, orders.income.unsqueeze(1), interest)
     for change in marks.changes:
-        here = (number == change.number.unsqueeze(1)).to(torch.float64)
+        here = (number == change.number.unsqueeze(1)).double()
         closed = closed + here.unsqueeze(2) * change.closed.unsqueeze(1)
         closed_cost = closed_cost + here.unsqueeze(2) * change.closed_cost.unsqueeze(1)
         interest = interest + here * change.interest.unsqueeze(1)

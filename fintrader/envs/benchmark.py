@@ -36,7 +36,7 @@ def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     """Compute `benchmark_weights`. Raises EnvError also for a benchmark other than cash that never
     holds anything (a market without members)."""
     weights = benchmark_weights(market, kind)
-    if kind != "cash" and not bool((weights > 0).any()):
+    if kind != "cash" and not (weights > 0).any():
         raise EnvError(
             f"env.benchmark {kind} needs members with prices, and this window has none; set"
             " env.benchmark to cash"
@@ -62,7 +62,7 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
 
     Raises EnvError for capitalisations that are not known.
     """
-    close = market.close.to(torch.float64)
+    close = market.close.double()
     if kind == "cash":
         return torch.zeros_like(close[:1]).expand_as(close)
     priced = ~close.isnan()
@@ -115,7 +115,7 @@ def _grow_from_window_start(market: MarketTensors, priced: Tensor) -> Tensor:
     dividends reinvested."""
     price = market.adjusted_close
     session = market.session == market.session[0]
-    first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
+    first = (priced & session.unsqueeze(1)).long().argmax(0)
     chosen = (market.member & priced)[session].any(0)
     paid = price.gather(0, first.unsqueeze(0))
     return torch.where(priced & chosen, price / paid, 0.0)
@@ -129,9 +129,9 @@ def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
             "env.benchmark cap_weight needs the shares outstanding: name their file in "
             "data.universe.shares_outstanding, or set env.benchmark to equal_weight"
         )
-    worth = torch.where(chosen, market.close.to(torch.float64) * shares.to(torch.float64), 0.0)
+    worth = torch.where(chosen, market.close.double() * shares.double(), 0.0)
     unknown = (chosen & worth.isnan()).any(0)
-    if bool(unknown.any()):
+    if unknown.any():
         names = ", ".join(
             name for name, odd in zip(market.symbols, unknown.tolist(), strict=True) if odd
         )
@@ -166,7 +166,7 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
 def carry_forward(price: Tensor, before: Tensor) -> Tensor:
     """Carry prices `[t, N]` forward over NaN, from `before` `[N]` on."""
     unknown = price.isnan()
-    if not bool(unknown.any()):
+    if not unknown.any():
         return price
     rows = torch.arange(len(price), device=price.device).unsqueeze(1)
     newest = torch.where(unknown, -1, rows).cummax(0).values

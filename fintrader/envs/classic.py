@@ -176,7 +176,7 @@ def require_boxes(
         raise ConfigError(
             f"the observations are {observation}; wrap the environment so that they are one Box"
         )
-    if not bool(np.isfinite(action.low).all() and np.isfinite(action.high).all()):
+    if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
         raise ConfigError("the actions have no bounds; wrap the environment with RescaleAction")
     return action, observation
 

@@ -113,7 +113,7 @@ def select(mask: Tensor, chosen: Account, other: Account) -> Account:
 def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:
     """Observe the part `[B, A + N]` that differs between accounts at the same bar: the account's
     features, and the weights held."""
-    left = (account.end_bar - account.bar).to(torch.float64)
+    left = (account.end_bar - account.bar).double()
     length = torch.clamp(account.end_bar - account.start_bar, min=1)
     clock = view.clock[account.bar]
     safe = torch.maximum(account.equity, EQUITY_FLOOR * account.first_equity)
@@ -123,7 +123,7 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
         account.equity / account.peak_equity - 1.0,
         torch.where(clock < 0, left / length, clock),
     )
-    mark = view.mark_at(account.bar).to(torch.float64)
+    mark = view.mark_at(account.bar).double()
     weights = account.shares * mark * (1.0 / safe).unsqueeze(1)
     return torch.cat((torch.stack(features, dim=1).to(dtype), weights.to(dtype)), dim=1)
 

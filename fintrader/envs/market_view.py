@@ -125,7 +125,7 @@ class MarketView(NamedTuple):
         """Look up prices and limits for orders that fill in the bars `[B]`."""
         limit, fill, _ = self.quotes.index_select(0, bar).unbind(1)
         root = self.inverse_root_volume.index_select(0, bar)
-        price = fill.abs().to(torch.float64) / USD_GRID
+        price = fill.abs().double() / USD_GRID
         return Quote(price, fill > 0, limit, root, self.spread)
 
 
@@ -161,7 +161,7 @@ def build_market_view(
     event_row, splits, dividends = _index_events(market)
     ends = find_ends(last_bar, bars)
     kind = benchmark_kind(market, settings.benchmark)
-    nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).to(torch.float64)
+    nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).double()
     quotes, roots = build_once(
         _quote_bars, market, settings.fill, settings.participation, settings.fractional
     )
@@ -206,7 +206,7 @@ def count_changes(ends: Tensor, event_row: Tensor, settings: EnvSettings) -> int
     count = before[torch.clamp(start + interval, max=last)] - before[start]
     if settings.fill != "close":
         # Events of the fill's bar come before its orders.
-        count = count - (happens & ~ends)[start + 1].to(torch.int64)
+        count = count - (happens & ~ends)[start + 1].long()
     return int(count.max())
 
 
@@ -239,11 +239,11 @@ def _quote_bars(
         if participation == "none":
             limit = torch.full_like(volume, torch.inf)
         else:
-            limit = volume.to(torch.float64) * participation
+            limit = volume.double() * participation
         buyable = tradable & market.member[rows] & (bars.unsqueeze(1) < last_bar)
         quotes[rows] = pack_quotes(limit if fractional else limit.trunc(), price, buyable, mark)
         roots[rows] = torch.where(volume > 0, volume.rsqrt(), LARGEST)
-    if participation != "none" and not bool((roots < LARGEST).any()):
+    if participation != "none" and not (roots < LARGEST).any():
         raise EnvError(
             "the bars hold no volume, of which an order may take a share; set env.participation to"
             " none to fill orders of any size"
@@ -256,7 +256,7 @@ def pack_quotes(limit: Tensor, price: Tensor, buyable: Tensor, mark: Tensor) -> 
     USD, `[t, N]` each."""
     signed = torch.where(buyable, price, -price) * USD_GRID
     parts = limit, signed, mark * USD_GRID
-    return torch.stack([part.to(torch.float32) for part in parts], dim=1)
+    return torch.stack([part.float() for part in parts], dim=1)
 
 
 def _hold_benchmark(market: MarketTensors, kind: BenchmarkKind) -> tuple[Tensor, Tensor]:
@@ -264,7 +264,7 @@ def _hold_benchmark(market: MarketTensors, kind: BenchmarkKind) -> tuple[Tensor,
     weights = held_weights(market, kind)
     if kind == "cash":
         return weights, torch.zeros(market.num_bars, dtype=torch.float64, device=market.device)
-    return weights.to(torch.float32), benchmark_level(market, weights).log()
+    return weights.float(), benchmark_level(market, weights).log()
 
 
 def _lay_table(

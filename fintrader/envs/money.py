@@ -40,7 +40,7 @@ def to_grid(value: Tensor, units: float) -> Tensor:
 
 def in_usd(shares: Tensor, price: Tensor) -> Tensor:
     """Multiply shares by prices: float64 USD in whole units of money."""
-    return to_grid(shares * price.to(torch.float64), USD_GRID)
+    return to_grid(shares * price.double(), USD_GRID)
 
 
 def round_to_zero(shares: Tensor, settings: EnvSettings) -> Tensor:

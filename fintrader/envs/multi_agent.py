@@ -142,7 +142,7 @@ class MultiTraderEnv:
 
     def _move(self, orders: Tensor, price: Tensor, out: Tensor) -> Tensor:
         """Move fill prices `[G * K, N]` by the net flow of each game's remaining traders."""
-        price = price.to(torch.float64)
+        price = price.double()
         flow = torch.where(out.unsqueeze(1), 0.0, orders * price)
         net = flow.view(self.num_games, self.num_traders, -1).sum(1)
         kappa = self.traders.impact_bps_per_million_usd / 1e4 / 1e6
@@ -159,7 +159,7 @@ class MultiTraderEnv:
         else:
             others = (own.sum(1, keepdim=True) - own) / max(self.num_traders - 1, 1)
             shared = own + c * others
-        return shared.to(torch.float32)
+        return shared.float()
 
     def _games(self, value: Tensor) -> Tensor:
         """Take `[G * K, ...]` apart into `[G, K, ...]`."""

@@ -350,4 +350,4 @@ def session_clock(session: Tensor, clock: Literal["episode", "session", "none"])
     length = torch.bincount(number)
     first = length.cumsum(0) - length
     inside = torch.arange(len(session), device=session.device) - first[number]
-    return (length[number] - 1 - inside).to(torch.float64) / length[number]
+    return (length[number] - 1 - inside).double() / length[number]

@@ -66,7 +66,7 @@ def chain_prices(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     `mark` `[T, N]` are closes, carried forward, 0 before the first; `source` never begins a block
     at bar 0.
     """
-    closes = mark.to(torch.float64)
+    closes = mark.double()
     price = torch.empty_like(closes)
     ratio = torch.empty_like(closes)
     newest = torch.zeros_like(closes[0])
@@ -75,7 +75,7 @@ def chain_prices(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         first = int(source[start])
         block = closes[first : first + stop - start]
         # A block is chained by the close before it, or the first close of a symbol listed in it.
-        listing = block.gather(0, (block > 0).to(torch.int64).argmax(0, keepdim=True))[0]
+        listing = block.gather(0, (block > 0).long().argmax(0, keepdim=True))[0]
         before = torch.where(closes[first - 1] > 0, closes[first - 1], listing)
         known = (newest > 0) & (before > 0)
         times = torch.where(known, newest / torch.where(known, before, 1.0), 1.0)
@@ -105,7 +105,7 @@ def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> Ma
     ends = find_ends(last_bar, bars)
     return view._replace(
         quotes=pack_quotes(limit, view.fill[source] * ratio, buyable, price),
-        inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).to(torch.float32),
+        inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).float(),
         benchmark=grown.cumsum(0),
         last_bar=last_bar,
         years=view.years[source],

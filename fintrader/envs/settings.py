@@ -7,16 +7,25 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    field_validator,
+    model_validator,
+)
 
-from fintrader.config import Own, Settings
+from fintrader.config import (
+    BelowOne,
+    Count,
+    Fraction,
+    Own,
+    PositiveFraction,
+    Settings,
+)
 from fintrader.results.context import TradingTerms
 
-Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Positive = Annotated[float, Field(gt=0.0)]
 HalfSpread = Annotated[float, Field(ge=0.0, lt=5000.0)]
 OTHERS = "others"
 """Name in `half_spread_bps` of all symbols that it does not name."""
@@ -45,11 +54,11 @@ class RandomiseSettings(Settings):
 
     variants: Count = 4
     """V: markets that the accounts are shared out among; a divisor of their number."""
-    costs: tuple[Positive, Positive] = (1.0, 1.0)
+    costs: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.0)
     """Least and most factor on the fees, spread and impact of a variant; its logarithm is uniform
     between. Both alike, such as [1.5, 1.5], are a factor for all accounts: above 1 an agent learns
     to trade less than the true costs demand."""
-    delay_bars: Annotated[int, Field(ge=0)] = 0
+    delay_bars: NonNegativeInt = 0
     """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
     delay."""
     block_sessions: Count | None = None
@@ -91,9 +100,9 @@ class TradingSettings(Settings):
     is the papers' optimistic choice."""
     fractional: bool = False
     """Trade fractions of a share (the step is then differentiable in the action)."""
-    max_shares: Positive = 100.0
+    max_shares: PositiveFloat = 100.0
     """`trade` only: shares ordered per symbol by an action of 1."""
-    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    dead_band: BelowOne | None = None
     """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
     target is left alone (exits always trade); `trade`: actions of at most this size order nothing.
     None: 0 for `target`, 0.1 for `trade`."""
@@ -114,24 +123,24 @@ class TradingSettings(Settings):
     half_spread_bps: HalfSpread | Mapping[str, HalfSpread] = 0.0
     """Half the bid-ask spread, basis points of the notional: a number for all symbols, or a mapping
     such as {AAPL: 0.5, others: 2}; without `others` the rest has none."""
-    impact_bps: NonNegative = 0.0
+    impact_bps: NonNegativeFloat = 0.0
     """Temporary impact: basis points of the notional of an order as large as all of its bar's
     volume; falls with the square root of the order's share of the volume."""
-    min_commission_usd: NonNegative = 0.0
+    min_commission_usd: NonNegativeFloat = 0.0
     """Least commission of one order, USD."""
 
     # --- account ----------------------------------------------------------------------------------
     initial_cash_usd: Annotated[float, Field(gt=0.0, le=MOST_CASH_USD)] = 1_000_000.0
     """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of the largest
     exact sum."""
-    ruin_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    ruin_fraction: BelowOne = 0.1
     """Equity at or below this share of the episode's first equity is ruin: the episode
     terminates."""
     short: bool = False
     """Allow negative positions."""
     max_leverage: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0
     """Most gross exposure after a fill, in multiples of equity; above 1 only with `short`."""
-    borrow_bps_per_year: NonNegative = 0.0
+    borrow_bps_per_year: NonNegativeFloat = 0.0
     """Interest on borrowed stock (short notional) and borrowed cash, basis points a year of 365
     days."""
     maintenance_margin: Fraction = 0.0
@@ -155,9 +164,9 @@ class TradingSettings(Settings):
     """profit, log_return, mean_variance, drawdown, differential_sharpe; against the benchmark
     active_return, active_mean_variance, differential_information_ratio; or a callable from an
     `Outcome` to `[B]`, in YAML `package.module:name`."""
-    reward_scale: Positive = 1.0
+    reward_scale: PositiveFloat = 1.0
     """Factor on every reward."""
-    risk_aversion: NonNegative = 1.0
+    risk_aversion: NonNegativeFloat = 1.0
     """lambda in r - lambda/2 * r^2 (mean_variance, active_mean_variance) and in r - lambda * (rise
     of the depth of the drawdown) (drawdown)."""
 
@@ -299,9 +308,9 @@ class TraderSettings(Settings):
 
     num_traders: Count = 2
     """K: traders in one market."""
-    impact_bps_per_million_usd: NonNegative = 10.0
+    impact_bps_per_million_usd: NonNegativeFloat = 10.0
     """kappa: basis points that the price moves per million USD of all traders' net orders."""
-    impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    impact_limit: BelowOne = 0.1
     """Largest move of the price, as a share of it."""
     cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
     """1: each trader gets the mean reward; 0: its own; -1: its own less the mean of the others."""
@@ -315,7 +324,7 @@ class GymnasiumSettings(Settings):
     id: str = "Pendulum-v1"
     """Its name in gymnasium; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`.
     `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
-    num_envs: int = Field(default=8, ge=1)
+    num_envs: Count = 8
     """Copies stepping at once."""
     workers: Literal["async", "sync"] = "async"
     """`async`: a process each; `sync`: one after the other in this process, faster for cheap

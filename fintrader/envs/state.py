@@ -89,10 +89,10 @@ def check_names(options: Any) -> None:
         raise EnvError(f"unknown reset option {unknown[0]!r}; known: {', '.join(RESET_OPTIONS)}")
 
 
-def check_wrappers(depth: int) -> None:
-    """Check that none of `ARRAY_WRAPPERS` is calling, `depth` frames above. Raises EnvError: an
+def check_wrappers() -> None:
+    """Check that none of `ARRAY_WRAPPERS` is calling, two frames above. Raises EnvError: an
     environment does not know its wrappers, and theirs are errors about arrays."""
-    frame = sys._getframe(depth).f_back
+    frame = sys._getframe(2).f_back
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("gymnasium."):
         name = type(frame.f_locals.get("self")).__name__
         if name in ARRAY_WRAPPERS:
@@ -125,14 +125,14 @@ def endowment(
     values = []
     for name, (default, size, kind) in wanted.items():
         value = _numbers(name, options.get(name, default), kind, device)
-        if name == "cash_usd" and not bool((value.isfinite() & (value >= 0)).all()):
+        if name == "cash_usd" and not (value.isfinite() & (value >= 0)).all():
             raise EnvError("options['cash_usd'] must be finite and not negative")
-        if name == "cash_usd" and bool((value > MOST_CASH_USD).any()):
+        if name == "cash_usd" and (value > MOST_CASH_USD).any():
             raise EnvError(
                 f"options['cash_usd'] must be at most {MOST_CASH_USD:,.0f}: sums of more are not"
                 " exact"
             )
-        if name == "episode_bars" and name in options and bool((value < 1).any()):
+        if name == "episode_bars" and name in options and (value < 1).any():
             raise EnvError("options['episode_bars'] must be at least 1")
         try:
             values.append(value.expand(size).contiguous())
@@ -151,11 +151,11 @@ def endowment(
 
 
 def _check_shares(shares: Tensor, settings: EnvSettings) -> None:
-    if not bool(shares.isfinite().all()):
+    if not shares.isfinite().all():
         raise EnvError("options['shares'] must be finite")
-    if not settings.short and bool((shares < 0).any()):
+    if not settings.short and (shares < 0).any():
         raise EnvError("options['shares'] must not be negative in a long-only environment")
-    if not settings.fractional and bool((shares != torch.trunc(shares)).any()):
+    if not settings.fractional and (shares != torch.trunc(shares)).any():
         raise EnvError("options['shares'] must be whole numbers unless env.fractional is set")
 
 
@@ -167,7 +167,7 @@ def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:
     mask = _tensor(value, device)
     if mask is None or mask.dtype != torch.bool or tuple(mask.shape) != (count,):
         raise EnvError(f"options['reset_mask'] must be {count} booleans")
-    if not bool(mask.any()):
+    if not mask.any():
         raise EnvError("options['reset_mask'] selects no account")
     return mask
 
@@ -180,7 +180,7 @@ def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> T
     start = _numbers("start", value, torch.int64, device)
     if start.ndim > 1 or (start.ndim == 1 and start.shape[0] != count):
         raise EnvError(f"options['start'] must be a bar or {count} of them")
-    if bool((start < 0).any()) or bool((start > num_bars - 2).any()):
+    if (start < 0).any() or (start > num_bars - 2).any():
         raise EnvError(f"options['start'] must lie in [0, {num_bars - 2}]")
     return start.expand(count)
 
@@ -190,7 +190,7 @@ def check_finite(action: Tensor) -> Tensor:
     as 0. Raises EnvError."""
     if action.device.type != "cpu":
         return torch.nan_to_num(action, nan=0.0)
-    if not bool(action.isfinite().all()):
+    if not action.isfinite().all():
         raise EnvError("actions contain NaN or infinity; check the policy's output")
     return action
 
@@ -210,7 +210,7 @@ def _numbers(name: str, value: Any, dtype: torch.dtype, device: torch.device) ->
     if given is None or given.dtype == torch.bool or given.is_complex():
         raise EnvError(f"options[{name!r}] must be numbers, got {_shown(value)}")
     counts = given.is_floating_point() and not dtype.is_floating_point
-    if counts and not bool((given.isfinite() & (given == given.trunc())).all()):
+    if counts and not (given.isfinite() & (given == given.trunc())).all():
         raise EnvError(f"options[{name!r}] counts bars: give whole numbers")
     return given.to(dtype)
 
@@ -263,35 +263,33 @@ def check_values(
     it is reset. `resets_at_once` is SAME_STEP, which leaves no account finished.
     """
     start, bar, end = (state[f"account.{name}"] for name in ("start_bar", "bar", "end_bar"))
-    if bool((end >= num_bars).any()):
+    if (end >= num_bars).any():
         raise CheckpointError(
             "the state belongs to a longer market; load it into an environment on that one"
         )
-    if bool(((start < 0) | (start > bar) | (bar > end)).any()):
+    if ((start < 0) | (start > bar) | (bar > end)).any():
         raise _broken("an account stands outside its episode")
     finished = state["account.finished"]
-    if bool(((bar == end) & ~finished).any()):
+    if ((bar == end) & ~finished).any():
         raise _broken("an account stands at its episode's end and is not finished")
-    if resets_at_once and bool(finished.any()):
+    if resets_at_once and finished.any():
         raise CheckpointError(
             "the state holds finished accounts, which autoreset mode SAME_STEP never leaves; "
             "load it into an environment of the mode it was made in"
         )
     for name, value in state.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
+        if value.is_floating_point() and not value.isfinite().all():
             raise _broken(f"{name} holds NaN or infinity")
-    if bool((state["endowment.cash"] < 0).any()) or bool(
-        (state["endowment.episode_bars"] < 0).any()
-    ):
+    if (state["endowment.cash"] < 0).any() or (state["endowment.episode_bars"] < 0).any():
         raise _broken("the accounts' endowment is negative")
     for name in ("account.shares", "endowment.shares"):
-        if not settings.fractional and bool((state[name] != state[name].trunc()).any()):
+        if not settings.fractional and (state[name] != state[name].trunc()).any():
             raise CheckpointError(
                 f"{name} has fractions; load it into an environment with env.fractional"
             )
     if not settings.short:
         for name in ("account.cash", "account.shares", "endowment.shares"):
-            if bool((state[name] < 0).any()):
+            if (state[name] < 0).any():
                 raise CheckpointError(
                     f"{name} is negative; load it into an environment with env.short"
                 )

@@ -363,7 +363,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises EnvError, changing nothing, for unknown options or ones of the wrong shape or range.
         """
-        check_wrappers(2)
+        check_wrappers()
         options = {} if options is None else options
         check_names(options)
         options = dict(options)
@@ -403,7 +403,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         action = self._check_action(actions)
         mode = self.autoreset_mode
         is_checked = mode is AutoresetMode.DISABLED and self.device.type == "cpu"
-        if is_checked and bool(self.account.finished.any()):
+        if is_checked and self.account.finished.any():
             raise EnvError(
                 "an account's episode is over; reset it with options={'reset_mask': ...} before"
                 " stepping on"
@@ -442,7 +442,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.autoreset_mode is AutoresetMode.SAME_STEP and may_hold(done):
             after = select(done, self.begin_next(after), after)
             obs = self.observe_accounts(after)
-        reward = reward.to(torch.float32)
+        reward = reward.float()
         return StepResult(after, reward, terminated, truncated, done, obs, final, final_bar, record)
 
     def _begin_finished(self, account: Account, step: StepResult) -> StepResult:
@@ -506,9 +506,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """Check that accounts start with positive equity and with the `shares` `[B, N]` of this
         reset; those of an earlier reset may have ended."""
         checked = torch.ones_like(account.finished) if mask is None else mask
-        if shares is not None and bool(((account.shares != shares).any(1) & checked).any()):
+        if shares is not None and ((account.shares != shares).any(1) & checked).any():
             raise EnvError("options['shares'] holds a symbol that is not listed at the start bar")
-        if bool(((account.equity <= 0) & checked).any()):
+        if ((account.equity <= 0) & checked).any():
             raise EnvError(
                 "an account must start with positive equity; set options['cash_usd'] or ['shares']"
             )
@@ -520,8 +520,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
         starts = self.market.num_bars - 1 if self.settings.random_start else 1
-        there = is_listed(self.view, torch.arange(starts, device=self.device)).to(torch.float32)
-        if bool(((owned != 0).to(torch.float32) @ there.T == 0).any()):
+        there = is_listed(self.view, torch.arange(starts, device=self.device)).float()
+        if ((owned != 0).float() @ there.T == 0).any():
             raise EnvError(
                 "without cash, a later episode may begin where none of options['shares'] is listed;"
                 " give some cash_usd"
@@ -550,7 +550,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 " there"
             )
         differentiable = actions.requires_grad and torch.is_grad_enabled()
-        action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
+        action: Tensor = actions if differentiable else actions.detach().float()
         if self._fused is not None and not differentiable:
             return action  # kernels check by themselves
         return check_finite(action)

@@ -62,7 +62,7 @@ from fintrader.market.universe import (
     share_days,
     survivorship,
 )
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import SILENT, Progress, shorten_list
 from fintrader.records import JsonValue, to_json
 from fintrader.results.market_description import (
     BuildRecord,
@@ -271,10 +271,10 @@ def make_market(settings: DataSettings) -> MarketTensors:
     return assemble(settings, open_feed(settings, None))
 
 
-def assemble(settings: DataSettings, feed: Feed, *, progress: Progress = SILENT) -> MarketTensors:
+def assemble(settings: DataSettings, feed: Feed) -> MarketTensors:
     """Build a market in memory from a feed, of which each symbol is read once. Equal inputs give
     equal tensors, to the bit."""
-    with _draft(settings, feed, None, progress) as draft:
+    with _draft(settings, feed, None, SILENT) as draft:
         return draft.tensors()
 
 
@@ -446,8 +446,7 @@ def _log_late(symbols: Sequence[str], members: Array, days: Array, grid: Session
         if (members[:, column] & ~own).any()
     ]
     if late:
-        rest = f" and {len(late) - 5} more" if len(late) > 5 else ""
-        log.warning("bought once features have enough history: %s%s", ", ".join(late[:5]), rest)
+        log.warning("bought once features have enough history: %s", shorten_list(late))
 
 
 def fit_features(
@@ -455,15 +454,14 @@ def fit_features(
 ) -> Scaling:
     """Fit the scales of the features `[T, N, F]` on the training window, or take stored ones."""
     chosen = settings.features
-    stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
     raw = np.isin(names, raw_features(settings))
     relative = 0 if chosen.cross_sectional == "none" else int(np.count_nonzero(~raw))
     scaled = ~raw & chosen.standardise & (relative == 0)
-    own = fit_scales("features", table, names, scaled, train, chosen, stored)
+    own = fit_scales("features", table, names, scaled, train, chosen)
     silent = [
         name for name, is_silent in zip(names, scaled & (own[1] == 1), strict=True) if is_silent
     ]
-    if silent and stored is None:
+    if silent and chosen.normalisation is None:
         log.warning("features without any variation before validation: %s", ", ".join(silent))
     return Scaling(chosen, relative, scaled, *own)
 
@@ -474,10 +472,9 @@ def scale_context(
     """Scale the context `[T, M]` in place by the training window or stored statistics; return means
     and deviations `[M]`."""
     chosen = settings.features
-    stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
     table = context[:, None, :]
     every = np.full(len(names), chosen.standardise)
-    scales = fit_scales("context", table, names, every, train, chosen, stored)
+    scales = fit_scales("context", table, names, every, train, chosen)
     apply_scale(table, *scales, every, chosen.clip)
     return scales
 

@@ -10,10 +10,10 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from fintrader.bars.bars import MINUTE_NS, Array
@@ -97,7 +97,7 @@ class FeatureSettings(Settings):
     (a date counts once it is over), or a lag after the row's own time (3w, 45d, 2h, 30min). A bar sees
     the last value that was known at its close. `trusted`, the default, takes values as they stand;
     every verdict names such columns."""
-    clip: float = Field(10.0, gt=0)
+    clip: PositiveFloat = 10.0
     """Clip scaled features at this many standard deviations."""
     normalisation: PathText | None = None
     """Scale by an earlier market's statistics, not the training window's: its file, its build.json,
@@ -368,23 +368,39 @@ def mean_return(steps: Array, member: Array) -> Array:
     return np.asarray(total / np.maximum(counts.sum(axis=1), 1))
 
 
-_FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
-    "return": (log_return, 1),
-    "gap": (gap, 1),
-    "intraday": (intraday, 1),
-    "volatility": (volatility, 30),
-    "volume": (volume, 30),
-    "relative_volume": (relative_volume, 390),
-    "rsi": (rsi, 30),
-    "cci": (cci, 30),
-    "dx": (dx, 30),
-    "macd": (macd, 1),
-    "bollinger_upper": (bollinger_upper, 20),
-    "bollinger_lower": (bollinger_lower, 20),
-    "sma": (sma, 30),
-    "age": (age, 60),
+class _Kind(NamedTuple):
+    """A kind of features."""
+
+    function: Callable[..., Array]
+    """Makes values `[L]` of `SymbolBars` and a window."""
+    window: int
+    """Window of a name without one."""
+    reach: float = 1.0
+    """Bars that a value depends on, in windows; for exponential means, until earlier bars are lost
+    to rounding."""
+    is_endless: bool = False
+    """True if it reads all earlier bars."""
+    in_sessions: bool = False
+    """True if its windows are sessions."""
+
+
+_FEATURES = {
+    "return": _Kind(log_return, 1),
+    "gap": _Kind(gap, 1, in_sessions=True),
+    "intraday": _Kind(intraday, 1, in_sessions=True),
+    "volatility": _Kind(volatility, 30),
+    "volume": _Kind(volume, 30),
+    "relative_volume": _Kind(relative_volume, 390, 20.0),
+    "rsi": _Kind(rsi, 30, 40.0, is_endless=True),
+    "cci": _Kind(cci, 30, 2.0),
+    "dx": _Kind(dx, 30, 40.0, is_endless=True),
+    "macd": _Kind(macd, 1, 520.0, is_endless=True),
+    "bollinger_upper": _Kind(bollinger_upper, 20),
+    "bollinger_lower": _Kind(bollinger_lower, 20),
+    "sma": _Kind(sma, 30),
+    "age": _Kind(age, 60),
 }
-_MARKET_FEATURES: dict[str, tuple[Callable[..., Array], int]] = {"beta": (beta, 390)}
+_MARKET_FEATURES = {"beta": _Kind(beta, 390)}
 """Kinds that read all symbols at once: functions of log returns and of `member_return`, both
 `[L]`."""
 TURBULENCE_DAYS = 60
@@ -393,7 +409,7 @@ FEWEST_TURBULENCE_DAYS = 5
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
-def _parse(name: str) -> tuple[str, int]:
+def _parse(name: str) -> tuple[_Kind, int]:
     """Kind and window."""
     match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)
     known = {**_FEATURES, **_MARKET_FEATURES}
@@ -402,7 +418,8 @@ def _parse(name: str) -> tuple[str, int]:
             f"{name!r} is no feature; known kinds: {', '.join(known)} (like rsi_30), or"
             " module:function; a column of the bars goes into features.extra"
         )
-    return match.group(1), int(match.group(2) or known[match.group(1)][1])
+    kind = known[match.group(1)]
+    return kind, int(match.group(2) or kind.window)
 
 
 def is_kind(name: object) -> bool:
@@ -411,22 +428,6 @@ def is_kind(name: object) -> bool:
         return bool(_parse(str(name)))
     except ValueError:
         return False
-
-
-_REACH: dict[str, float] = {
-    **dict.fromkeys(("volume", "sma", "age", "bollinger_upper", "bollinger_lower"), 1.0),
-    **dict.fromkeys(("return", "volatility", "beta"), 1.0),
-    **dict.fromkeys(("rsi", "dx"), 40.0),
-    "cci": 2.0,
-    "relative_volume": 20.0,
-    "macd": 520.0,
-}
-"""Bars that a kind's value depends on, in windows; for exponential means, until earlier bars are
-lost to rounding."""
-_ENDLESS = frozenset({"rsi", "dx", "macd"})
-"""Kinds that read all earlier bars."""
-_SESSIONS = frozenset({"gap", "intraday"})
-"""Kinds whose windows are sessions."""
 
 
 def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
@@ -438,10 +439,10 @@ def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
         if ":" in name:
             raise ConfigError(f"{name} looks back an unknown number of bars")
         kind, window = _parse(name)
-        if kind in _SESSIONS:
+        if kind.in_sessions:
             sessions = max(sessions, window)
         else:
-            bars = max(bars, int(_REACH[kind] * window) + 1)
+            bars = max(bars, int(kind.reach * window) + 1)
     for name in context:
         match = _INDEX.fullmatch(name)
         if match:
@@ -463,7 +464,7 @@ def market_feature(name: str, close: Array, market: Array) -> Array:
     if len(listed) > window:
         rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
         own = np.diff(np.log(close[listed[0] : listed[-1] + 1].astype(np.float64)))
-        result[rows] = _MARKET_FEATURES[kind][0](own, market[rows], window)
+        result[rows] = kind.function(own, market[rows], window)
     return result
 
 
@@ -485,15 +486,14 @@ def last_features(
             values = bars.extras[name]
         else:
             kind, window = _parse(name)
-            start = max(first - int(_REACH.get(kind, 0) * window) - 1, 0)
-            if kind in _SESSIONS:
+            start = max(first - int(kind.reach * window) - 1, 0)
+            if kind.in_sessions:
                 start = int(np.searchsorted(bars.session, bars.session[first] - sessions))
-            if kind in _MARKET_FEATURES:
+            if kind in _MARKET_FEATURES.values():
                 start = max(start, 1)  # the first bar has no return
-                function = _MARKET_FEATURES[kind][0]
-                values = function(own[:, start:], market[start:], window, start - 1, rows)
+                values = kind.function(own[:, start:], market[start:], window, start - 1, rows)
             else:
-                values = _FEATURES[kind][0](since(0 if kind in _ENDLESS else start), window)
+                values = kind.function(since(0 if kind.is_endless else start), window)
         table[..., column] = values[:, -rows:].T
     table[np.isnan(bars.close[:, -rows:]).T] = np.nan  # after a symbol's end
     return table
@@ -522,7 +522,7 @@ def symbol_features(
                 kind, window = _parse(name)
             except ValueError as error:
                 raise ConfigError(f"data.features.names: {error}") from None
-            values = _FEATURES[kind][0](bars, window)
+            values = kind.function(bars, window)
         table[:, column] = values
     return table
 

@@ -284,7 +284,7 @@ def open_raw(
 
 
 def read_source(
-    settings: DataSettings, cache: Path | None = None, progress: Progress = SILENT
+    settings: DataSettings, cache: Path | None = None
 ) -> tuple[Bars, tuple[Action, ...]]:
     """Read all bars of the source into memory, those of files unchanged and in their order; and the
     actions that it announces. Raises DataError."""
@@ -293,7 +293,7 @@ def read_source(
         bars = read_files(source, settings.bar_path, settings.universe.symbols).without_empty()
         return replace(bars, ts=day_starts(settings.calendar, source.timezone, bars.ts)), ()
     feed = open_source(settings, cache)
-    feed.prepare(progress)
+    feed.prepare(SILENT)
     bars = concat([feed.bars(symbol) for symbol in feed.symbols])
     return bars.without_empty(), feed.actions
 

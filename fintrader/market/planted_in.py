@@ -17,11 +17,11 @@ import itertools
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import Windows
 from fintrader.bars.sources.layout import FilesSettings
+from fintrader.config import BelowOne, Count
 from fintrader.errors import DataError
 from fintrader.market.moving import carry_forward
 from fintrader.market.scaling import FEWEST, relative
@@ -36,10 +36,10 @@ class PlantedInSettings(FilesSettings):
     """Settings of bars from files with a planted feature that foretells returns."""
 
     kind: Literal["planted_in"] = "planted_in"  # type: ignore[assignment]
-    ic: float = Field(0.1, ge=0, lt=1)
+    ic: BelowOne = 0.1
     """Information coefficient: mean over bars of the correlation over members of the signal with
     their return ahead. 0: noise alone, the negative control."""
-    horizon: int = Field(20, ge=1)
+    horizon: Count = 20
     """Bars over which that return is taken."""
     seed: int = 0
 

@@ -182,16 +182,16 @@ def fit_scales(
     scaled: Array,
     train: tuple[int, int],
     settings: FeatureSettings,
-    stored: Normalisation | None,
 ) -> tuple[Array, Array]:
     """Means and deviations `[F]` of the columns of `[T, N, F]`: those of `scale`, or the stored
-    ones.
+    ones that `settings` name.
 
     Raises DataError where the stored statistics are of other columns, or of columns scaled by other
     rules.
     """
-    if stored is None:
+    if settings.normalisation is None:
         return scale(values, train, scaled)
+    stored = read_statistics(settings.normalisation)
     scales: Mapping[str, ColumnScale] = getattr(stored, part)
     remedy = "build with the same data.features as the market of data.features.normalisation"
     lacking = [name for name in names if name not in scales]

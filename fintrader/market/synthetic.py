@@ -13,13 +13,13 @@ from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveFloat, field_validator
 
 from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.feed import MemoryFeed
-from fintrader.config import Settings, fill_mapping
+from fintrader.config import Count, Settings, fill_mapping
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.seeding import create_numpy_generator
@@ -146,9 +146,9 @@ class SyntheticSettings(Settings):
 
     kind: Literal["synthetic"] = "synthetic"
     seed: int = 0
-    num_symbols: int = Field(10, ge=1)
-    num_sessions: int = Field(40, ge=1)
-    volatility_bps: float = Field(8.0, gt=0)
+    num_symbols: Count = 10
+    num_sessions: Count = 40
+    volatility_bps: PositiveFloat = 8.0
     """Standard deviation of a stock's own return per bar, in basis points, averaged over the day;
     the index's is 5/8 of it."""
     missing: float = Field(0.0, ge=0, lt=0.9)

@@ -98,7 +98,7 @@ class Events(NamedTuple):
             return None
         inner = self.bar > 0  # what happened before the first bar changes nothing after it
         bar, asset, split, dividend = (value[inner] for value in self)
-        share = torch.nan_to_num(dividend / close[bar - 1, asset].to(torch.float64), nan=0.0)
+        share = torch.nan_to_num(dividend / close[bar - 1, asset].double(), nan=0.0)
         steps = torch.ones(close.shape, dtype=torch.float64, device=close.device)
         steps[bar, asset] = split / (1.0 - share)
         return steps.cumprod(0)
@@ -342,7 +342,7 @@ class MarketTensors:
         """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal
         to `close` at the first bar, so that nothing before an ex-date depends on it."""
         growth = self.events.growth(self.close)
-        close = self.close.to(torch.float64)
+        close = self.close.double()
         return close if growth is None else close * growth
 
     def to(self, device: torch.device | str) -> MarketTensors:
@@ -564,18 +564,18 @@ class MarketTensors:
             )
         if not len(bar):
             return
-        if not bool(_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
+        if not (_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
             raise MarketError(
                 f"an event lies outside the market's {self.num_bars} bars and {self.num_assets}"
                 " assets"
             )
-        if not bool(((bar * self.num_assets + asset).diff() > 0).all()):
+        if not ((bar * self.num_assets + asset).diff() > 0).all():
             raise MarketError("events must come by bar and then asset, one of an asset a bar")
-        before = self.close[(bar - 1).clamp(min=0), asset].to(torch.float64)
+        before = self.close[(bar - 1).clamp(min=0), asset].double()
         # nothing is adjusted by a missing price
         before[(bar == 0) | before.isnan()] = math.inf
         wrong = ~is_possible(split, dividend, before)
-        if bool(wrong.any()):
+        if wrong.any():
             first = int(wrong.nonzero()[0])
             event = [float(values[first]) for values in (split, dividend, before)]
             refuse_event(self.symbols[int(asset[first])], self._day(int(bar[first])), *event)
@@ -604,7 +604,7 @@ class MarketTensors:
             ),
         }
         for message, holds in checks.items():
-            if not bool(holds):
+            if not holds:
                 raise MarketError(message)
         cells = ("open", "close", "volume", "features", "tradable")
         rows = {name: self.to_numpy(name) for name in cells}

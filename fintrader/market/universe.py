@@ -15,8 +15,9 @@ from pydantic import Field
 
 from fintrader.bars.bars import Array
 from fintrader.bars.companies import Interval, index_companies, overlaps
-from fintrader.config import PathText, Settings, Ticker, strip_folders
+from fintrader.config import Count, Fraction, PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
+from fintrader.market.features import mean_return
 from fintrader.metrics import TRADING_DAYS
 from fintrader.results.market_description import MOST_ABSENT, Survivorship
 from fintrader.storage.objects import read_csv
@@ -30,11 +31,11 @@ class UniverseSettings(Settings):
 
     symbols: tuple[Ticker, ...] = ()
     """Exactly these (all that the source has, when empty)."""
-    min_coverage: float = Field(0.0, ge=0, le=1)
+    min_coverage: Fraction = 0.0
     """Keep symbols that traded on at least this share of their days in the training window: those
     from their first bar there to their last, and of `members` the member days. A symbol without
     such a day, which lists or joins later, is kept."""
-    max_symbols: int | None = Field(None, ge=1)
+    max_symbols: Count | None = None
     """Keep so many symbols at most: those with the highest turnover in the training window."""
     members: PathText | None = None
     """Members by date: those of an index (nasdaq100, sp500 or dow30), or a CSV of your own (path or
@@ -349,10 +350,8 @@ def survivorship(
 def _growth(returns: Array, held: Array, sessions_a_year: int) -> float | None:
     """Yearly log growth of equal weights in what is `held` (`[S - 1, N]` both), None when nothing
     ever is."""
-    counted = np.isfinite(returns) & held
-    number = counted.sum(axis=1)
-    if not number.any():
+    days = (held & np.isfinite(returns)).any(axis=1)
+    if not days.any():
         return None
-    days = number > 0
-    mean = np.where(counted, returns, 0.0).sum(axis=1)[days] / number[days]
+    mean = mean_return(returns, held)[days]
     return sessions_a_year * float(np.log1p(mean).mean())

@@ -32,7 +32,6 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import ProcessIdentity, describe_process
 from fintrader.system import is_locked, signal_process, try_lock
 from fintrader.tournament import lease as leases
-from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import OrphanLost, PodSpec, Reason
 from fintrader.tournament.state_sync import save_all
@@ -155,7 +154,7 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
     the pod's next checkpoint. It returns at once when the run has moved to another machine, which
     trains the pod from its stored state.
     """
-    store = open_store(context.run, context.mirror)
+    store = context.open_store()
     alone = time.monotonic()
     asked = 0.0
     while context.operations.orphan_seconds and context.run.root.is_dir():

@@ -32,7 +32,6 @@ from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl
 from fintrader.market.tensors import MarketTensors
-from fintrader.metrics import is_too_short, min_sessions
 from fintrader.progress import SILENT, Progress
 from fintrader.tournament.settings import Metric
 from fintrader.tournament.spec import EvaluationTerms
@@ -214,7 +213,11 @@ def check_windows(
 ) -> None:
     """Raise ConfigError unless each part holds enough sessions for the metric."""
     least = (
-        min_sessions(sessions_a_year) if is_too_short(metric, 0) else 1 if metric == "return" else 2
+        m.min_sessions(sessions_a_year)
+        if m.is_too_short(metric, 0)
+        else 1
+        if metric == "return"
+        else 2
     )
     if sessions < least * windows:
         weaker = "sharpe" if least > 2 else "return"

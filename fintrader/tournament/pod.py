@@ -41,7 +41,6 @@ from fintrader.tournament.messages import (
     ReadyMessage,
     ResultMessage,
 )
-from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod_context import BODY, Body, PodContext
 from fintrader.tournament.process import Channel, describe_location
 from fintrader.tournament.spec import Fenced, OrphanLost, PodResult, PodSpec, Reason, TrainedPod
@@ -145,7 +144,7 @@ def _open_pod(spec: PodSpec, context: PodContext, stage: str) -> Iterator[RunSto
         )
         try:
             with lock_pod(spec, context, find_reason), _wait_out_outages(context):
-                yield open_store(context.run, context.mirror)
+                yield context.open_store()
         except Exception:
             if logs.is_structured():
                 log.exception("pod is lost")

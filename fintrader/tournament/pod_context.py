@@ -10,8 +10,10 @@ from typing import Any, Self
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, open_mirror
 from fintrader.tournament.messages import Host, PodTask
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.store import RunStore
 
 BODY = "fintrader.tournament.pod_training:train_and_evaluate"
 WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_seconds=0.0)
@@ -44,6 +46,10 @@ class PodContext:
     """Slot that its launcher gave it."""
     evaluate_elsewhere: bool = False
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
+
+    def open_store(self) -> RunStore:
+        """Open the run's files."""
+        return open_store(self.run, self.mirror)
 
     def build_task(self, spec: PodSpec, body: str = BODY, **more: Any) -> PodTask:
         """Build the message that sends a pod to another process; `from_task` reads it."""

@@ -37,7 +37,6 @@ from fintrader.tournament.fusion.learners import (
     read_parent_state,
     read_snapshot,
 )
-from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import PodResult, PodSpec, TrainedPod
 
@@ -156,7 +155,7 @@ def _store_trained(
         pod=spec.pod,
         status="done",
         evaluate=EVALUATE,
-        snapshot=open_store(context.run, context.mirror).put(snapshot),
+        snapshot=context.open_store().put(snapshot),
         rung_scores={
             str(share): one.score for share, one in sorted(evaluations.items()) if share < 1.0
         },

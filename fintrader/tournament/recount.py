@@ -435,15 +435,10 @@ def _check_results(stored: StoredTournament) -> Check:
 def find_changed_files(stored: StoredTournament) -> list[Path]:
     """List snapshots whose hash is not their name, and dropped pods' policies whose hash is not
     that in their result."""
-    hashes = {path: path.stem for path in _list_snapshots(stored)}
+    hashes = {path: path.stem for path in stored.run.list_snapshots()}
     for pod in dropped_pods(stored.events) & stored.results.keys():
         hashes[stored.store.locate_policy(pod)] = str(stored.results[pod].policy)
     return [path for path, digest in hashes.items() if path.is_file() and hash_file(path) != digest]
-
-
-def _list_snapshots(stored: StoredTournament) -> list[Path]:
-    paths = sorted(stored.store.snapshots.glob("*.safetensors"))
-    return [path for path in paths if ".damaged-" not in path.name]
 
 
 def _check_snapshots(stored: StoredTournament, must_be_finished: bool) -> Check:
@@ -451,7 +446,7 @@ def _check_snapshots(stored: StoredTournament, must_be_finished: bool) -> Check:
     problems = [
         f"{path.relative_to(stored.run.root)} was changed" for path in find_changed_files(stored)
     ]
-    paths = _list_snapshots(stored)
+    paths = stored.run.list_snapshots()
     named = {result.snapshot for result in stored.results.values()}
     try:
         inherited = WarmStart.read(stored.run)

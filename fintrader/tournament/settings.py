@@ -6,10 +6,23 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from fintrader.agents.settings import Budget
-from fintrader.config import Settings
+from fintrader.config import (
+    Count,
+    Fraction,
+    PositiveFraction,
+    Settings,
+)
 from fintrader.seams import LAUNCHERS
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]
@@ -61,7 +74,7 @@ class OperationsSettings(Settings):
     """Waits, retries and metrics of a run. They change no result, and a resumed run may change
     them."""
 
-    patience_seconds: float = Field(300.0, gt=0)
+    patience_seconds: PositiveFloat = 300.0
     """Seconds to wait for a process that is silent. A pod that gives no sign of life for this long
     is killed and started again. Pods whose orchestrator was killed train on for this long
     (`takeover`)."""
@@ -69,13 +82,13 @@ class OperationsSettings(Settings):
     """When the orchestrator is killed, its pods train on, and the same command, run again, takes
     them over. Those that are not taken over within `patience_seconds` end at their next checkpoint.
     False: pods end with their orchestrator."""
-    retries: int = Field(2, ge=0)
+    retries: NonNegativeInt = 2
     """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as
     failed. A pod whose process or node was ended from outside is always started again."""
-    store_seconds: float = Field(120.0, ge=0)
+    store_seconds: NonNegativeFloat = 120.0
     """Only with `store`: seconds between copies of a pod's training state in the store. One more is
     made when its node is drained. 0: never."""
-    outage_seconds: float = Field(3600.0, ge=0)
+    outage_seconds: NonNegativeFloat = 3600.0
     """Only with `store`: seconds to wait for a store that does not answer. Pods train on meanwhile
     and keep their results on their disk."""
     metrics: str | None = None
@@ -110,11 +123,11 @@ class OperationsSettings(Settings):
 class TournamentSettings(Settings):
     """Defaults suit a small machine; `configs/` holds settings for larger ones."""
 
-    pods: int = Field(8, ge=1)
+    pods: Count = 8
     """Pods to train in all: the number of trials the winner is chosen from."""
     budget: Budget = Budget(env_steps=100_000)
     """Training of each pod."""
-    workers: int | None = Field(None, ge=1)
+    workers: Count | None = None
     """Pods at work at once; None: one a core, or one for each device named. `fintrader status
     --workers` changes it."""
     devices: tuple[str, ...] = ("auto",)
@@ -123,32 +136,32 @@ class TournamentSettings(Settings):
     (two, fused by gloo). A device that is
     named twice takes two pods."""
 
-    replicas: int | None = Field(None, ge=1)
+    replicas: Count | None = None
     """Learners of one pod, averaged every so often; None: one for each device that a pod spans.
     With fewer devices than learners they take turns."""
-    fusions: int = Field(8, ge=1)
+    fusions: Count = 8
     """Times the learners of a pod are averaged."""
 
     order: Literal["arrival", "submission", "generations"] = "arrival"
     """`arrival`: results count as they arrive, and no pod waits for another; `submission`: pod k
     sees those of pods <= k - pool_size and waits for them, so that one seed always gives one
     leaderboard; `generations`: the best of each generation are copied over the rest of it."""
-    pool_size: int = Field(2, ge=1)
+    pool_size: Count = 2
     """Not with `order: arrival`: pods under way at once, which are one generation. More workers
     than this find no work."""
-    survivors: int = Field(1, ge=1)
+    survivors: Count = 1
     """Only with `order: generations`: pods of a generation that continue and are copied over the
     others."""
 
-    leaderboard_size: int = Field(16, ge=1)
+    leaderboard_size: Count = 16
     """Rows of the leaderboard, hence the number of possible parents."""
-    fresh: float = Field(1.0, ge=0, le=1)
+    fresh: Fraction = 1.0
     """Share of pods that start from scratch once parents exist. 1: a race of seeds, which on one
     machine does as well as anything else here (docs/results.md); below 1 pods descend from each
     other, e.g. 0.25 with a `search`."""
-    founders: int = Field(2, ge=1)
+    founders: Count = 2
     """Results on the leaderboard before anyone becomes a parent."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: PositiveFloat = 1.0
     """Temperature of the softmax over ranks that picks a parent: small favours the best, large
     favours none."""
     niche: Niche = "none"
@@ -156,14 +169,14 @@ class TournamentSettings(Settings):
     founder's family, so that no family has more than one parent; `age`: the best pod of each class
     of generations (0, 1, 2-3, 4-7, ...), all classes equally likely, since a score includes
     inherited training. Not with `order: generations`."""
-    unchanged: float = Field(0.0, ge=0, le=1)
+    unchanged: Fraction = 0.0
     """Share of children that go on with their parent's hyper-parameters: the same pod for one
     budget longer."""
     proposals: Literal["drawn", "tpe"] = "drawn"
     """Hyper-parameters of fresh pods: `drawn` from the search space, or where the fresh pods before
     did well (`tpe`: tree-structured Parzen estimator, after ten of an algorithm; needs the extra
     `search`)."""
-    resample: float = Field(0.25, ge=0, le=1)
+    resample: Fraction = 0.25
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     search: dict[str, Space] = Field(default_factory=dict)
     """Dotted field of the agent's settings -> its range (low, high, log), or a list of the values
@@ -180,9 +193,9 @@ class TournamentSettings(Settings):
     blocks of sessions. A pod then has K learners, each trained on the other blocks and scored on
     its own, and one learner trained on all blocks, which is published. The learners share the
     budget evenly; the windows' embargo lies around each block."""
-    validation_windows: int = Field(1, ge=1)
+    validation_windows: Count = 1
     """Equal parts of the validation window that are scored separately."""
-    spread_penalty: float = Field(0.0, ge=0)
+    spread_penalty: NonNegativeFloat = 0.0
     """Score = mean over the parts - spread_penalty x their standard deviation."""
     halving: float | None = Field(None, gt=0, lt=1)
     """Stop a pod early when it scores below this quantile of the pods of its generation (0.5:
@@ -191,7 +204,7 @@ class TournamentSettings(Settings):
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had
     learned when it scored best. Every such look counts as a trial."""
 
-    ensemble_size: int = Field(4, ge=1)
+    ensemble_size: Count = 4
     """Members of the final ensemble, at most half of them from one founder: fewer where there are
     not enough others. An even number leaves the best lineage most room; of three, each has a
     founder of its own."""
@@ -199,11 +212,11 @@ class TournamentSettings(Settings):
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt`
     heads), t being the t-statistic of their pooled validation returns in excess of it; 0 where that
     is not positive."""
-    ensemble_tracking_error: float | None = Field(None, gt=0, le=1)
+    ensemble_tracking_error: PositiveFraction | None = None
     """Annual tracking error to which the members' tilts are scaled before the shrinkage, measured
     on their pooled validation returns (factor at most 4). None: tilts keep their learned size.
     Needs `ensemble_shrinkage`."""
-    diversity: float = Field(0.5, ge=0)
+    diversity: NonNegativeFloat = 0.5
     """Members are picked by standardised score - diversity x mean correlation with those picked
     already."""
 

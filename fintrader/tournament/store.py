@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fintrader.config import compare_values
+from fintrader.config import compare_values, describe_differences
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import (
     SEAL_BYTES,
@@ -53,7 +53,7 @@ class RunStore:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._pods = run.pods
-        self.snapshots = run.root / "snapshots"
+        self.snapshots = run.snapshots
         self.identity_path = run.root / "tournament.json"
 
     # --- for a run in an object store only --------------------------------------------------------
@@ -153,13 +153,10 @@ class RunStore:
             for one in (known, identity)
         )
         odd = compare_values(*sides)
-        listed = [
-            f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items()
-        ]
-        if listed:
+        if odd:
             raise TournamentError(
-                f"{self.run.root} holds another tournament ({'; '.join(listed[:5])}); use another"
-                " run name, or the settings it was started with"
+                f"{self.run.root} holds another tournament ({describe_differences(odd)}); use"
+                " another run name, or the settings it was started with"
             )
 
     # --- specs and results ------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_decay_shrinks_weights_by_its_share_of_the_step_size():
         (parameter * 0).sum()
         for parameter in [*agent.actor.parameters(), *agent.critic.parameters()]
     )
-    agent.descend("adam", nothing)
+    agent.descend("adam", [(1.0, nothing, {})])
     for old, parameter in zip(before, agent.actor.parameters(), strict=True):
         assert torch.allclose(parameter, old * (1 - 0.1 * 0.5))
 

@@ -52,7 +52,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         seed = self._pending_seed
         self._pending_seed = None
         options = None
-        if mask is not None and not bool(mask.all()):
+        if mask is not None and not mask.all():
             options = {"reset_mask": mask.reshape(-1)}
         obs, _ = self.env.reset(seed=seed, options=options)
         no = torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)

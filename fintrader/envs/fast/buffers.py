@@ -318,7 +318,7 @@ class Generation:
         flags = self.buffers.flags
         return StepResult(
             self,
-            reward.to(torch.float32),
+            reward.float(),
             flags[TERMINATED],
             flags[TRUNCATED],
             flags[DONE],

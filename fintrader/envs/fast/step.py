@@ -40,15 +40,6 @@ _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
 
-def why_not_fused(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
-    """Explain why the kernel cannot step this environment; None if it can."""
-    if device.type != "cpu":
-        return "it runs on CPU"
-    if settings.observation_dtype != "float32":
-        return "it makes float32 observations"
-    return "it keeps no record" if record else None
-
-
 def _references(arrays: list[_Array]) -> list[int]:
     return [sys.getrefcount(array) for array in arrays]
 
@@ -86,7 +77,14 @@ class ArrayPool:
 class FusedStep:
     """The CPU kernel, bound to one market and one set of settings."""
 
-    why_not = staticmethod(why_not_fused)
+    @staticmethod
+    def why_not(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
+        """Explain why the kernel cannot step this environment; None if it can."""
+        if device.type != "cpu":
+            return "it runs on CPU"
+        if settings.observation_dtype != "float32":
+            return "it makes float32 observations"
+        return "it keeps no record" if record else None
 
     def __init__(
         self,
@@ -142,7 +140,7 @@ class FusedStep:
     ) -> StepResult:
         """Carry out one decision of every account. Raises EnvError, changing nothing, for an action
         that is not finite."""
-        values = action.detach().to(torch.float32).contiguous().numpy()
+        values = action.detach().float().contiguous().numpy()
         inputs = Inputs(values, *self.given(endow, key))
         new = self._fresh(old.memory)
         obs = self._obs.take()

@@ -80,6 +80,12 @@ def _trunc(x):
 
 
 @triton.jit
+def _load_row(table, row, n, N: tl.constexpr):
+    """Load the columns `n` of a row of `[R, N]`, 0 where there are none."""
+    return tl.load(table + row * N + n, mask=n < N, other=0.0)
+
+
+@triton.jit
 def _worth(shares, mark):
     """Value shares in USD, in whole units of money."""
     return tl.sum(_rint(shares * mark.to(tl.float64)), 0) * _UNIT
@@ -103,6 +109,13 @@ def _trade_cost(shares, x, thin, spread, rules):
         owed - tl.load(rules + _FEE) * x, 0.0
     )
     return _rint(cost * _PER_USD) * _UNIT
+
+
+@triton.jit
+def _closing_cost(shares, x, thin, spread, rules):
+    """USD of all orders that close positions, each at most its notional
+    (`envs.account.closing_cost`)."""
+    return tl.sum(tl.minimum(_trade_cost(shares, x, thin, spread, rules), x), 0)
 
 
 @triton.jit
@@ -254,26 +267,31 @@ def step_kernel(
     finish. EACH: costs are those of each order, not of their sum.
     """
     b = tl.program_id(0).to(tl.int64)
+    ints_0 += b
+    floats_0 += b
+    ints_1 += b
+    floats_1 += b
+    flags_1 += b
     n = tl.arange(0, BLOCK_N)
     inside = n < N
     rate = tl.load(rules + _RATE)
     ruin = tl.load(rules + _RUIN)
     least = tl.load(rules + _LEAST)
-    old_bar = tl.load(ints_0 + _BAR * B + b)
-    end = tl.load(ints_0 + _END * B + b)
-    start = tl.load(ints_0 + _START * B + b)
-    episode = tl.load(ints_0 + _EPISODE * B + b)
-    old_cash = tl.load(floats_0 + _CASH * B + b)
-    before = tl.load(floats_0 + _EQUITY * B + b)
-    old_peak = tl.load(floats_0 + _PEAK * B + b)
-    first = tl.load(floats_0 + _FIRST * B + b)
-    held = tl.load(shares_0 + b * N + n, mask=inside, other=0.0)
+    old_bar = tl.load(ints_0 + _BAR * B)
+    end = tl.load(ints_0 + _END * B)
+    start = tl.load(ints_0 + _START * B)
+    episode = tl.load(ints_0 + _EPISODE * B)
+    old_cash = tl.load(floats_0 + _CASH * B)
+    before = tl.load(floats_0 + _EQUITY * B)
+    old_peak = tl.load(floats_0 + _PEAK * B)
+    first = tl.load(floats_0 + _FIRST * B)
+    held = _load_row(shares_0, b, n, N)
 
     # --- orders
-    a_32 = tl.load(action + b * N + n, mask=inside, other=0.0).to(tl.float32)
+    a_32 = _load_row(action, b, n, N).to(tl.float32)
     a_32 = tl.where(a_32 == a_32, a_32, 0.0)
     a_32 = tl.minimum(tl.maximum(a_32, -1.0), 1.0)
-    mark = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0).to(tl.float64)
+    mark = _load_row(quotes, old_bar * 3 + 2, n, N).to(tl.float64)
     want = _size_orders(a_32, held, mark, tl.maximum(before, 0.0), rules, TARGET, WHOLE)
     if TURBULENT:
         want = tl.where(tl.load(risk_off + old_bar) != 0, 0.0, want)
@@ -285,15 +303,13 @@ def step_kernel(
     owned = held
     cash = old_cash
     if EVENTS and not SAME_BAR:
-        row = tl.load(event_row + fill_bar) * N
-        split = tl.load(splits + row + n, mask=inside, other=1.0)
+        row = tl.load(event_row + fill_bar)
+        split = tl.load(splits + row * N + n, mask=inside, other=1.0)
         owned = _split(held, split, WHOLE)
         want = owned + _split(want - held, split, WHOLE)
-        cash += _income(
-            held, owned, split, tl.load(dividends + row + n, mask=inside, other=0.0), mark
-        )
-    signed = tl.load(quotes + (fill_bar * 3 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
-    most = tl.load(quotes + fill_bar * 3 * N + n, mask=inside, other=0.0).to(tl.float64)
+        cash += _income(held, owned, split, _load_row(dividends, row, n, N), mark)
+    signed = _load_row(quotes, fill_bar * 3 + 1, n, N).to(tl.float64)
+    most = _load_row(quotes, fill_bar * 3, n, N).to(tl.float64)
     price = tl.abs(signed)
     want = tl.minimum(tl.maximum(want, owned - most), owned + most)
     kept = tl.where(price > 0.0, tl.minimum(want, owned), owned)
@@ -306,11 +322,9 @@ def step_kernel(
     variable = rate * ordered
     commissions = 0.0 * rate
     if EACH:
-        thin = tl.load(thinness + fill_bar * N + n, mask=inside, other=0.0).to(tl.float64)
-        spread = tl.load(spreads + n, mask=inside, other=0.0)
-        closing_cost = tl.sum(
-            tl.minimum(_trade_cost(owned - kept, sales, thin, spread, rules), sales), 0
-        )
+        thin = _load_row(thinness, fill_bar, n, N).to(tl.float64)
+        spread = _load_row(spreads, 0, n, N)
+        closing_cost = _closing_cost(owned - kept, sales, thin, spread, rules)
         variable = tl.sum(
             _rint(_variable_cost(addition, orders, thin, spread, rules) * _PER_USD) * _UNIT, 0
         )
@@ -341,20 +355,20 @@ def step_kernel(
     bar = old_bar
     peak = old_peak
     equity = before
-    mark_32 = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0)
+    mark_32 = _load_row(quotes, old_bar * 3 + 2, n, N)
     for number in range(INTERVAL):
         moving = bar < end
         bar = tl.where(moving, bar + 1, bar)
         before_32 = mark_32
-        mark_32 = tl.load(quotes + (bar * 3 + 2) * N + n, mask=inside, other=0.0)
+        mark_32 = _load_row(quotes, bar * 3 + 2, n, N)
         if EVENTS:
             due = moving
             if not SAME_BAR:
                 due = moving & (number > 0)
-            row = tl.where(due, tl.load(event_row + bar), 0) * N
-            split = tl.load(splits + row + n, mask=inside, other=1.0)
+            row = tl.where(due, tl.load(event_row + bar), 0)
+            split = tl.load(splits + row * N + n, mask=inside, other=1.0)
             after = _split(shares, split, WHOLE)
-            paid = tl.load(dividends + row + n, mask=inside, other=0.0)
+            paid = _load_row(dividends, row, n, N)
             cash += _income(shares, after, split, paid, before_32.to(tl.float64))
             shares = after
         if ENDS:
@@ -364,10 +378,8 @@ def step_kernel(
             ended = tl.sum(worth, 0)
             ended_cost = rate * ended
             if EACH:
-                thin = tl.load(thinness + bar * N + n, mask=inside, other=0.0).to(tl.float64)
-                ended_cost = tl.sum(
-                    tl.minimum(_trade_cost(leaving, worth, thin, spread, rules), worth), 0
-                )
+                thin = _load_row(thinness, bar, n, N).to(tl.float64)
+                ended_cost = _closing_cost(leaving, worth, thin, spread, rules)
             shares = tl.where(gone, 0.0, shares)
             cash = cash + (ended - ended_cost)
             cost = cost + ended_cost
@@ -379,15 +391,15 @@ def step_kernel(
     terminated = equity <= ruin * first
     truncated = (bar >= end) & (terminated == 0)
     done = terminated | truncated
-    tl.store(floats_1 + _STEP_EQUITY * B + b, equity)
-    tl.store(floats_1 + _STEP_PEAK * B + b, peak)
-    tl.store(floats_1 + _COST * B + b, cost)
-    tl.store(floats_1 + _TURNOVER * B + b, turnover)
-    _write_worth(floats_1 + _WORTH * B + b, before, equity, first, least, WORTH)
-    tl.store(flags_1 + _TERMINATED * B + b, terminated.to(tl.int8))
-    tl.store(flags_1 + _TRUNCATED * B + b, truncated.to(tl.int8))
-    tl.store(flags_1 + _DONE * B + b, done.to(tl.int8))
-    tl.store(ints_1 + _FINAL_BAR * B + b, bar)
+    tl.store(floats_1 + _STEP_EQUITY * B, equity)
+    tl.store(floats_1 + _STEP_PEAK * B, peak)
+    tl.store(floats_1 + _COST * B, cost)
+    tl.store(floats_1 + _TURNOVER * B, turnover)
+    _write_worth(floats_1 + _WORTH * B, before, equity, first, least, WORTH)
+    tl.store(flags_1 + _TERMINATED * B, terminated.to(tl.int8))
+    tl.store(flags_1 + _TRUNCATED * B, truncated.to(tl.int8))
+    tl.store(flags_1 + _DONE * B, done.to(tl.int8))
+    tl.store(ints_1 + _FINAL_BAR * B, bar)
 
     # --- the true last observation, and the next episode's start
     width = _ACCOUNT_WIDTH + N
@@ -436,15 +448,15 @@ def step_kernel(
         mark_32 = tl.where(done, fresh_32, mark_32)
 
     # --- the account, and what it sees
-    tl.store(ints_1 + _BAR * B + b, bar)
-    tl.store(ints_1 + _START * B + b, start)
-    tl.store(ints_1 + _END * B + b, end)
-    tl.store(ints_1 + _EPISODE * B + b, episode)
-    tl.store(floats_1 + _CASH * B + b, cash)
-    tl.store(floats_1 + _EQUITY * B + b, equity)
-    tl.store(floats_1 + _PEAK * B + b, peak)
-    tl.store(floats_1 + _FIRST * B + b, first)
-    tl.store(flags_1 + _FINISHED * B + b, finished.to(tl.int8))
+    tl.store(ints_1 + _BAR * B, bar)
+    tl.store(ints_1 + _START * B, start)
+    tl.store(ints_1 + _END * B, end)
+    tl.store(ints_1 + _EPISODE * B, episode)
+    tl.store(floats_1 + _CASH * B, cash)
+    tl.store(floats_1 + _EQUITY * B, equity)
+    tl.store(floats_1 + _PEAK * B, peak)
+    tl.store(floats_1 + _FIRST * B, first)
+    tl.store(flags_1 + _FINISHED * B, finished.to(tl.int8))
     tl.store(shares_1 + b * N + n, shares, mask=inside)
     left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
     everywhere = bar >= 0

@@ -34,23 +34,21 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def why_not_triton(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
-    """Explain why the kernel cannot step this environment; None if it can."""
-    reasons = {
-        "triton is not installed": importlib.util.find_spec("triton") is None,
-        "it runs on CUDA": device.type != "cuda" and not interpreted(),
-        "it is long-only": settings.short,
-        "it keeps no record": record,
-        "its clock is the episode's": settings.clock != "episode",
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
 class TritonStep:
     """The CUDA kernel, bound to one market and one set of settings. Raises ImportError without
     triton."""
 
-    why_not = staticmethod(why_not_triton)
+    @staticmethod
+    def why_not(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
+        """Explain why the kernel cannot step this environment; None if it can."""
+        reasons = {
+            "triton is not installed": importlib.util.find_spec("triton") is None,
+            "it runs on CUDA": device.type != "cuda" and not interpreted(),
+            "it is long-only": settings.short,
+            "it keeps no record": record,
+            "its clock is the episode's": settings.clock != "episode",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def __init__(
         self,

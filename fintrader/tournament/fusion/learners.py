@@ -45,7 +45,6 @@ from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import remove
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.seeding import derive
-from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import PodSpec
 
@@ -106,7 +105,7 @@ def read_parent_state(spec: PodSpec, context: PodContext) -> dict[str, Tensor] |
 def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
     """Read a stored state, verified against its name. Raises CheckpointError."""
     try:
-        return load(open_store(context.run, context.mirror).get(digest))
+        return load(context.open_store().get(digest))
     except SafetensorError as error:
         raise CheckpointError(f"snapshot {digest[:12]} holds no tensors ({error})") from None
 

@@ -24,7 +24,7 @@ START_SECONDS = 120.0
 class PodFailure(Exception):
     """Failure of a pod; `reason` is one of `spec.Reason`."""
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason: Reason = reason
         self.detail = detail

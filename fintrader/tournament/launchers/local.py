@@ -181,7 +181,7 @@ class LocalLauncher(Launcher):
                     self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
                 elif name not in names and not worker.is_retired:
                     worker.is_retired = True
-                    self._ask_to_leave(worker, "stopped on request")
+                    self._ask_to_leave(worker)
 
     def close(self) -> None:
         with self._lock:
@@ -190,7 +190,7 @@ class LocalLauncher(Launcher):
                 spare += [worker for worker in self._workers.values() if worker.is_usable]
             workers = [worker for worker in self._workers.values() if worker not in (spare or ())]
             for worker in workers:
-                self._ask_to_leave(worker, "stopped on request")
+                self._ask_to_leave(worker)
         for pod in self.list_orphans():
             end(self.access.run.pod(pod), self._farewell)
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -238,8 +238,9 @@ class LocalLauncher(Launcher):
         ).start()
         return worker
 
-    def _ask_to_leave(self, worker: _Worker, detail: str) -> None:
+    def _ask_to_leave(self, worker: _Worker) -> None:
         """Stop a worker; with a store, its pod's state is stored first."""
+        detail = "stopped on request"
         if not self._stores_state or worker.spec is None:
             self._kill(worker, "drained", detail)
             return

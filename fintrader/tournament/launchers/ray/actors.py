@@ -39,7 +39,6 @@ from fintrader.tournament.messages import (
     StartMessage,
     TrainedMessage,
 )
-from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import evaluate_pod
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import Fenced, PodResult, TrainedPod
@@ -159,13 +158,13 @@ def name_namespace(access: PodContext) -> str:
         if access.mirror is None
         else json.dumps(access.mirror.address)
     )
-    identity = open_store(access.run, access.mirror).read_identity_digest()
+    identity = access.open_store().read_identity_digest()
     return f"fintrader-{hash_bytes(f'{where} {identity}'.encode())[:16]}"
 
 
 def list_actors(namespace: str, access: PodContext) -> set[str]:
     """List the names of present actors whose pod has no result yet; the others are about to end."""
-    store = open_store(access.run, access.mirror)
+    store = access.open_store()
     names = {
         one["name"]
         for one in list_named_actors(all_namespaces=True)

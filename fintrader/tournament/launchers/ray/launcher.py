@@ -62,7 +62,6 @@ from fintrader.tournament.messages import (
     StartMessage,
     TrainedMessage,
 )
-from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod_context import BODY, PodContext
 from fintrader.tournament.settings import TournamentSettings, count_spanned
 from fintrader.tournament.spec import PodResult, PodSpec, Reason
@@ -239,7 +238,7 @@ class RayLauncher(Launcher):
         if not self._namespace or self.access.token is None:
             return False
         token = self.access.token
-        store = open_store(self.access.run, self.access.mirror)
+        store = self.access.open_store()
         with suppress(StorageError):
             return read_token(self.access.run) != token or store.is_superseded(token)
         return False
@@ -381,7 +380,7 @@ class RayLauncher(Launcher):
                     pod.progress.share = 1.0
                     self._start(pod, self.evaluator)
             case ResultMessage(result=result):
-                if open_store(self.access.run, self.access.mirror).has_result(result.pod):
+                if self.access.open_store().has_result(result.pod):
                     self._end(pod, result)
                 else:
                     where = f"{pod.progress.device} stored it where this machine does not see it"

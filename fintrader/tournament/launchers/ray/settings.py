@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from fintrader.config import SECRET_NAME, list_texts, refuse_secret
+from fintrader.config import SECRET_NAME, Count, list_texts, refuse_secret
 from fintrader.tournament.settings import LauncherSettings
 
 
@@ -19,26 +19,26 @@ class RaySettings(LauncherSettings):
     address: str = "auto"
     """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster of this machine;
     `local`: a cluster of this machine alone, on loopback, that ends with the command."""
-    gpus: float | None = Field(None, ge=0)
+    gpus: NonNegativeFloat | None = None
     """GPUs of a pod: a part of one, or a whole number. None: 1, or a part of one where
     `tournament.devices` names a device several times, on a
     cluster that has GPUs when the run starts (and `device` is not `cpu`), else 0."""
-    cpus: float = Field(1.0, gt=0)
+    cpus: PositiveFloat = 1.0
     """CPUs of a pod."""
-    nodes: int = Field(1, ge=1)
+    nodes: Count = 1
     """Nodes that a pod spans. It takes its CPUs, GPUs and further resources on each of them, and
     its `tournament.replicas` learners are spread over them."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of a pod by Ray's names, e.g. `accelerator_type:A100: 0.001`."""
     evaluators: bool = True
     """Score trained pods in separate tasks, so that no GPU waits for the validation window."""
-    evaluator_cpus: float = Field(1.0, gt=0)
+    evaluator_cpus: PositiveFloat = 1.0
     """CPUs of an evaluator."""
     evaluator_resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of an evaluator."""
-    wait_seconds: float = Field(120.0, ge=0)
+    wait_seconds: NonNegativeFloat = 120.0
     """Seconds to wait for a node that can hold a pod, at the start and when all have vanished."""
-    drain_seconds: float = Field(15.0, ge=0)
+    drain_seconds: NonNegativeFloat = 15.0
     """Seconds before a leaving node's deadline at which its pods are moved."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's runtime environment of the pods (`env_vars`, `pip`, ...). Empty: the nodes have
