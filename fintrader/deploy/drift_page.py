@@ -32,7 +32,8 @@ def find_heading(report: DriftReport) -> tuple[str, Tone]:
     if report.equity.largest_difference_usd == 0:
         return "The account is its twin's to the last bit.", "good"
     return (
-        f"{apart:,.1f} bps from its twin, and no evidence that its days are worse than its backtest's.",
+        f"{apart:,.1f} bps from its twin, and no evidence that its days are worse than its"
+        " backtest's.",
         "good",
     )
 
