@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.config import Settings
-
-Positive = Annotated[float, Field(gt=0.0)]
 
 
 class AlertSettings(Settings):
@@ -50,7 +48,7 @@ class PaperSettings(Settings):
     """Trade bars of another source than those the policy was trained on."""
     adopt: bool = False
     """Take over positions and open orders that this deployment did not make."""
-    grace_seconds: Positive = 5.0
+    grace_seconds: PositiveFloat = 5.0
     """Time after a bar's close until its bars count as complete."""
     warm_up_sessions: Annotated[int, Field(ge=1)] | None = None
     """Sessions of bars that the features look back on; required for features that are functions of
