@@ -124,8 +124,7 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
 
 def explain_dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None:
     """Explain the dashes of short windows, after the text `before`; write nothing for long ones."""
-    why = explain_short_window(metrics)
-    if why:
+    for why in explain_short_window(metrics):
         st.caption(f":material/warning: {before} {why}")
 
 

@@ -23,7 +23,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
 from fintrader.numerals import percent, span
-from fintrader.results.formatting import is_baseline, main_strategy
+from fintrader.results.formatting import BASELINES, main_strategy
 from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import intervals, paired_excess
 from fintrader.verdict.conclusion import (
@@ -196,7 +196,7 @@ def _bootstrap_excess(
             sessions_a_year=result.sessions_a_year,
         )
         for other, rival in results.items()
-        if is_baseline(other) and other != name
+        if other in BASELINES and other != name
     }
     return {other: excess for other, excess in found.items() if excess is not None}
 

@@ -264,6 +264,10 @@ class StoredBacktest:
         tables = "".join(table._repr_html_() for table in self.summary)
         return render_notice(self.notice) + tables
 
+    def trades_of(self, strategy: str) -> pd.DataFrame:
+        """A strategy's rows of `trades`."""
+        return self.trades[self.trades["strategy"] == strategy]
+
     def weights(self, strategy: str) -> pd.DataFrame:
         """Wide: index `minute` of each session's last bar, one column a symbol ever held at a
         close; 0 where not."""
@@ -332,7 +336,13 @@ class _Files(dict[str, Any]):
         self._written = written
 
     def __missing__(self, name: str) -> Any:
-        part = _read_part(self._folder, name)
+        part: Any
+        if name in TABLES:
+            part = _read_table(self._folder, name)
+        elif name == "changed":
+            part = _describe_change(self._folder)
+        else:
+            part = read_record(self._folder, name)
         if find_signature(self._folder, "metrics.json") != self._written:
             raise ChangedFileError(
                 f"{self._folder.root}: this backtest was written anew meanwhile; open it again"
@@ -418,12 +428,6 @@ def _describe_change(folder: Folder) -> str:
 
 
 # --- the parts ------------------------------------------------------------------------------------
-
-
-def _read_part(folder: Folder, name: str) -> Any:
-    if name in TABLES:
-        return _read_table(folder, name)
-    return _describe_change(folder) if name == "changed" else read_record(folder, name)
 
 
 def read_record(folder: Folder, name: str) -> Any:

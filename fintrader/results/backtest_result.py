@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import BacktestError, find_meant
+from fintrader.metrics import Array
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import AccountHistory, weights
@@ -23,7 +24,6 @@ from fintrader.verdict.bootstrap import sharpe_interval
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-Array = NDArray[np.float64]
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
 """Measures in a result's one-line form."""
 

@@ -8,7 +8,6 @@ from minutes says so in its name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ import pandas as pd
 from fintrader import metrics as m
 from fintrader.metrics import Array
 from fintrader.results.history import AccountHistory, MetricInputs
-from fintrader.results.strategy_metrics import StrategyMetrics
+from fintrader.results.strategy_metrics import Measure, StrategyMetrics
 from fintrader.verdict.verdict import Interval
 
 EMPYRICAL = "empyrical"
@@ -27,7 +26,7 @@ _SHARE = "share"
 _YEAR = "share a year"
 _RATIO = "ratio"
 _USD = "USD"
-Compute = Callable[[MetricInputs], float | None]
+Compute = Callable[[MetricInputs], Measure]
 
 
 @dataclass(frozen=True)
@@ -48,26 +47,27 @@ def measure(history: AccountHistory, resample: Callable[[Array, int], Interval])
     """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
     NaN. `resample`: of `MetricInputs`."""
     sample = MetricInputs(history, resample)
+    found = {}
     with np.errstate(over="ignore", invalid="ignore"):
-        found = {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
+        for metric in CATALOGUE:
+            # A curve that was not traded here (the index) has no positions.
+            is_known = history.has_positions or metric.key not in _OF_POSITIONS
+            value = metric.compute(sample) if is_known else None
+            found[metric.key] = None if value is None else m.finite_or_none(value)
     return StrategyMetrics(**found)
 
 
-def _plain(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _break_even_bps(s: MetricInputs) -> float | None:
+def _break_even_bps(s: MetricInputs) -> Measure:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
     earned = s.of.equity[-1] - s.of.equity[0] + s.cost
     return m.ratio(float(earned) * 1e4, s.traded_usd)
 
 
-def _mean(values: Array | pd.Series) -> float | None:
+def _mean(values: Array | pd.Series) -> Measure:
     return float(values.mean()) if values.size else None
 
 
-def _herfindahl(s: MetricInputs) -> float | None:
+def _herfindahl(s: MetricInputs) -> Measure:
     """Mean over sessions with positions of Σ (w / Σ|w|)²."""
     weights = np.abs(s.closing_weights)
     gross = weights.sum(axis=1)
@@ -75,37 +75,37 @@ def _herfindahl(s: MetricInputs) -> float | None:
     return _mean(np.square(shares).sum(axis=1))
 
 
-def _trips(column: str, compute: Callable[[pd.Series], float | None]) -> Compute:
+def _trips(column: str, compute: Callable[[pd.Series], Measure]) -> Compute:
     return lambda s: compute(s.round_trips[column]) if len(s.round_trips) else None
 
 
-def _daily(compute: Callable[[Array], float | None]) -> Compute:
+def _daily(compute: Callable[[Array], Measure]) -> Compute:
     return lambda s: compute(s.daily)
 
 
-def _yearly(compute: Callable[[Array, float], float | None]) -> Compute:
+def _yearly(compute: Callable[[Array, float], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.of.sessions_a_year)
 
 
-def _monthly(compute: Callable[[Array], float | None]) -> Compute:
+def _monthly(compute: Callable[[Array], Measure]) -> Compute:
     return lambda s: compute(s.monthly)
 
 
-def _index(compute: Callable[[Array, Array], float | None]) -> Compute:
+def _index(compute: Callable[[Array, Array], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.index)
 
 
-def _index_yearly(compute: Callable[[Array, Array, float], float | None]) -> Compute:
+def _index_yearly(compute: Callable[[Array, Array, float], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.index, s.of.sessions_a_year)
 
 
-def _active(compute: Callable[[Array, Array, float], float | None]) -> Compute:
+def _active(compute: Callable[[Array, Array, float], Measure]) -> Compute:
     return lambda s: (
         None if s.portfolio is None else compute(s.daily, s.portfolio, s.of.sessions_a_year)
     )
 
 
-def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
+def _bars(compute: Callable[[Array, float], Measure]) -> Compute:
     return lambda s: compute(s.minute, s.bars_per_year)
 
 
@@ -665,19 +665,8 @@ _OF_POSITIONS = {
     "break_even_cost_bps",
     *(row[0] for row in _GROUPS["trading"][5:]),
 }
-
-
-def _defined(key: str, compute: Compute) -> Compute:
-    """None for curves that were not traded here (the index has no positions)."""
-
-    def defined(s: MetricInputs) -> float | None:
-        return None if key in _OF_POSITIONS and not s.of.has_positions else compute(s)
-
-    return defined
-
-
 CATALOGUE: tuple[Metric, ...] = tuple(
-    Metric(key, title, unit, formula, source, group, _defined(key, compute))
+    Metric(key, title, unit, formula, source, group, compute)
     for group, rows in _GROUPS.items()
     for key, title, unit, formula, source, compute in rows
 )

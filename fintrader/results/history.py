@@ -14,9 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.metrics import Array
 from fintrader.verdict.verdict import Interval
-
-Array = NDArray[np.float64]
 
 
 class OrderCounts(NamedTuple):

@@ -32,10 +32,10 @@ def compound(daily: pd.DataFrame, periods: pd.Index) -> pd.DataFrame:
     return table.assign(sessions=daily.groupby(periods).size())
 
 
-def stress_days(daily: pd.DataFrame, index: str, days: int = STRESS_DAYS) -> pd.DataFrame:
-    """The days on which `index` lost most, the worst first, and what every strategy did on them."""
-    losing = daily[daily[index] < 0]
-    return losing.sort_values(index, kind="stable").head(days)
+def stress_days(daily: pd.DataFrame, index: str) -> pd.DataFrame:
+    """The STRESS_DAYS on which `index` lost most, the worst first, and what every strategy did on
+    them."""
+    return daily[daily[index] < 0].nsmallest(STRESS_DAYS, index)
 
 
 def regimes(

@@ -217,8 +217,8 @@ def test_years_and_months_by_hand():
 
 def test_stress_days_are_the_worst_of_the_index():
     frame = daily()
-    found = periods.stress_days(frame, "benchmark", 3)
-    assert found["benchmark"].tolist() == sorted(frame["benchmark"])[:3]
+    found = periods.stress_days(frame, "benchmark")
+    assert found["benchmark"].tolist() == sorted(frame["benchmark"])[: periods.STRESS_DAYS]
     assert found["ensemble"].tolist() == pytest.approx(
         [0.001 + 0.5 * value for value in found["benchmark"]]
     )

@@ -112,7 +112,7 @@ def test_no_metric_that_compounds_was_forgotten():
 
 def test_terminal_notebook_and_comparison_say_why(short, enough):
     stored = tabulate(short)
-    line = explain_short_window(stored.metrics.values())
+    (line,) = explain_short_window(stored.metrics.values())
     assert f"omitted below {FEWEST_SESSIONS} sessions" in line
     compared = render_comparison({"one": stored, "two": stored})
     for page in (repr(stored), stored._repr_html_(), compared):
@@ -120,7 +120,7 @@ def test_terminal_notebook_and_comparison_say_why(short, enough):
     assert compared.count(f">{DASH}</td>") >= 2 * len(
         COMPOUNDED & {key for key, _ in PAPER_COLUMNS}
     )
-    assert explain_short_window(tabulate(enough).metrics.values()) == ""
+    assert explain_short_window(tabulate(enough).metrics.values()) == []
 
 
 def test_a_p_value_is_never_nothing():

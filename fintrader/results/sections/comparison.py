@@ -41,7 +41,7 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
         key="comparison",
         title=title,
         headline=f"{both.trials:,} trials in all of these runs together; {results}.",
-        notes=tuple(notes),
+        notes=notes,
         warning=" ".join(f"{name}: {notice}" for name, notice in notices if notice),
         tone="good" if skilled else "doubt",
     )

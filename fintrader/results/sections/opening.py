@@ -36,7 +36,7 @@ def present_verdict(view: BacktestView) -> Section:
         key="verdict",
         title=opening.headline,
         headline=" ".join(filter(None, plain)),
-        tables=(list_facts(opening.sentences), list_facts(facts)),
+        tables=[list_facts(opening.sentences), list_facts(facts)],
         warning=stored.notice,
         tone="alarm" if stored.changed else "good" if opening.is_skill else "doubt",
     )

@@ -68,8 +68,8 @@ def present_evidence(view: BacktestView) -> Section | None:
     return Section(
         key="luck",
         title=f"Can this be luck? The {window}",
-        figures=tuple(Chart(key, draw, is_half=True) for key, draw in drawn.items()),
-        tables=tuple(table for table in tables if table.rows),
+        figures=[Chart(key, draw, is_half=True) for key, draw in drawn.items()],
+        tables=[table for table in tables if table.rows],
     )
 
 
@@ -103,9 +103,9 @@ def present_search(view: BacktestView) -> Section | None:
         key="search",
         title="Diagnosis of the search",
         headline=f"{selection.sentence} No verdict rests on this diagnosis.",
-        figures=tuple(charts),
-        tables=tuple(tables),
-        notes=tuple(notes),
+        figures=charts,
+        tables=tables,
+        notes=notes,
     )
 
 
