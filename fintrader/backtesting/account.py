@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.backtesting.trade_log import TradeLog, TradeRows
+from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.fast import single_account as kernel
@@ -21,6 +21,7 @@ from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, Stat
 from fintrader.envs.market_view import build_market_view
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import Array
+from fintrader.results.backtest_files import TradeRows
 from fintrader.results.history import OrderCounts
 
 Action: TypeAlias = "Tensor | NDArray[np.float32]"

@@ -97,8 +97,7 @@ def assess(
         caveats=tuple(taken),
         evidence=evidence,
         sharpe=measure_sharpe(daily, year),
-        # Same seed as the metrics' intervals, so that all tables agree.
-        intervals=intervals(daily, seed=0, sessions_a_year=year),
+        intervals=intervals(daily, sessions_a_year=year),
         excess=_bootstrap_excess(results, name, seed),
         random_portfolios=_draw_portfolios(result, windows, settings, seed),
         selection=selection,

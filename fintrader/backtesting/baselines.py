@@ -25,7 +25,6 @@ from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.money import SPLIT_NUDGE
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
-from fintrader.results.backtest_files import empty_trades
 
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
@@ -364,22 +363,8 @@ def _follow_level(
     market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str
 ) -> BacktestResult:
     """Make a result that follows a level `[T]` and holds nothing."""
-    bars = market.num_bars
-    assets = market.num_assets
-    nothing = np.zeros(bars)
-    return BacktestResult(
-        name=name,
-        equity=settings.initial_cash_usd * level / level[0],
-        shares=np.broadcast_to(0.0, (bars, assets)),
-        mark=np.broadcast_to(0.0, (bars, assets)),
-        costs_usd=nothing,
-        turnover_usd=nothing,
-        income_usd=nothing,
-        trades=empty_trades(),
-        has_positions=False,
-        **window_fields(market),
-        note=note,
-    )
+    equity = settings.initial_cash_usd * level / level[0]
+    return BacktestResult.of_curve(name, equity, note=note, **window_fields(market))
 
 
 def benchmark_portfolio(

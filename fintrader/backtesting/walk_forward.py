@@ -19,10 +19,10 @@ import torch
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.trade_log import MINUTE_NS, TradeRows, trade_frame
+from fintrader.backtesting.trade_log import MINUTE_NS
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Windows
-from fintrader.results.backtest_files import TRADE_COLUMNS
+from fintrader.results.backtest_files import TRADE_COLUMNS, TradeRows, trade_frame
 from fintrader.results.history import OrderCounts
 from fintrader.results.market_description import ColumnScale
 

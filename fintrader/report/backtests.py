@@ -33,7 +33,6 @@ from fintrader.market.tensors import MarketTensors, Split
 from fintrader.report.html import write_report
 from fintrader.report.judged import PrintedVerdict
 from fintrader.report.recipe import made_by
-from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
@@ -251,8 +250,7 @@ class Backtests(Mapping[str, BacktestResult]):
 
     def plot(self) -> go.Figure:
         """All equity curves, USD."""
-        curves = self.tables.curve()
-        return figures.equity_figure(curves, main=self.name, notice=self.tables.notice)
+        return self.tables.plot()
 
     @property
     def verdict(self) -> PrintedVerdict:

@@ -18,7 +18,6 @@ from fintrader import metrics as m
 from fintrader.metrics import Array
 from fintrader.results.history import AccountHistory, MetricInputs
 from fintrader.results.strategy_metrics import Measure, StrategyMetrics
-from fintrader.verdict.verdict import Interval
 
 EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
@@ -43,10 +42,10 @@ class Metric:
     compute: Compute
 
 
-def measure(history: AccountHistory, resample: Callable[[Array, int], Interval]) -> StrategyMetrics:
+def measure(history: AccountHistory) -> StrategyMetrics:
     """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
-    NaN. `resample`: of `MetricInputs`."""
-    sample = MetricInputs(history, resample)
+    NaN."""
+    sample = MetricInputs(history)
     found = {}
     with np.errstate(over="ignore", invalid="ignore"):
         for metric in CATALOGUE:

@@ -80,23 +80,18 @@ def bootstrap_indices(
 
 
 def intervals(
-    returns: ArrayLike,
-    *,
-    seed: int,
-    level: float = 0.95,
-    repeats: int = REPEATS,
-    sessions_a_year: int = TRADING_DAYS,
+    returns: ArrayLike, *, repeats: int = REPEATS, sessions_a_year: int = TRADING_DAYS
 ) -> Intervals:
-    """Compute stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
+    """Compute 95 % stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
-    `returns`: daily, `[S]`. Below eight sessions the ends are None, because there is too little to
+    `returns`: daily, `[S]`; equal ones have equal intervals, so that all tables agree. Below eight sessions the ends are None, because there is too little to
     resample. The annual return is None for a window that is too short (`metrics.is_too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
     length = block_length(values)
     measured = [_measure_samples(values[None, :], sessions_a_year)] if values.size else []
     if values.size >= 8:
-        rng = create_numpy_generator(seed, "intervals")
+        rng = create_numpy_generator(0, "intervals")
         drawn = bootstrap_indices(values.size, length, repeats, rng)
         measured += [_measure_samples(values[rows], sessions_a_year) for rows in drawn]
 
@@ -104,6 +99,7 @@ def intervals(
         # The returns themselves are the first sample.
         estimate, *samples = [one for part in measured for one in part[name]] or [math.nan]
         kept = np.array(samples)[np.isfinite(samples)]
+        level = 0.95
         low, high = (
             float(np.percentile(kept, 50 * (1 + side * level))) if kept.size else math.nan
             for side in (-1, 1)
@@ -209,8 +205,3 @@ def _estimate_long_run_variance(centred: Array, length: float) -> Array:
                 variance + 2 * weight * (centred[: size - k] * centred[k:]).sum(axis=0) / size
             )
     return variance
-
-
-def sharpe_interval(returns: Array, sessions_a_year: int) -> Interval:
-    """The 95 % interval of the annual Sharpe ratio of daily returns `[S]`."""
-    return intervals(returns, seed=0, sessions_a_year=sessions_a_year).sharpe

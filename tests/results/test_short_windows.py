@@ -62,7 +62,7 @@ def test_annual_rates_begin_with_a_quarter(short, enough):
         assert {"cumulative_return", "sharpe", "max_drawdown"} <= known
     assert {key for key in ANNUAL if enough["ensemble"].metrics[key] is None} == set()
     for results, known in ((short, set()), (enough, {"annual_return"})):
-        bands = intervals(results["ensemble"].daily_returns, seed=0).by_metric()
+        bands = intervals(results["ensemble"].daily_returns).by_metric()
         assert set(bands) == {"sharpe", "max_drawdown"} | known
 
 
