@@ -3,7 +3,6 @@ descends from whom."""
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -363,15 +362,12 @@ def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
 def assign_lanes(rows: pd.DataFrame) -> list[int]:
     """A lane from 1 for each row, rows in order of their start: the lowest one that is free by
     then."""
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
+    ends: list[float] = []
     chosen = []
     for begin, end in zip(rows["started"], rows["finished"], strict=True):
-        while busy and busy[0][0] <= begin + 1e-3:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        lane = heapq.heappop(free) if free else len(busy) + 1
-        heapq.heappush(busy, (max(end, begin + 2e-3), lane))
-        chosen.append(lane)
+        lane = next((k for k, last in enumerate(ends) if last <= begin + 1e-3), len(ends))
+        ends[lane : lane + 1] = [max(end, begin + 2e-3)]
+        chosen.append(lane + 1)
     return chosen
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from fintrader.numerals import DASH, count, number
+from fintrader.numerals import DASH, count
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import (
@@ -99,8 +99,8 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
     short = bool(explain_short_window([metrics]))
     with st.container(horizontal=True, gap="small"):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
-            mine = number(metrics[key])
-            other = number(theirs[key])
+            mine = metrics[key]
+            other = theirs[key]
             about = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}."
             difference = None
             if mine is not None and other is not None and key != "sessions":

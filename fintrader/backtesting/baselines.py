@@ -218,12 +218,6 @@ class PastRule(NamedTuple):
     sum of 1."""
 
 
-def weigh_by_volatility(returns: Array) -> Array:
-    """Weigh each symbol by 1/σ of its returns."""
-    weights: Array = 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6)
-    return weights
-
-
 def weigh_by_covariance(returns: Array) -> Array:
     """Compute long-only minimum-variance weights, the covariance shrunk halfway towards its
     diagonal.
@@ -298,7 +292,7 @@ RULES = (
     PastRule(
         "inverse_volatility",
         f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCED}",
-        weigh_by_volatility,
+        lambda returns: 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6),
     ),
     PastRule(
         "minimum_variance",

@@ -304,17 +304,12 @@ def list_seen_spans(policy: object) -> list[BarSpan]:
     A trained policy has them in its meta, a predictor in the environment that it still holds.
     """
     if is_predictor(policy):
-        return _list_environment_spans(policy)
+        # Check first: a missing attribute would end a vectorised env's worker.
+        known = _ask_env(policy, "has_attr", "market_span")
+        return list(dict.fromkeys(_ask_env(policy, "get_attr", "market_span"))) if known else []
     meta = getattr(policy, "meta", None)
     stored = meta.get("seen", ()) if isinstance(meta, Mapping) else ()
     return [BarSpan.from_json(span) for span in stored]
-
-
-def _list_environment_spans(model: Any) -> list[BarSpan]:
-    """List the bars of the environment that a predictor holds."""
-    # Check first: a missing attribute would end a vectorised env's worker.
-    known = _ask_env(model, "has_attr", "market_span")
-    return list(dict.fromkeys(_ask_env(model, "get_attr", "market_span"))) if known else []
 
 
 def _ask_env(model: Any, method: str, subject: Any) -> Any:

@@ -81,7 +81,7 @@ def delete_run(runs: RunsFolder, name: str) -> None:
     sweep(runs)
     folder = _deletable(runs, name)
     with RunFolder(folder.root).lock():
-        _keep_looks(folder, Ledger())
+        _keep_looks(folder)
         grave = runs.root / f"{TOMBSTONE}{name}-{time.time_ns()}"
         try:
             os.rename(folder.root, grave)
@@ -113,7 +113,9 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     folder = runs.run(name)
     if any(_has_manifest(Folder(above)) for above in (runs.root, *runs.root.parents[:2])):
         raise RunError(f"{folder.root} is part of a run; delete the whole run instead")
-    if not _is_run(folder):
+    # A run that has lost its manifest still has its lock and another file.
+    is_run = folder.exists(".lock") and any(map(folder.exists, _MARKS))
+    if not is_run and not _has_manifest(folder):
         raise RunError(
             f"{folder.root} does not look like a run's folder; remove it by hand if it is to go"
         )
@@ -131,14 +133,6 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     return folder
 
 
-def _is_run(folder: Folder) -> bool:
-    """Recognise a run by its manifest or, if that is lost, by its lock and another file of a
-    run."""
-    return _has_manifest(folder) or (
-        folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS)
-    )
-
-
 def _has_manifest(folder: Folder) -> bool:
     try:
         return str(folder.json("manifest.json").get("format")).startswith("fintrader-run-")
@@ -146,9 +140,9 @@ def _has_manifest(folder: Folder) -> bool:
         return False
 
 
-def _keep_looks(folder: Folder, ledger: Ledger) -> None:
+def _keep_looks(folder: Folder) -> None:
     """Record missing looks at the stored results. Raises LedgerError for a broken ledger."""
-    ledger.lines()
+    Ledger().lines()
     for inside in ((), ("validation",), ("train",)):
         try:
             home = folder.path("backtest", *inside)

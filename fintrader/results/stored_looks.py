@@ -85,8 +85,12 @@ def note_shown(stored: StoredBacktest, command: str) -> None:
     known = stored.context
     result = stored_result(stored)
     key = known.window_key
-    home = None if stored.folder is None else _find_run(stored.folder)
-    if home is None or key is None:
+    if stored.folder is None or key is None:
+        return
+    inside = stored.folder.resolve()
+    above = (folder for folder in (inside, *inside.parents[:3]))
+    home = next((folder for folder in above if (folder / "manifest.json").is_file()), None)
+    if home is None:
         return
     if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
         return
@@ -109,9 +113,3 @@ def note_shown(stored: StoredBacktest, command: str) -> None:
         command=command,
     )
     ledger.record(look)
-
-
-def _find_run(folder: Path) -> Path | None:
-    """Find the run's folder at or above a folder, if any."""
-    inside = (folder.resolve(), *folder.resolve().parents[:3])
-    return next((above for above in inside if (above / "manifest.json").is_file()), None)

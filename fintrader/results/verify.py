@@ -263,7 +263,16 @@ def _check_look(
     try:
         stored = read_backtest(home)
         look = read_seal(Folder.locate(home)).get("look")
-        problems = _compare_trials(stored, trials)
+        counts = {
+            "context.json": stored.context.trials,
+            "verdict.json": trials if stored.verdict is None else stored.verdict.selection.trials,
+        }
+        problems = [
+            f"{name} says {count} trials and there are {trials}: it was edited, or the run has"
+            " gone on since"
+            for name, count in counts.items()
+            if count != trials
+        ]
         if look is None:
             problems.append("its seal names no line of the ledger: it was not made by a run")
         elif look == {}:
@@ -308,19 +317,6 @@ def _compare_look(
             f"it says look {stored.context.look}, and on the ledger it is look {look}"
         )
     return differences, look
-
-
-def _compare_trials(stored: StoredBacktest, trials: int) -> list[str]:
-    counts = {
-        "context.json": stored.context.trials,
-        "verdict.json": trials if stored.verdict is None else stored.verdict.selection.trials,
-    }
-    return [
-        f"{name} says {count} trials and there are {trials}: it was edited, or the run has gone on"
-        " since"
-        for name, count in counts.items()
-        if count != trials
-    ]
 
 
 def _check_lost_results(

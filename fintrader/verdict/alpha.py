@@ -248,7 +248,7 @@ def shift_test(pairs: Iterable[tuple[Array, Array]], *, seed: int) -> ShiftTest 
     )
 
 
-def bet(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Betting:
+def bet(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int) -> Betting:
     """Bet on alpha session by session; see `e_process`."""
     wealth = e_process(ours, theirs, sessions_a_year)
     return Betting(float(wealth[-1]), float(wealth.max()), tuple(wealth.tolist()))

@@ -69,7 +69,8 @@ def judge_record(
     year = record.sessions_a_year
     is_held_out = is_held_out or claim is not None
     among = 1 if is_held_out else trials or 1
-    among = among if claim is None else claim.sharing
+    if claim is not None:
+        among = claim.sharing
     evidence = make_evidence(ours, record.yardstick, record.benchmark_name, look, 0, year, among)
     wealth = np.cumprod(1 + ours)
     return conclude(

@@ -201,7 +201,8 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         kind = "returns"
     if hasattr(values, "to_pandas"):
         values = values.to_pandas()
-    values = _join_arrays(values)
+    if isinstance(values, tuple) and len(values) == 2 and len(values[0]) == len(values[1]):
+        values = pd.Series(np.asarray(values[1]), np.asarray(values[0]), name="returns")
     if isinstance(values, pd.Series):
         values = values.to_frame("returns" if values.name is None else values.name)
     if not isinstance(values, pd.DataFrame) or isinstance(values.index, pd.MultiIndex):
@@ -227,13 +228,6 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         twice = frame.index[frame.index.duplicated()][0]
         raise ReturnsError(f"{twice} occurs twice; give one row a date, for one strategy at a time")
     return frame.sort_index(), kind
-
-
-def _join_arrays(values: Any) -> Any:
-    """Make a Series of a pair of arrays; other values stay."""
-    if not isinstance(values, tuple) or len(values) != 2 or len(values[0]) != len(values[1]):
-        return values
-    return pd.Series(np.asarray(values[1]), np.asarray(values[0]), name="returns")
 
 
 def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
@@ -377,7 +371,7 @@ def _by_session(returns: pd.Series) -> pd.Series:
     return (1 + returns).groupby(_dates_of(returns).normalize()).prod(min_count=1) - 1
 
 
-def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None = None) -> int:
+def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
     """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For others,
     and if many dates are missing, raises ReturnsError, or returns 0 if a number is `stated`."""
     if len(dates) < 2:

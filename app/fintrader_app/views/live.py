@@ -44,14 +44,9 @@ COLOURS = {
 }
 
 
-def choose_deployment(runs: RunsFolder) -> Path:
-    """Where the deployments lie: as told, or beside the runs."""
-    given = os.environ.get(DEPLOYMENTS_DIR_VARIABLE)
-    return Path(given) if given else runs.root.parent / "deployments"
-
-
 def render(runs: RunsFolder) -> None:
-    folder = choose_deployment(runs)
+    given = os.environ.get(DEPLOYMENTS_DIR_VARIABLE)
+    folder = Path(given) if given else runs.root.parent / "deployments"
     names = deployments.list_names(folder)
     if not names:
         raise NotThereError(

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from fintrader.numerals import DASH, count, number
+from fintrader.numerals import DASH, count
 from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
@@ -86,11 +86,11 @@ def build_table(found: list[Summary]) -> pd.DataFrame:
                 "name": run.name,
                 "status": MARK[run.status],
                 "verdict": verdict_words(run.verdict.text if run.verdict else None),
-                "return": number(headline.cumulative_return),
-                "index": number(run.metrics.get("benchmark", NO_METRICS).cumulative_return),
+                "return": headline.cumulative_return,
+                "index": run.metrics.get("benchmark", NO_METRICS).cumulative_return,
                 "market": run.notice.partition(":")[0],
-                "sharpe": number(headline.sharpe),
-                "drawdown": number(headline.max_drawdown),
+                "sharpe": headline.sharpe,
+                "drawdown": headline.max_drawdown,
                 "created": None if created is None else created.replace(tzinfo=None),
                 "took": duration(run.seconds),
                 "trials": run.trials,

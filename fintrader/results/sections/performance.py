@@ -73,6 +73,11 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         )
         for name in view.names
     ]
+
+    def draw_equity() -> go.Figure:
+        figure = figures.equity_figure(stored.curve()[view.names], relative=scale == "Relative")
+        return figure.update_yaxes(type="log", tickformat="~s") if scale == "Log" else figure
+
     by_bar = (
         Chart(
             "drawdown-bars",
@@ -84,7 +89,7 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         key="equity",
         title="Wealth and drawdown",
         figures=[
-            Chart("equity", partial(_draw_equity, view, scale)),
+            Chart("equity", draw_equity),
             Chart(
                 "drawdown",
                 lambda: figures.drawdown_figure(stored.curve()[view.names], session=session),
@@ -93,12 +98,6 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         ],
         tables=[_drawdowns_table(view)],
     )
-
-
-def _draw_equity(view: BacktestView, scale: Scale) -> go.Figure:
-    curves = view.stored.curve()[view.names]
-    figure = figures.equity_figure(curves, relative=scale == "Relative")
-    return figure.update_yaxes(type="log", tickformat="~s") if scale == "Log" else figure
 
 
 def _drawdowns_table(view: BacktestView) -> Table:
