@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fintrader.cli.options import (
+    folder_of,
     parse,
     parse_config,
     parse_data_config,
     take_argument,
     take_options,
 )
-from fintrader.cli.run_arguments import folder_of
 from fintrader.cli.terminal_tables import tabulate
 from fintrader.config import Settings, load_object
 from fintrader.errors import ConfigError

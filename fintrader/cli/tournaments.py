@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fintrader.cli import deployments
-from fintrader.cli.options import parse_argument
-from fintrader.cli.run_arguments import folder_of
+from fintrader.cli.options import folder_of, parse_argument
 from fintrader.cli.terminal_tables import shown, tabulate
 from fintrader.config import Settings, is_url, read_yaml
 from fintrader.errors import ConfigError

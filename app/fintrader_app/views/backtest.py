@@ -36,7 +36,6 @@ from fintrader.results.sections import (
     present_verdict,
 )
 from fintrader_app import artifacts, charts, markets, tables
-from fintrader_app.local_time import pick_clock
 from fintrader_app.sections import show
 from fintrader_app.shell import (
     choose,
@@ -49,6 +48,7 @@ from fintrader_app.shell import (
     link_choices,
     list_market_folders,
     page,
+    pick_clock,
     pick_run,
     plain,
     remember,

@@ -21,7 +21,6 @@ from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader_app import charts, sections
 from fintrader_app.guard import GUARD_VARIABLE
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
-from fintrader_app.local_time import pick_clock
 from fintrader_app.shell import (
     choose,
     draw_notice,
@@ -30,6 +29,7 @@ from fintrader_app.shell import (
     guarded,
     heading,
     page,
+    pick_clock,
     plain,
 )
 from fintrader_app.tables import numbers, table
