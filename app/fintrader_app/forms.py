@@ -207,7 +207,7 @@ def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:
 # --- a mapping of models, as rows -----------------------------------------------------------------
 
 
-def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] = ()) -> None:
+def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str]) -> None:
     """Draw a mapping from names to models or lists, one row each, with a line to add one; `names`
     are suggested for new rows."""
     values: Schema = field["additionalProperties"]

@@ -315,7 +315,7 @@ def list_lost_attempts(events: Iterable[TournamentEvent]) -> list[Attempt]:
     return found
 
 
-def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
+def plot_timeline(found: list[Attempt], total: int) -> go.Figure:
     """One bar an attempt, packed into as few lanes as were busy at once; `total`: how many there
     are in all."""
     rows = pd.DataFrame([asdict(one) for one in found])

@@ -48,9 +48,9 @@ def provenance(
     config: RunConfig,
     manifest: Manifest,
     window: str,
-    repeat: Repeat | None = None,
+    repeat: Repeat | None,
     *,
-    title: str | None = None,
+    title: str | None,
 ) -> BacktestContext:
     """Describe where a backtest's figures come from; nothing in it depends on the clock.
 

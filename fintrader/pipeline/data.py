@@ -16,9 +16,7 @@ from fintrader.progress import reporter
 from fintrader.runs import Manifest
 
 
-def check_lookahead(
-    config: RunConfig, settings: LookaheadSettings | None = None
-) -> LookaheadReport:
+def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> LookaheadReport:
     """Change the future, build and trade again, and compare; prints the findings, and stores
     them where there is a run."""
     with reporter() as progress:

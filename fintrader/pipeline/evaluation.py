@@ -82,7 +82,7 @@ class _Traded:
 
 
 def evaluate_chosen(
-    config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None = None
+    config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None
 ) -> None:
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck,
     written down."""

@@ -100,9 +100,7 @@ def judge(
     return PrintedVerdict(**vars(verdict))
 
 
-def tabulate_record(
-    record: TrackRecord, verdict: Verdict, command: str | None = None
-) -> StoredBacktest:
+def tabulate_record(record: TrackRecord, verdict: Verdict, command: str | None) -> StoredBacktest:
     """Lay out a track record and its verdict as a page's backtest."""
     name = record.name if is_result(record.name) else f"own {record.name}"
     rival = CASH if record.benchmark is None else "benchmark"

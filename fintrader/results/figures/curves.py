@@ -13,7 +13,6 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fintrader.metrics import (
-    TRADING_DAYS,
     drawdowns,
     find_episodes,
     find_session_ends,
@@ -145,7 +144,7 @@ def rolling_figure(
     *,
     main: str,
     window: int,
-    sessions_a_year: int = TRADING_DAYS,
+    sessions_a_year: int,
 ) -> go.Figure:
     """Rolling Sharpe ratio or volatility, or beta to the benchmark, of every strategy; full windows
     only.

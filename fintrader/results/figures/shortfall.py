@@ -56,7 +56,7 @@ def drift_figure(
     return layout(figure, "What the account is worth", "USD", height=400)
 
 
-def account_figure(curve: Sequence[tuple[int, float]], timezone: str = "UTC") -> go.Figure:
+def account_figure(curve: Sequence[tuple[int, float]], timezone: str) -> go.Figure:
     """An account alone, while it trades: start of the bar (ns) and equity, USD; its times in
     `timezone`."""
     times = pd.to_datetime([bar for bar, _ in curve], utc=True).tz_convert(timezone)
