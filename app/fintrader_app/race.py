@@ -422,7 +422,7 @@ def select_best_lines(pods: pd.DataFrame) -> pd.DataFrame:
         return pods
     parent = dict(zip(pods["pod"], pods["parent"], strict=True))
     kept: set[str] = set()
-    for pod in pods.sort_values("score", ascending=False, na_position="last", kind="stable")["pod"]:
+    for pod in pods.sort_values("score", ascending=False, kind="stable")["pod"]:
         line: dict[str, None] = {}
         above = pod
         while above in parent and above not in kept and above not in line:

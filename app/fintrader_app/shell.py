@@ -339,7 +339,7 @@ def pick_clock(market: str) -> str:
     if market == UTC:
         st.caption("Times are UTC, the market's own.", width="content")
         return UTC
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         value = choose_part({"market": f"{place} time", "utc": UTC}, "clock", "Clock")
         if value == "market":
             st.caption(f"Times are {plain(place, 40)}'s.", width="content")
@@ -400,7 +400,7 @@ def show_status(run: Summary) -> None:
         "" if run.seed is None else f"seed {run.seed}",
         plain(run.device or "", 20),
     )
-    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(run.status, icon=icon, color=colour)  # type: ignore[arg-type]
         for fact in filter(None, facts):
             st.badge(fact, color="gray")

@@ -88,7 +88,7 @@ def assess(
         sentences=(NOT_JUDGED,),
         strategy=name,
         window=window,
-        windows=tuple(result.cut_from),
+        windows=result.cut_from,
         is_seen=result.is_seen,
         is_ruined=result.ruined,
         has_traded=bool(len(result.trades)),

@@ -57,7 +57,7 @@ def measure_execution(
     share = np.divide(
         np.abs(shares) / scale, volume, out=np.full_like(price, np.nan), where=volume > 0
     )
-    kind = np.searchsorted(list(CLASSES), share, side="left")  # NaN sorts last
+    kind = np.searchsorted(list(CLASSES), share)  # NaN sorts last
     names = [*CLASSES.values(), NO_VOLUME]
     groups = [
         _summarise(name, kind == k, share, notional, slipped, cost) for k, name in enumerate(names)

@@ -77,7 +77,6 @@ def write_backtest(
         analyse(results, evidence.get("market")),
         explanation,
     )
-    folder = Path(folder)
     for name in ("metrics.json", "report.html"):  # of an earlier backtest, now overwritten
         remove(folder / name)
     for name in TABLES:

@@ -32,11 +32,11 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
     if config.folder.root.is_dir():
         found = {
             "leaks": list(map(str, report.leaks)),
-            "alarms": list(report.alarms),
-            "trusted": list(report.trusted),
-            "untried": list(report.untried),
-            "unproved": list(report.unproved),
-            "trials": {stage: list(numbers) for stage, numbers in report.trials.items()},
+            "alarms": report.alarms,
+            "trusted": report.trusted,
+            "untried": report.untried,
+            "unproved": report.unproved,
+            "trials": report.trials,
         }
         write_json(config.folder.root / "lookahead.json", found)
     return report

@@ -103,7 +103,7 @@ def check_report(
     yield Check(
         "metrics",
         "every metric of every strategy in the report with that of the run made again",
-        tuple(differences),
+        differences,
         f"{count} of {count} metrics equal: the report is reproduced",
         "a difference with the same code, packages, processor and bars means that the report was"
         " edited",

@@ -120,7 +120,7 @@ def check_replay(folder: Path, name: str | None) -> Check:
     return Check(
         "replay",
         f"specs, results and leaderboard with those of the same race run again in {target.root}",
-        tuple(compare(source, target)),
+        compare(source, target),
         "equal, byte for byte",
         "wall-clock budgets and GPUs do not repeat themselves; where the run has neither, code,"
         " packages or processor are others than then",

@@ -78,8 +78,8 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
 
 def write_comparison(path: Path, runs: Mapping[str, StoredBacktest]) -> Path:
     """Write the comparison as one self-contained HTML file, atomically."""
-    write_text(Path(path), render_comparison(runs))
-    return Path(path)
+    write_text(path, render_comparison(runs))
+    return path
 
 
 def _tabulate_verdicts(runs: Mapping[str, StoredBacktest]) -> Table:

@@ -66,7 +66,6 @@ def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
     Raises BacktestError when pyfolio is not installed, the ending is another, or the window is too
     short.
     """
-    path = Path(path)
     if path.suffix not in FORMATS:
         raise BacktestError(f"{path}: a tear sheet is a .png or a .pdf file")
     why = why_no_tear_sheet(stored)

@@ -421,8 +421,8 @@ class _Files(dict[str, Any]):
 def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) -> bytes:
     """`seal.json` over files (name -> SHA-256). `look`: values of the look's ledger line; empty if
     it could not be written."""
-    body = {"format": SEAL_FORMAT, "files": dict(hashes)}
-    return seal(body if look is None else {**body, "look": dict(look)})
+    body = {"format": SEAL_FORMAT, "files": hashes}
+    return seal(body if look is None else {**body, "look": look})
 
 
 def hashes_of(folder: Path) -> dict[str, str]:

@@ -114,14 +114,14 @@ _MINUTES = "minutes"
 _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (
-        ("sessions", "Sessions", "count", "S", "calendar", lambda s: float(s.sessions)),
+        ("sessions", "Sessions", "count", "S", "calendar", lambda s: s.sessions),
         (
             "sessions_a_year",
             "Sessions a year",
             "count",
             "Y: 252, or 365 where every day has one",
             "calendar",
-            lambda s: float(s.of.sessions_a_year),
+            lambda s: s.of.sessions_a_year,
         ),
         (
             "cumulative_return",
@@ -145,7 +145,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _USD,
             "V[T − 1]",
             _LEDGER,
-            lambda s: float(s.of.equity[-1]),
+            lambda s: s.of.equity[-1],
         ),
         (
             "mean_daily_return",
@@ -516,7 +516,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "rows of the trade list but splits",
             _LEDGER,
-            lambda s: float((s.of.trades["kind"] != "split").sum()),
+            lambda s: (s.of.trades["kind"] != "split").sum(),
         ),
         (
             "orders",
@@ -556,7 +556,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _USD,
             "and cash for fractions",
             _LEDGER,
-            lambda s: float(s.of.income_usd.sum()),
+            lambda s: s.of.income_usd.sum(),
         ),
         (
             "round_trips",
@@ -564,7 +564,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "first in, first out",
             PYFOLIO,
-            lambda s: float(len(s.round_trips)),
+            lambda s: len(s.round_trips),
         ),
         (
             "round_trip_hit_rate",
@@ -604,7 +604,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _EQUITY,
             "max(Σ|w|)",
             PYFOLIO,
-            lambda s: float(s.exposure.max()),
+            lambda s: s.exposure.max(),
         ),
         (
             "time_in_market",
@@ -612,7 +612,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "share of bars",
             "mean(Σ|w| > 0)",
             PYFOLIO,
-            lambda s: float((s.exposure > 0).mean()),
+            lambda s: (s.exposure > 0).mean(),
         ),
         (
             "concentration",
@@ -628,7 +628,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _EQUITY,
             "max |w| at session closes",
             PYFOLIO,
-            lambda s: float(np.abs(s.closing_weights).max()),
+            lambda s: np.abs(s.closing_weights).max(),
         ),
     ),
     "from bars": (

@@ -183,7 +183,7 @@ class Run:
                 )
             name = str(best)
         within = ("ensemble",) if name == "ensemble" else ("pods", name)
-        path = Path(Folder(home.root.resolve()).path(*within)) / "policy.safetensors"
+        path = Folder(home.root.resolve()).path(*within) / "policy.safetensors"
         if path.is_file():
             return path
         if name in dropped_pods(read_events(home.events)):

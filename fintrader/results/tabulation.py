@@ -38,8 +38,8 @@ def tabulate(
     first = next(iter(results.values()))
     refuse_other_bars(results, first)
     parts = {
-        "equity": pd.concat(list(starmap(_list_equity, results.items())), ignore_index=True),
-        "positions": pd.concat(list(starmap(_list_positions, results.items())), ignore_index=True),
+        "equity": pd.concat(starmap(_list_equity, results.items()), ignore_index=True),
+        "positions": pd.concat(starmap(_list_positions, results.items()), ignore_index=True),
         "trades": _list_trades(results),
         "prices": _list_prices(results),
         "context": replace(

@@ -239,7 +239,7 @@ def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
         dates = read_dates(frame[column])
         if dates is not None and len(frame.columns) > 1:
             frame = frame.drop(columns=[column, "(index)"], errors="ignore")
-            return frame.set_axis(dates, axis=0)
+            return frame.set_axis(dates)
     raise ReturnsError(
         f"no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
         " column called date, each written as 2024-01-31"

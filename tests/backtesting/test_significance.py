@@ -192,7 +192,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 
 
 def test_intervals_of_little_or_nothing():
-    found = intervals([0.01, -0.01])
+    found = intervals(np.array([0.01, -0.01]))
     assert found.sharpe.low is None
     assert found.max_drawdown.estimate == pytest.approx(-0.01)
     found = intervals(np.zeros(70))
@@ -214,4 +214,4 @@ def test_paired_excess_finds_an_edge_and_only_an_edge():
         for k in range(100)
     ]
     assert np.mean([found.p_value < 0.1 for found in same if found]) == pytest.approx(0.1, abs=0.08)
-    assert paired_excess([0.1] * 3, [0.0] * 3, seed=0) is None
+    assert paired_excess(np.full(3, 0.1), np.zeros(3), seed=0) is None

@@ -72,7 +72,7 @@ def steer(home: Path, status: Status) -> None:
     if not os.environ.get(GUARD_VARIABLE) or status.state in ("finished", "not begun"):
         return
     halted = status.state == "halted"
-    with st.container(horizontal=True, gap="small"), guarded():
+    with st.container(horizontal=True), guarded():
         if st.button("Halt", icon=":material/front_hand:", disabled=halted):
             ask(home, "halt")
         can_resume = halted and not status.flattening

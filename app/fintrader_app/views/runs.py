@@ -130,11 +130,9 @@ def render(runs: RunsFolder) -> None:
     event = st.dataframe(
         build_table(chosen),
         hide_index=True,
-        width="stretch",
         height=find_height(min(len(chosen), ROWS)),
         column_config=COLUMNS,
         on_select="rerun",
-        selection_mode="multi-row",
         # of other rows, a choice by number would be another run
         key=f"runs_table_{hash(tuple(by_name))}",
         placeholder="–",
@@ -198,7 +196,7 @@ def own_words(found: list[Summary]) -> tuple[list[str], bool]:
     aside = sum(run.notes.archived for run in found)
     tags: list[str] = []
     archived = False
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         if known:
             tags = st.pills(
                 "Tags",
@@ -224,7 +222,7 @@ def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[s
     several = 2 <= len(picked) <= 8
     first = "Backtest" if done else "Tournament"
     by_title = {entry.title: entry for entry in PAGES}
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True):
         for title in ("Backtest", "Tournament", "Honesty"):
             how: Any = {"type": "primary" if title == first else "secondary"}
             how["disabled"] = not done and title != first
