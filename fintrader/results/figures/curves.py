@@ -171,13 +171,8 @@ def rolling_figure(
         case "beta":
             index = returns["benchmark"]
             variance = index.rolling(window).var()
-            others = [name for name in returns.columns if name != "benchmark"]
-            values = pd.DataFrame(
-                {
-                    name: returns[name].rolling(window).cov(index) / variance.where(variance > 0)
-                    for name in others
-                }
-            )
+            covariance = returns.drop(columns="benchmark").rolling(window).cov(index)
+            values = covariance.div(variance.where(variance > 0), axis=0)
             title = "Beta"
             unit = "beta to the index"
             level = 1
