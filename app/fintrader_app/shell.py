@@ -448,7 +448,7 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
         st.caption(f"**{plain(human(at_work.title))}**: {plain(at_work.about)}.")
     if run.problem:
         titles = {stage.name: f" (stage: {plain(stage.title)})" for stage in found}
-        where = titles.get(run.failed_at or "", "")
+        where = titles.get((run.failure or {}).get("stage", ""), "")
         st.error(
             f"{plain(run.name)}{where}: {plain(hide_secrets(run.problem), 1_000)}",
             icon=":material/error:",

@@ -36,7 +36,14 @@ def edit_run(argv: list[str]) -> None:
         raise ConfigError(f"--delete: cannot stand with --{next(iter(changes))}; give one of them")
     if options.yes and not options.delete:
         raise ConfigError("--yes: only --delete asks for it")
-    runs, name = _locate_run(word)
+    if is_url(word):
+        raise ConfigError(
+            f"{word}: a run in a store has no notes and is not deleted from here; use the store's"
+            " own tools"
+        )
+    path = Path(word).absolute()
+    runs = RunsFolder.at(path.parent)
+    name = path.name
     if options.delete:
         _delete(runs, name, confirmed=options.yes)
         return
@@ -57,13 +64,3 @@ def _delete(runs: RunsFolder, name: str, *, confirmed: bool) -> None:
         return
     delete_run(runs, name)
     print("Deleted.")
-
-
-def _locate_run(word: str) -> tuple[RunsFolder, str]:
-    if is_url(word):
-        raise ConfigError(
-            f"{word}: a run in a store has no notes and is not deleted from here; use the store's"
-            " own tools"
-        )
-    path = Path(word).absolute()
-    return RunsFolder.at(path.parent), path.name

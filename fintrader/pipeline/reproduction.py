@@ -74,9 +74,12 @@ def check_report(
                 "sensitivity": False,
                 "tear_sheet": "none",
             }
-            changes: dict[str, Any] = {"backtest": only} | (
-                {"data": _bars_at(config, data)} if data else {}
-            )
+            changes: dict[str, Any] = {"backtest": only}
+            if data:
+                source = config.data.effective().source
+                if not isinstance(source, FilesSettings):
+                    raise ReportError(f"--data: this run's bars are {source.kind}, not files")
+                changes["data"] = {"path": data}
             return type(config).model_validate(
                 merge_values(config.model_dump(mode="json"), changes)
             )
@@ -173,15 +176,6 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _short(commit: Any) -> str:
     return f"{commit:.12}" if isinstance(commit, str) else "unknown"
-
-
-def _bars_at(config: RunConfig, path: str) -> dict[str, Any]:
-    """The change that reads a configuration's bars at another place. Raises ReportError where they
-    are no files."""
-    source = config.data.effective().source
-    if not isinstance(source, FilesSettings):
-        raise ReportError(f"--data: this run's bars are {source.kind}, not files")
-    return {"path": path}
 
 
 def _check_bars(config: RunConfig, told: Any, where: str) -> None:

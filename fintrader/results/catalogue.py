@@ -105,7 +105,7 @@ def _active(compute: Callable[[Array, Array, float], Measure]) -> Compute:
 
 
 def _bars(compute: Callable[[Array, float], Measure]) -> Compute:
-    return lambda s: compute(s.minute, s.bars_per_year)
+    return lambda s: compute(s.minute, len(s.minute) / s.sessions * s.of.sessions_a_year)
 
 
 _EQUITY = "share of equity"

@@ -111,10 +111,6 @@ class MetricInputs:
         """Return of each bar."""
         return m.simple_returns(self.of.equity)
 
-    @property
-    def bars_per_year(self) -> float:
-        return len(self.minute) / self.sessions * self.of.sessions_a_year
-
     @cached_property
     def exposure(self) -> Array:
         """`[T]`: gross value of the positions over equity."""

@@ -308,11 +308,6 @@ class Summary(_Manifest):
         return sum(values) if values else None
 
     @property
-    def failed_at(self) -> str | None:
-        """The stage that it failed in."""
-        return None if self.failure is None else self.failure.get("stage")
-
-    @property
     def stage(self) -> str | None:
         """The stage that has begun and not ended."""
         return next(

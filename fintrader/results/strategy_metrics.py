@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from fintrader.metrics import ANNUAL, TRADING_DAYS
 from fintrader.numerals import is_short
 
-Measure: TypeAlias = float | None
+Measure = float | None
 """A number, None where it is undefined."""
 
 

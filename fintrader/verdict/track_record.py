@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
 from fintrader.verdict.weights_account import WeightedAccount
 
-Kind: TypeAlias = Literal["returns", "percent", "log", "equity"]
+Kind = Literal["returns", "percent", "log", "equity"]
 """Values of a series: returns (0.01 is 1 %), the same in per cent, log returns, or equity."""
 CASH = "cash"
 RETURNS = ("returns", "return", "ret", "strategy_returns", "daily_return", "daily_returns")
@@ -201,8 +201,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         kind = "returns"
     if hasattr(values, "to_pandas"):
         values = values.to_pandas()
-    if isinstance(values, tuple) and len(values) == 2 and len(values[0]) == len(values[1]):
-        values = pd.Series(np.asarray(values[1]), np.asarray(values[0]), name="returns")
+    values = _join_arrays(values)
     if isinstance(values, pd.Series):
         values = values.to_frame("returns" if values.name is None else values.name)
     if not isinstance(values, pd.DataFrame) or isinstance(values.index, pd.MultiIndex):
@@ -228,6 +227,13 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
         twice = frame.index[frame.index.duplicated()][0]
         raise ReturnsError(f"{twice} occurs twice; give one row a date, for one strategy at a time")
     return frame.sort_index(), kind
+
+
+def _join_arrays(values: Any) -> Any:
+    """Make a Series of a pair of arrays; other values stay."""
+    if not isinstance(values, tuple) or len(values) != 2 or len(values[0]) != len(values[1]):
+        return values
+    return pd.Series(np.asarray(values[1]), np.asarray(values[0]), name="returns")
 
 
 def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:

@@ -90,7 +90,10 @@ def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
                 shown = shown + len(kept)
                 total = total + _size(columns)
             if len(kept) < _size(columns):
-                _put(trace, columns, kept)
+                for name, values in columns.items():
+                    column = values[kept]
+                    is_time = np.issubdtype(column.dtype, np.datetime64)
+                    trace[name] = stamps(column) if is_time else column
         if shown < total:
             figure.layout.meta = {**(figure.layout.meta or {}), "shown": [shown, total]}
         if points <= FEWEST_POINTS or figure_bytes(figure) <= limit:
@@ -148,12 +151,6 @@ def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indi
         firsts = 3 * sample(None, size // 3, points // 3)
         return (firsts[:, None] + np.arange(3)).ravel()
     return np.arange(size)  # a path through the plane: no point of it can be spared
-
-
-def _put(trace: Any, columns: dict[str, npt.NDArray[Any]], kept: Indices) -> None:
-    for name, values in columns.items():
-        column = values[kept]
-        trace[name] = stamps(column) if np.issubdtype(column.dtype, np.datetime64) else column
 
 
 def stamps(times: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -16,7 +16,7 @@ from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 
 _ADVERBS = {12: "Monthly", 26: "Two-weekly", 52: "Weekly"}
-Scale: TypeAlias = Literal["USD", "Relative", "Log"]
+Scale = Literal["USD", "Relative", "Log"]
 
 
 def present_baselines(view: BacktestView) -> Section:

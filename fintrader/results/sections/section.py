@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 
@@ -18,7 +18,7 @@ from fintrader.results.formatting import in_order, main_strategy, title_of
 from fintrader.results.table import Row, Table
 from fintrader.verdict.verdict import FOREIGN
 
-Tone: TypeAlias = Literal["good", "doubt", "alarm"]
+Tone = Literal["good", "doubt", "alarm"]
 
 
 @dataclass(frozen=True)
