@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.config import merge_values
+from fintrader.config import list_code, merge_values, validate
 from fintrader.errors import DataError, ReportError
 from fintrader.market.data_commands import build_data
 from fintrader.market.tensors import MarketTensors
-from fintrader.pipeline.config import RunConfig, Window, changed_results
-from fintrader.pipeline.run_recipe import config_from
+from fintrader.pipeline.config import RESULT_NEUTRAL, RunConfig, Window, changed_results
 from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
 from fintrader.report.recipe import made_by, read_record
 from fintrader.results.backtest_files import read_backtest
@@ -111,6 +110,29 @@ def check_report(
         "a difference with the same code, packages, processor and bars means that the report was"
         " edited",
     )
+
+
+def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> RunConfig:
+    """Read settings from a report and check them like a file's; `places` (name, runs_dir, cache)
+    override them.
+
+    Raises ReportError if they are damaged, or import code without `allow_code`, ConfigError for a
+    configuration of another version.
+    """
+    if not isinstance(values, Mapping):
+        raise ReportError(f"{where}: its configuration is damaged; ask for the file again")
+    unknown = sorted(set(values) & {*RESULT_NEUTRAL} - {"name"})
+    if unknown:
+        raise ReportError(
+            f"{where}: a report must not set {', '.join(unknown)}; ask for the file again"
+        )
+    named = list_code(values)
+    if named and not allow_code:
+        raise ReportError(
+            f"{where}: its configuration imports {', '.join(named)}; read that code, then say"
+            " --allow-code True"
+        )
+    return validate(RunConfig, {**values, **places}, where)
 
 
 def compare_metrics(reported: Metrics, found: Metrics, tolerance: float) -> tuple[int, list[str]]:
