@@ -11,7 +11,7 @@ import streamlit as st
 
 from fintrader.numerals import DASH, count
 from fintrader.results import figures
-from fintrader.results.deletion import delete_run, loss_of
+from fintrader.results.deletion import delete_run, describe_loss
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import describe_standing, duration, moment, verdict_words
@@ -357,8 +357,8 @@ def draw_deletion(runs: RunsFolder, run: Summary) -> None:
     """Draw the losses of a deletion and, once the run's name is typed, its button."""
     if not st.toggle("Delete this run …", key=f"delete:{run.name}"):
         return
-    lost = loss_of(runs, run.name)
-    st.warning(plain(lost.sentence, 600), icon=":material/delete_forever:")
+    lost = describe_loss(runs, run.name)
+    st.warning(plain(lost, 600), icon=":material/delete_forever:")
     typed = st.text_input(f"Type {plain(run.name)} to confirm", key=f"confirm:{run.name}")
     if st.button(
         "Delete for good", icon=":material/delete_forever:", disabled=typed.strip() != run.name
