@@ -9,7 +9,7 @@ portfolio; the verdict rests on it, by one test whose error rates are measured (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from fintrader import metrics as m
 from fintrader.backtesting.attribution import symbol_returns
 from fintrader.backtesting.data_caveats import bound_survivorship, describe_idle, list_data_caveats
 from fintrader.backtesting.null_models import random_portfolios
-from fintrader.backtesting.result import Array, BacktestResult
+from fintrader.backtesting.result import Array, BacktestResult, Results
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
@@ -42,7 +42,7 @@ INDEX = "index"
 
 
 def assess(
-    results: Mapping[str, BacktestResult],
+    results: Results,
     *,
     trials: int | None = None,
     search: SearchRecord = UNKNOWN_SEARCH,
@@ -113,7 +113,7 @@ def assess(
 
 
 def _test_window(
-    results: Mapping[str, BacktestResult],
+    results: Results,
     name: str,
     windows: Sequence[MarketTensors] | None,
     look: int | None,
@@ -182,9 +182,7 @@ def _pair_active_weights(
     return pairs()
 
 
-def _bootstrap_excess(
-    results: Mapping[str, BacktestResult], name: str, seed: int
-) -> dict[str, Excess]:
+def _bootstrap_excess(results: Results, name: str, seed: int) -> dict[str, Excess]:
     """Bootstrap the main strategy's excess over every baseline, in paired blocks."""
     result = results[name]
     found = {

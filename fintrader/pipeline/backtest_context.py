@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fintrader.backtesting.data_caveats import describe_idle, describe_outside
 from fintrader.backtesting.limits import LimitSettings
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Results
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, hash_bytes, read_json
 from fintrader.market.tensors import MarketTensors
@@ -105,7 +105,7 @@ def add_data(
     context: BacktestContext,
     path: Path,
     windows: Sequence[MarketTensors],
-    results: Mapping[str, BacktestResult],
+    results: Results,
 ) -> BacktestContext:
     """Add the extent of the windows' bars, the build's repairs and the faults found, and why little
     of the `results` is invested.

@@ -21,7 +21,7 @@ from fintrader.backtesting.explain import Explainer, explain
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.null_models import information_free
-from fintrader.backtesting.result import measured_against
+from fintrader.backtesting.result import Results, measured_against
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.backtesting.walk_forward import stitch
@@ -71,7 +71,7 @@ class _Traded:
     folders: Sequence[RunFolder]
     """The searches that the strategies were chosen in, one for each of `markets`."""
     markets: Sequence[MarketTensors]
-    results: Mapping[str, BacktestResult]
+    results: Results
     free: BacktestResult | None
     """Result of the same searches with information-free features."""
     moved: Sequence[Explainer]

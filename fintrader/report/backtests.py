@@ -19,7 +19,7 @@ from fintrader.backtesting.all_baselines import Baselines, simulate_all_baseline
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.look_record import look_at
-from fintrader.backtesting.result import BacktestResult, measured_against
+from fintrader.backtesting.result import BacktestResult, Results, measured_against
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.simulation import Predictor, is_predictor, simulate
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
@@ -207,7 +207,7 @@ class Backtests(Mapping[str, BacktestResult]):
     def __len__(self) -> int:
         return len(self._results)
 
-    def __or__(self, others: Mapping[str, BacktestResult]) -> Backtests:
+    def __or__(self, others: Results) -> Backtests:
         """These and further results over the same window: `tests | {"other": result}`.
 
         Raises BacktestError when they cover other bars.

@@ -162,7 +162,11 @@ class BacktestResult(AccountHistory):
         return measure(self)
 
 
-def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResult) -> None:
+Results = Mapping[str, BacktestResult]
+"""Results by the name of the strategy."""
+
+
+def refuse_other_bars(results: Results, other: BacktestResult) -> None:
     """Raise BacktestError unless all results cover the same bars as `other`."""
     for name, result in results.items():
         if not np.array_equal(result.minutes, other.minutes):
@@ -171,9 +175,7 @@ def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResu
             )
 
 
-def measured_against(
-    results: Mapping[str, BacktestResult], portfolio: BacktestResult
-) -> dict[str, BacktestResult]:
+def measured_against(results: Results, portfolio: BacktestResult) -> dict[str, BacktestResult]:
     """Measure active returns against `portfolio`. Raises BacktestError if the bars differ."""
     refuse_other_bars(results, portfolio)
     return {
