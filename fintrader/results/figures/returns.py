@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from fintrader.metrics import (
+    Array,
     conditional_value_at_risk,
     find_session_ends,
     simple_returns,
@@ -121,7 +121,7 @@ def _draw_returns(table: pd.DataFrame, rows: list[str], pattern: str) -> go.Figu
 
 
 def heat_map(
-    values: NDArray[np.float64], columns: list[str], rows: list[str], hover: str, **look: Any
+    values: Array, columns: list[str], rows: list[str], hover: str, **look: Any
 ) -> go.Figure:
     """Draw gains and losses, `[rows, columns]`, as colours around a white zero."""
     reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
