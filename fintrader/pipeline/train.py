@@ -48,7 +48,6 @@ def train_one(config: RunConfig) -> Path:
             config, "train", mirror=mirror, plan=("train",) if classic else ("data", "train")
         )
         home = config.folder.root / "train"
-        seed_everything(derive(config.seed, "train"))
         if isinstance(config.env, GymnasiumSettings):
             with manifest.stage("train"):
                 _train_classic(config, config.env, home)
@@ -63,9 +62,10 @@ def train_one(config: RunConfig) -> Path:
 
 def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Path) -> None:
     market = MarketTensors.load(path).split()
+    seed = derive(config.seed, "train")
     device = config.resolved_device()
-    seed = derive(derive(config.seed, "train"), "env")
-    env = TradingEnv(market.train.to(device), settings, device=device, seed=seed)
+    seed_everything(seed)
+    env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
     trained = _learn(config, env, home, {}, market.train)
     results = {
         "policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)
@@ -89,6 +89,7 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
 def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:
     seed = derive(config.seed, "train")
     device = config.resolved_device()
+    seed_everything(seed)
     with contextlib.closing(
         WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)
     ) as env:

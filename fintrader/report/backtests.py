@@ -279,7 +279,8 @@ class Backtests(Mapping[str, BacktestResult]):
     def report(self, path: Path | str = "backtest.html", *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `judge`. Returns its
         path."""
-        if Path(path).suffix not in (".html", ".htm"):
+        path = Path(path)
+        if path.suffix not in (".html", ".htm"):
             raise BacktestError(f"a report is a page: {path} should end in .html")
         context = replace(
             self.tables.context,
@@ -289,7 +290,7 @@ class Backtests(Mapping[str, BacktestResult]):
         )
         found = analyse(self._results, self.windows)
         return write_report(
-            Path(path), tabulate(self._results, context, self.judge(trials), analysis=found)
+            path, tabulate(self._results, context, self.judge(trials), analysis=found)
         )
 
     def __repr__(self) -> str:

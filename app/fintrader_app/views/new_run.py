@@ -233,16 +233,15 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
         st.caption("Choose a part above to change it.")
     elif section == "tournament":
         field = fields[section]
-        if not isinstance(draft.get(section), dict):
-            draft[section] = forms.collect_defaults(field)
-        forms.draw(field, draft[section], f"{key}.{section}", skip=("search",))
+        values = forms.hold_mapping(draft, section, field)
+        forms.draw(field, values, f"{key}.{section}", skip=("search",))
         heading("Search space")
         search = field["properties"]["search"]
         st.caption(search["description"])
         forms.draw_rows(
             search,
             "search",
-            draft[section],
+            values,
             f"{key}.search",
             list_searchable(fields["agent"], draft),
         )

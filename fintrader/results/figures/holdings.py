@@ -87,9 +87,7 @@ def turnover_figure(
             y=share,
             marker={"color": colour_of(name, 0)},
             customdata=list(times.strftime("%d %b %Y")),
-            hovertemplate="%{customdata}: %{y:.1%}<extra>"
-            + escape_label(title_of(name))
-            + "</extra>",
+            hovertemplate=f"%{{customdata}}: %{{y:.1%}}<extra>{escape_label(title_of(name))}</extra>",
         )
     )
     time_axis(figure, times)

@@ -36,13 +36,12 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
             f"One picked from {count(looks)} results must have p {chance(LEVEL / looks)}"
             " or less (Bonferroni)."
         )
-    notices = [(name, stored.notice) for name, stored in runs.items()]
     return Section(
         key="comparison",
         title=title,
         headline=f"{trials:,} trials in all of these runs together; {results}.",
         notes=notes,
-        warning=" ".join(f"{name}: {notice}" for name, notice in notices if notice),
+        warning=" ".join(f"{name}: {one.notice}" for name, one in runs.items() if one.notice),
         tone="good" if skilled else "doubt",
     )
 
