@@ -124,5 +124,4 @@ def _list_trades(results: Results) -> pd.DataFrame:
             trades.assign(strategy=pd.Series([name] * len(trades), index=trades.index, dtype="str"))
         )
     filled = [part for part in parts if len(part)] or parts[:1]
-    frame = pd.concat(filled, ignore_index=True)
-    return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
+    return pd.concat(filled, ignore_index=True)[list(TABLES["trades"])]

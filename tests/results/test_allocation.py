@@ -251,4 +251,4 @@ def test_a_session_moves_no_regime_of_its_own_or_of_an_earlier_one():
     before, after = (
         periods.regimes(one, "benchmark")["index has risen"] for one in (frame, changed)
     )
-    assert before[:101].tolist() == after[:101].tolist()
+    assert before.iloc[:101].tolist() == after.iloc[:101].tolist()

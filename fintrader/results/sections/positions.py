@@ -106,9 +106,8 @@ def present_fills(view: BacktestView, symbols: int = 2) -> Section | None:
     stored = view.stored
     trades = stored.trades_of(view.main)
     traded = trades.groupby("symbol", observed=True)["notional_usd"].sum()
-    ranked = traded.sort_values(ascending=False, kind="stable").index[:symbols]
     charts = []
-    for place, symbol in enumerate(ranked):
+    for place, symbol in enumerate(traded.nlargest(symbols).index):
         rows = stored.prices[stored.prices["symbol"] == symbol]
         if len(rows):
             closes = pd.Series(rows["close_usd"].to_numpy(), index=pd.DatetimeIndex(rows["minute"]))
