@@ -296,10 +296,11 @@ def as_configured(config: RunConfig, window: str) -> bool:
     if not all((home / name).is_file() for name in ("metrics.json", "report.html")):
         return False
     try:
-        sealed = read_seal(Folder.locate(home))
+        place = Folder.locate(home)
+        sealed = read_seal(place)
     except RunError:
         return False
-    made_with = read_record(Folder.locate(home), "context").settings_hash
+    made_with = read_record(place, "context").settings_hash
     return "look" in sealed and made_with in (None, settings_hash(config, window))
 
 

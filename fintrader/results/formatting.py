@@ -262,12 +262,15 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
     returned = own.cumulative_return
     if not is_result(name) or returned is None or portfolio is None:
         return ""
-    rivals = {f"its benchmark portfolio, {rival_name(portfolio)}": metrics.get(portfolio)}
+    benchmark = metrics.get(portfolio, NO_METRICS).cumulative_return
     if portfolio == "cash":  # some backtests have no row for it
-        rivals = {"its benchmark portfolio, cash": StrategyMetrics.of({"cumulative_return": 0.0})}
+        benchmark = 0.0
+    rivals = {
+        "ridge": metrics.get("ridge", NO_METRICS).cumulative_return,
+        f"its benchmark portfolio, {rival_name(portfolio)}": benchmark,
+    }
     sides = []
-    for rival, values in {"ridge": metrics.get("ridge"), **rivals}.items():
-        theirs = (values or NO_METRICS).cumulative_return
+    for rival, theirs in rivals.items():
         if theirs is not None:
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
             sides.append(f"{side} {rival} ({percent(theirs, signed=True)})")

@@ -236,11 +236,12 @@ def _check_backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
 
 def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> Check:
     problems = []
-    if problem := describe_seal_problems(Folder.locate(home)):
+    place = Folder.locate(home)
+    if problem := describe_seal_problems(place):
         problems.append(
             f"changed after it was written: {problem}; what it says is not what was found"
         )
-    elif read_seal(Folder.locate(home)).get("look") != {} and hash_file(home / SEAL) not in {
+    elif read_seal(place).get("look") != {} and hash_file(home / SEAL) not in {
         line.get("seal") for line in lines
     }:
         problems.append(
