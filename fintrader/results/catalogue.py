@@ -86,10 +86,6 @@ def _yearly(compute: Callable[[Array, float], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.of.sessions_a_year)
 
 
-def _monthly(compute: Callable[[Array], Measure]) -> Compute:
-    return lambda s: compute(s.monthly)
-
-
 def _index(compute: Callable[[Array, Array], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.index)
 
@@ -163,7 +159,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "max over calendar months",
             PYFOLIO,
-            _monthly(m.best_return),
+            lambda s: m.best_return(s.monthly),
         ),
         (
             "worst_month",
@@ -171,7 +167,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "min over calendar months",
             PYFOLIO,
-            _monthly(m.worst_return),
+            lambda s: m.worst_return(s.monthly),
         ),
         ("hit_rate_day", "Days with a gain", _SHARE, "mean(r > 0)", PYFOLIO, _daily(m.hit_rate)),
         (
@@ -180,7 +176,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "mean(monthly r > 0)",
             PYFOLIO,
-            _monthly(m.hit_rate),
+            lambda s: m.hit_rate(s.monthly),
         ),
         (
             "stability",
