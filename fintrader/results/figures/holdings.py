@@ -81,13 +81,14 @@ def turnover_figure(
     close = equity.to_numpy()[ends]
     share = np.divide(traded, close, out=np.zeros_like(traded), where=close > 0)
     times = pd.DatetimeIndex(equity.index[ends])
+    label = escape_label(title_of(name))
     figure = go.Figure(
         go.Bar(
             x=np.arange(len(share)),
             y=share,
             marker={"color": colour_of(name, 0)},
             customdata=list(times.strftime("%d %b %Y")),
-            hovertemplate=f"%{{customdata}}: %{{y:.1%}}<extra>{escape_label(title_of(name))}</extra>",
+            hovertemplate=f"%{{customdata}}: %{{y:.1%}}<extra>{label}</extra>",
         )
     )
     time_axis(figure, times)
