@@ -83,8 +83,9 @@ def intervals(
 ) -> Intervals:
     """Compute 95 % stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
-    `returns`: daily, `[S]`; equal ones have equal intervals, so that all tables agree. Below eight sessions the ends are None, because there is too little to
-    resample. The annual return is None for a window that is too short (`metrics.is_too_short`).
+    `returns`: daily, `[S]`; equal ones have equal intervals, so that all tables agree. Below eight
+    sessions the ends are None, because there is too little to resample. The annual return is None
+    for a window that is too short (`metrics.is_too_short`).
     """
     length = block_length(returns)
     measured = [_measure_samples(returns[None, :], sessions_a_year)] if returns.size else []
